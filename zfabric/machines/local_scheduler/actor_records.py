@@ -1,4 +1,4 @@
-"""What a local scheduler knows of its actors: each actor, and the log of its calls."""
+"""Records of actors: each actor, and the log of its calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zfabric.protocol.messages import CREATING
 
 
 class ActorRecord:
-    """One actor, from its creation until nobody could ask for it any more."""
+    """One actor, from its creation until no process can refer to it."""
 
     __slots__ = (
         "arguments",
@@ -35,32 +35,32 @@ class ActorRecord:
         self.namespace = namespace
         self.name: str = task.option("name") or ""
         self.arguments: set[bytes] = set()
-        """What its row names, as far as that is kept for restarts."""
+        """Objects that its row names, as far as they are retained for restarts."""
         self.state = CREATING
         self.worker: WorkerRecord | None = None
         self.lived_before = False
-        """Whether an earlier process was this actor."""
+        """Whether it has had an earlier life."""
         self.failure = b""
         self.executing = b""
         """The call that was running when its last life ended."""
         self.lives_on = False
-        """Whether the process of that life lives on, with others."""
+        """Whether the process of that life lives on, with other actors."""
         self.killed = ""
-        """Why it is to end for good, if it is."""
+        """Why it is to end for good; empty if it is not."""
         self.gone = False
-        """Whether the last handle has gone."""
+        """Whether its last handle was dropped."""
         self.retire_at: float | None = None
         self.watchers: set[bytes] = set()
-        """Processes that call it."""
+        """Processes that call it and are notified of its location."""
 
     @property
     def id(self) -> bytes:
-        """The actor's id: that of the task that makes it."""
+        """Id of the actor, which is the id of the task that makes it."""
         return self.task.id
 
     @property
     def restarts(self) -> int:
-        """How often it was made again, be it after a death in ``__init__`` or later: of both there are ``max_restarts``."""
+        """Number of restarts, after a death in ``__init__`` or later: ``max_restarts`` limits their sum."""
         return self.task.rare.retries if self.task.rare is not None else 0
 
     @property
@@ -70,11 +70,11 @@ class ActorRecord:
 
     @property
     def shared(self) -> bool:
-        """Whether it shares its process."""
+        """Whether it shares its process with other actors."""
         return self.task.function.shared
 
     def wait(self) -> BlockedTask | None:
-        """Its call, or its ``__init__``, that waits, if it is known that one does."""
+        """Its call, or its ``__init__``, that is known to wait; None if there is none."""
         worker = self.worker or self.task.worker
         if worker is None:
             return None
@@ -91,16 +91,16 @@ class ActorRecord:
 
     @property
     def class_name(self) -> str:
-        """What its class is called."""
+        """Name of its class."""
         return self.task.function.name
 
 
 class LogBlock(NamedTuple):
-    """Rows of a log, up to call ``last``, or a whole checkpoint after that call; ``refs`` are pinned by it."""
+    """A block of rows up to call ``last``, or a whole checkpoint after that call. It pins ``refs``."""
 
     last: int
     parts: int
-    """0: it is a block of rows."""
+    """Number of parts of a checkpoint; 0 for a block of rows."""
     refs: tuple[bytes, ...]
     made: tuple[bytes, ...] = ()
     """Values that a replay of these rows makes again."""
@@ -113,18 +113,18 @@ class LogBlock(NamedTuple):
 
 
 class RetainedBlocks(NamedTuple):
-    """Rows before the last checkpoint that made values which live, and the checkpoint that a replay of them begins with, if any."""
+    """Blocks before the last checkpoint that made values still referred to, and the checkpoint that their replay begins with, if any."""
 
     base: LogBlock | None
     blocks: list[LogBlock]
 
     def all(self) -> list[LogBlock]:
-        """Everything that is kept."""
+        """The base and all blocks."""
         return self.blocks if self.base is None else [self.base, *self.blocks]
 
 
 class Writing:
-    """What an incarnation has said of its log, and is not known to be committed."""
+    """A log message of an incarnation that is not known to be committed."""
 
     __slots__ = ("block", "committed", "number", "row", "writer")
 
@@ -133,12 +133,12 @@ class Writing:
         self.number = number
         self.row = row
         self.block = block
-        """What is whole once this is committed; None for a part of a checkpoint that is not the last."""
+        """The block that is complete once this is committed; None for a part of a checkpoint that is not the last."""
         self.committed = False
 
 
 class ActorLog:
-    """What is known of the log of one actor."""
+    """The log of one actor, as the scheduler has it."""
 
     __slots__ = (
         "actor_id",
@@ -163,30 +163,30 @@ class ActorLog:
     def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
         self.blocks: deque[LogBlock] = deque()
-        """Blocks of rows that a replay would need, in order."""
+        """Blocks that a replay would need, in order."""
         self.checkpoint: LogBlock | None = None
         self.past: list[RetainedBlocks] = []
         self.stray: list[LogBlock] = []
-        """Checkpoints of which not every part came."""
+        """Checkpoints that lack parts."""
         self.last = 0
-        """The last call of which this scheduler has heard."""
+        """Number of the last call that was reported."""
         self.writing: deque[Writing] = deque()
         self.failed: deque[Writing] = deque()
-        """Those of them that the control store could not write."""
+        """Messages of ``writing`` that the control store could not write."""
         self.retry_at: float | None = None
         self.trouble = ""
-        """Why the control store cannot write it, as long as it cannot; empty if it can."""
+        """Why the control store cannot write it at present; empty if it can."""
         self.replayed = self.to_replay = 0
         self.ended = 0
-        """Calls that have ended, of an actor whose calls are not logged, as far as is known."""
+        """Calls that have ended, as last reported, for an actor whose calls are not logged."""
         self.exact = False
-        """Whether its dead process has left that number, and not merely said it."""
+        """Whether ``ended`` is the final number that a dead process left, not an earlier report."""
         self.waits_for = 0
-        """Calls that run while a checkpoint is due, of such an actor."""
+        """Calls that run while a checkpoint is due, for an actor whose calls are not logged."""
         self.lost = 0
-        """Calls that had ended after the checkpoints from which it was made again, as far as this scheduler has seen that."""
+        """Number of calls whose effects were lost in restarts from checkpoints, as far as this scheduler has seen them."""
         self.adopted = False
-        """Whether there was a scheduler before this one, which may have seen more."""
+        """Whether an earlier scheduler may have counted more in ``lost``."""
 
 
 def worker_of(record: ActorRecord) -> WorkerRecord | None:
@@ -195,5 +195,5 @@ def worker_of(record: ActorRecord) -> WorkerRecord | None:
 
 
 def is_unlogged(record: ActorRecord) -> bool:
-    """Whether an actor has checkpoints, and its calls are not logged."""
+    """Whether an actor has checkpoints but no log of its calls."""
     return bool(record.task.option("unlogged", False))

@@ -1,8 +1,8 @@
-"""How many bytes of values lie in the memory of a local scheduler, rather than in the arena.
+"""The number of bytes of values in the memory of a local scheduler, rather than in the arena.
 
-Above the setting ``inline_memory`` values move into the arena (``References.absorb``). A record's value is replaced here and nowhere
-else, so that no way in which a value comes, moves or is replaced by an error can be forgotten in the count. The two loops that every
-task passes through, of its completion and of the release of its value, set the records themselves and report the sum once per batch.
+Above the setting ``inline_memory`` values move into the arena (``References.absorb``). A record's value is replaced here and nowhere else,
+so that the count cannot miss a way in which a value arrives, moves or becomes an error. Two loops are exceptions, since every task passes
+through them: its completion, and the release of its value. They set the records themselves and report the sum once per batch.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class InlineValues:
-    """Owns the count, which is one of a scheduler's ``counts`` so that ``zfabric status`` shows it."""
+    """Owner of the count, which is one of a scheduler's ``counts``, so that ``zfabric status`` shows it."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
 
     @property
     def total(self) -> int:
-        """Bytes of all values that are in records."""
+        """Bytes of all values in records."""
         return self._counts["inline_bytes"]
 
     def replace(self, record: AnyObject, value: bytes | Stored | None) -> None:
-        """Give a record of the tables another value, or None."""
+        """Set the value of a record in the tables, or None."""
         before, record.value = record.value, value
         if isinstance(before, bytes):
             self._counts["inline_bytes"] -= len(before)
@@ -34,5 +34,5 @@ class InlineValues:
             self._counts["inline_bytes"] += len(value)
 
     def add(self, difference: int) -> None:
-        """Count a batch of values that came (positive) or went (negative) in one of the two loops above."""
+        """Count a batch of values that arrived (positive) or were dropped (negative) in one of the two loops above."""
         self._counts["inline_bytes"] += difference

@@ -1,12 +1,12 @@
 """The local scheduler: accepts the tasks of its node, decides when and where they run, and fixes their outcomes.
 
 This file builds the parts, each from the tables and the parts that it uses, names the handler of every message, and has the order of a
-turn. What the parts know is in ``tables``. What a part reports to one above it is a transition (``transitions``), delivered here at the end
-of a step.
+turn. The shared state is in ``tables``. A part reports to a part above it by a transition (``transitions``), delivered here at the end of a
+step.
 
-A task is WAITING for dependencies, READY in the queue of its shape, ASSIGNED to a worker, and DONE. Placement happens once per
-turn, in ``take_effects``. After a restart nothing is dispatched and nothing freed until every process that the supervisor
-still has, and every living driver, has registered again (``lifecycle.rejoining``).
+A task is WAITING for dependencies, READY in the queue of its shape, ASSIGNED to a worker, and DONE. Placement happens once per turn, in
+``take_effects``. After a restart nothing is dispatched and nothing freed until every living worker and driver has registered again
+(``lifecycle.rejoining``).
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ from zfabric.protocol.machine import Diagnosis, Handler, Handlers
 from zfabric.protocol.options import Demand
 
 HEARTBEAT_EVERY = 1.0
-"""How often a global scheduler hears of this node while something changes."""
+"""Least seconds between two heartbeats to the global scheduler; one is sent only if something has changed."""
 
 
 class LocalScheduler:
-    """One per node. ``first_token`` starts the names of its workers, which no other incarnation may use again.
+    """The local scheduler of one node. ``first_token`` is the first of its workers' tokens, which no other incarnation may use.
 
-    ``daemons`` is how many daemons the node had before: if any, it recovers.
+    ``daemons`` is the number of daemons that the node had before: if any, the scheduler recovers.
     """
 
     def __init__(
@@ -217,17 +217,17 @@ class LocalScheduler:
         self._introduced = False
         self.handlers = Handlers(self.tables.counts, self._accepted())
 
-    # -- the contract --
+    # -- the machine --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Take in one message."""
+        """Handle one message, then deliver the transitions that it caused."""
         if not self.rejoining.holds_back(source, message):
             self.handlers[type(message)](now, source, message)
             if self.tables.transitions:
                 self.deliver()
 
     def deliver(self) -> bool:
-        """Hand what parts have reported to their receivers. Whether there was anything."""
+        """Deliver the transitions that parts have reported. Return whether there were any."""
         transitions = self.tables.transitions
         found = bool(transitions)
         while transitions:
@@ -236,7 +236,7 @@ class LocalScheduler:
         return found
 
     def tick(self, now: float) -> None:
-        """Deadlines of tasks, repeated interrupts, overdue prefetches, idle workers, registrations that did not come."""
+        """Apply all deadlines that have passed: of tasks, interrupts, prefetches, idle workers, registrations and logs."""
         self.stopping.tick(now)
         if self._overdue_at is not None and now >= self._overdue_at:
             self._overdue_at = self.dispatcher.overdue(now)
@@ -253,7 +253,7 @@ class LocalScheduler:
         self.deliver()
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` or ``take_effects`` is wanted next."""
+        """Earliest deadline of any part: when to call ``tick`` or ``take_effects``."""
         if self._more_to_collect or self.dispatcher.in_a_hurry:
             return 0.0
         candidates = [
@@ -275,14 +275,14 @@ class LocalScheduler:
         return min((each for each in candidates if each is not None), default=None)
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Dispatch, push results, let go of what is spare, write rows that are due."""
+        """Dispatch tasks, send results, release what nobody needs, and write rows that are due; return the effects."""
         tables = self.tables
         self.stopping.end_of_turn(now)
         self.deliver()
         if not tables.recovering:
             self._more_to_collect = self.references.collect()
             if self.deliver():
-                self._more_to_collect = self.references.collect()  # What was released may have been all that referred to others.
+                self._more_to_collect = self.references.collect()  # These may have been the last to refer to others.
             if tables.inline.total > self.config.inline_memory:
                 self._more_to_collect |= self.references.absorb()
             self.dispatcher.turn(now)
@@ -326,13 +326,13 @@ class LocalScheduler:
         return None
 
     def _flush_rows(self, now: float) -> None:
-        """Write rows and events that have waited long enough, as one batch."""
+        """Write rows and events that are due, as one batch."""
         if self._flush_at is None:
             if self.blocks.pending or self.logs.spare or self.events:
                 self._flush_at = now + self.config.lineage_delay
         elif now >= self._flush_at:
             puts, deletes = self.blocks.flush()
-            if not self.blocks.pending:  # Without its log, an actor would be made again as if it had never been called.
+            if not self.blocks.pending:  # An actor's row without its log would make the actor again as if it had never been called.
                 deletes += self.logs.spare
                 self.logs.spare = []
             self._flush_at = now + self.config.lineage_delay if self.blocks.pending else None
@@ -343,7 +343,7 @@ class LocalScheduler:
             self.tables.send(self.tables.control_address, m.Write(0, puts, deletes))
 
     def _introduce(self) -> None:
-        """The node's own row, once."""
+        """Write the node's own row, once."""
         if not self._introduced:
             self._introduced = True
             row = pack_row({"resources": dict(self.pool.total), "daemon": self.address[1:], "protocol": m.PROTOCOL_VERSION})
@@ -362,7 +362,7 @@ class LocalScheduler:
     # -- tasks --
 
     def on_completed(self, now: float, source: Address, message: m.Completed) -> None:
-        """Attempts that ended."""
+        """Accept outcomes of attempts."""
         worker = self.tables.worker_of(source)
         if worker is None:
             self.tables.counts["refused"] += 1
@@ -372,15 +372,15 @@ class LocalScheduler:
             self.events.attempts_ended(now, worker, message)
 
     def on_call_times(self, now: float, source: Address, message: m.CallTimes) -> None:
-        """Calls of actors that ended."""
+        """Record when calls of actors ran, as events."""
         worker = self.tables.worker_of(source)
         if worker is not None:
             self.events.calls_ended(now, worker, message)
 
-    # -- people --
+    # -- queries and output --
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
-        """A question of a client or a tool; what has happened before it is part of the answer."""
+        """Answer a query of a client or a tool. Reports that the sender has already received are handled before it."""
         if self.direct.wait(source, message):
             return
         self._write(self.events.take(), ())
@@ -388,7 +388,7 @@ class LocalScheduler:
         self.reports.answer(now, source, message)
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
-        """Output of workers goes to the driver of the job they work for."""
+        """Send output of workers to the driver of their job."""
         by_driver: dict[bytes, list[m.Row]] = {}
         for row in message.rows:
             worker = self.tables.by_pid.get(row[0])
@@ -399,15 +399,15 @@ class LocalScheduler:
             self.tables.tell(self.tables.processes[incarnation], m.LogLines(tuple(rows)))
 
     def on_inspected(self, now: float, source: Address, message: m.Inspected) -> None:
-        """A process has said what its threads run: whoever has asked for it is told."""
+        """Send the answer of an inspected process to the process that asked."""
         if message.asker[1:] in self.tables.processes:
             self.tables.send(message.asker, m.Answer(message.token, message.threads, ""))
 
     def on_output_written(self, now: float, source: Address, message: m.OutputWritten) -> None:
-        """What a worker runs wrote something: the shell has looked for it already (``LogLines``)."""
+        """Do nothing: the shell has already collected the output that a worker reports (``LogLines``)."""
 
     def on_memory_pressure(self, now: float, source: Address, message: m.MemoryPressure) -> None:
-        """Memory is short: the worker with the most of it goes."""
+        """Kill the worker that uses most memory, since the node runs short."""
         if any(worker.kill_reason == "memory" for worker in self.tables.workers.values()):
             return
         for pid, resident in sorted(message.usage, key=lambda row: -row[1]):
@@ -421,11 +421,11 @@ class LocalScheduler:
                 self.tables.counts["memory_kills"] += 1
                 return
 
-    # -- small things --
+    # -- the state as a whole --
 
     @property
     def busy(self) -> bool:
-        """Whether some worker has something to run, or may have: whom its actors serve is not known here."""
+        """Whether any worker has tasks or hosts actors. The scheduler does not see calls, so a host counts as busy."""
         return any(worker.state in (LEASED, HOSTING) for worker in self.tables.workers.values())
 
     def statistics(self) -> Mapping[str, float]:
@@ -444,11 +444,11 @@ class LocalScheduler:
         }
 
     def explain(self, subject: bytes) -> Diagnosis | None:
-        """Why a task, object, worker or job is as it is."""
+        """Why a task, object, worker or job is in its state."""
         return self.reports.diagnoses.explain(subject)
 
     def check_invariants(self) -> None:
-        """Agreement of the tables with each other."""
+        """Check that the tables agree with each other."""
         invariants.check(self.tables, self.pool, self.references.lineage_bytes)
 
     def _accepted(self) -> dict[type[Any], Handler]:

@@ -1,4 +1,4 @@
-"""Results of calls that others wait for before their callers have them: the callers offer them, also failures."""
+"""Results of calls for which other processes wait before the callers have them. The callers offer results and failures when they come."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _NOBODY = (b"", b"")
 
 
 class Promises:
-    """By result: which process called, and which actor. How many a process owes is known without going through them."""
+    """The caller and the actor of each promised result, with the number of promises of each caller."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, tuple[bytes, bytes]] = {}
         self._callers: Counter[bytes] = Counter()
 
     def add(self, identifier: bytes, caller: bytes, actor_id: bytes) -> None:
-        """Somebody waits for this result of a call."""
+        """Record that other processes wait for this result of a call."""
         self.keep(identifier)
         self._of[identifier] = (caller, actor_id)
         self._callers[caller] += 1
 
     def keep(self, identifier: bytes) -> None:
-        """It has come, or is not wanted any more."""
+        """Remove a promise whose result has arrived or is not wanted any more."""
         caller, _ = self._of.pop(identifier, _NOBODY)
         if caller:
             self._callers[caller] -= 1
@@ -30,19 +30,19 @@ class Promises:
                 del self._callers[caller]
 
     def bound(self, process: bytes) -> bool:
-        """Whether others wait for something that only this process will have."""
+        """Whether others wait for a result that only this process will have."""
         return process in self._callers
 
     def actor(self, identifier: bytes) -> bytes:
-        """The actor that was called for this; empty if it is not promised."""
+        """The actor whose call makes this result; empty if it is not promised."""
         return self._of.get(identifier, _NOBODY)[1]
 
     def count(self, actor_id: bytes) -> int:
-        """How many results of an actor are promised."""
+        """Number of promised results of an actor."""
         return sum(1 for _, of in self._of.values() if of == actor_id)
 
     def by(self, process: bytes) -> list[bytes]:
-        """What a process has promised."""
+        """Results that a process has promised."""
         return [each for each, (caller, _) in self._of.items() if caller == process] if self.bound(process) else []
 
     def __iter__(self) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
-"""What a local scheduler knows, one record per thing: tasks and their values, functions, processes, workers, jobs.
+"""The records of a local scheduler, one per thing: tasks and their values, functions, processes, workers, jobs.
 
-A task with one return *is* the record of its value: a table of results of its own cost twice the time and 70 % more memory.
-``put`` values and the values of tasks with several returns have records of their own. Records form no cycles that outlive
-a task, so that daemons can run without the cyclic collector.
+A task with one return *is* the record of its value: separate records for results took twice the time and 70 % more memory. ``put`` values,
+and values of tasks with several returns, have records of their own. Records form no cycles that outlive a task, so daemons run without the
+cyclic collector.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ STATE_NAMES = ("waiting", "ready", "assigned", "finished")
 """WAITING for dependencies; READY in a queue; ASSIGNED to a worker (running, or next to run); DONE has an outcome."""
 
 ATTEMPTS_LOOKED_AT = 16
-"""Attempts of a parent whose children are looked for."""
+"""Attempts of a parent for which children are searched."""
 DAEMONS_LOOKED_AT = TRIES_LOOKED_AT = 4
-"""Likewise, of those that earlier daemons gave out: how many daemons, and how many attempts of each."""
+"""The same for attempts that earlier daemons numbered: how many daemons, and how many attempts of each."""
 STOPPED_MOST = 1000
-"""Tasks that may be in a queue although they were stopped."""
+"""Stopped tasks that may remain in a queue before it is cleaned."""
 QUEUES_MOST = 1000
-"""Queues of a job before those that nobody needs are looked for; twice as many as were needed when that was done last."""
+"""Queues of a job before the unneeded ones are removed; afterwards, twice the number that remained."""
 PENDING = -1
 """The ``status`` of a value that does not exist yet."""
 
 
 class Stored:
-    """A value that is in the object store rather than in the scheduler's memory."""
+    """A value in the object store, not in the scheduler's memory."""
 
     __slots__ = ("size",)
 
@@ -52,10 +52,10 @@ class Stored:
 
 
 class ObjectRecord:
-    """A value that exists or will. ``holders`` is None, one process incarnation, or a set of them.
+    """A value that exists or will exist. ``holders`` is None, one process incarnation, or a set of them.
 
-    ``pins`` counts unfinished rows that name the object and live values that contain it: the value must stay. ``named``
-    counts kept rows that name it: the row that makes it must stay, though its value may go.
+    ``pins`` counts unfinished rows that name the object and live values that contain it: the value must be retained. ``named`` counts
+    retained rows that name it: the row that makes it must be retained, although its value may be freed.
     """
 
     __slots__ = ("contained", "dependents", "durable", "fetchers", "holders", "id", "named", "pins", "status", "task", "value")
@@ -72,7 +72,7 @@ class ObjectRecord:
         self.dependents: list[TaskRecord] | None = None
         self.fetchers: set[bytes] | None = None
         self.durable = False
-        """Whether the control store has a copy."""
+        """Whether the control store has a copy, or will."""
 
     @property
     def object_id(self) -> bytes:
@@ -81,7 +81,7 @@ class ObjectRecord:
 
 
 class TaskRecord:
-    """One task, with its value where it has exactly one. Rare facts live in ``rare``, which most tasks never have."""
+    """One task, with its value if it has exactly one. Fields that few tasks need are in ``rare``, which most tasks never have."""
 
     __slots__ = (
         "attempt",
@@ -135,59 +135,59 @@ class TaskRecord:
 
     @property
     def task(self) -> TaskRecord:
-        """A task's value is made by the task."""
+        """The task itself: it makes its own value."""
         return self
 
     @property
     def options(self) -> tuple[Row, ...] | None:
-        """What this call set apart from its function's own options."""
+        """Options that this call sets in addition to those of its function."""
         return self.row[4] if len(self.row) > 4 else None
 
     def option(self, name: str, default: Any = None) -> Any:
-        """An option of the call, else of the function."""
+        """An option of the call, or of the function if the call does not set it."""
         value = option(self.options, name)
         return option(self.function.options, name, default) if value is None else value
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name that users see."""
         return self.option("name") or self.function.name
 
     def facts(self) -> TaskExtras:
-        """The record of the rare facts, made on first use."""
+        """The extra fields, made on first use."""
         if self.rare is None:
             self.rare = TaskExtras()
         return self.rare
 
-    # Only these change ``state`` and ``worker``, and change them together: a task has a worker exactly while it is assigned.
+    # Only these methods change ``state`` and ``worker``, and change them together: a task has a worker exactly while it is assigned.
 
     def wait(self, unresolved: int) -> None:
-        """It waits for so many dependencies."""
+        """Record that the task waits for this number of dependencies."""
         self.state = WAITING
         self.worker = None
         self.facts().unresolved = unresolved
 
     def ready(self) -> None:
-        """It can be given to any worker of its shape."""
+        """Record that any worker of its shape may run the task."""
         self.state = READY
         self.worker = None
 
     def assign(self, worker: WorkerRecord) -> None:
-        """It is a worker's to run."""
+        """Record that this worker is to run the task."""
         self.state = ASSIGNED
         self.worker = worker
 
     def finish(self) -> None:
-        """It has its outcome."""
+        """Record that the task has its outcome."""
         self.state = DONE
         self.worker = None
 
     def values(self) -> tuple[TaskRecord | ObjectRecord, ...]:
-        """The records of its values: itself, or those of its own."""
+        """Records of the task's values: the task itself, or separate ones."""
         return (self,) if self.outputs is None else self.outputs
 
     def contains(self) -> tuple[bytes, ...]:
-        """Refs inside its arguments."""
+        """Refs inside the arguments."""
         return option(self.options, "contains", ()) if len(self.row) > 4 else ()
 
 
@@ -195,36 +195,36 @@ AnyObject = TaskRecord | ObjectRecord
 
 
 class StreamRecord:
-    """The values that a streaming task, or a call of an actor, yields; its own value, ``owner``, stands for the end of the stream."""
+    """The values that a streaming task or call yields. The stream's own object, ``owner``, stands for its end."""
 
     __slots__ = ("actor", "ahead", "closed", "count", "declared", "end", "owner", "pending", "told", "unclaimed", "upto")
 
     def __init__(self, owner: AnyObject, ahead: int, actor: bytes) -> None:
         self.owner = owner
         self.actor = actor
-        """Whose call it is; empty for a task."""
+        """Id of the actor whose call makes the stream; empty for a task."""
         self.ahead = ahead
-        """Values that may exist before anybody has asked for one."""
+        """Number of values that may exist before anybody requests one."""
         self.count = 0
-        """Values so far, over all attempts: those below are not made again."""
+        """Number of values so far, over all attempts: values below it are not accepted again."""
         self.declared: int | None = None
-        """How many values the last attempt that came to its end says there are."""
+        """Number of values that the last attempt which reached its end reported."""
         self.end: int | None = None
-        """How many there are in all, once that is known."""
+        """Number of values in all, once the stream has ended."""
         self.upto = ahead
-        """One past the last value asked for, and so how far the task may go."""
+        """One past the last value requested: how far the task may go."""
         self.told: tuple[bytes, int] | None = None
-        """Which worker was told last how far it may go, since it began."""
+        """(worker token, ``upto``) as last sent to the worker that makes the stream."""
         self.unclaimed: set[int] = set()
-        """Values that no process has held yet: the stream itself keeps them."""
+        """Values that no process has held yet: the stream itself retains them."""
         self.pending: dict[int, ObjectRecord] = {}
-        """Values that were asked for and do not exist yet."""
+        """Values that were requested and do not exist yet."""
         self.closed = False
-        """Whether the last reference to the stream went while its task was not done."""
+        """Whether the last ref to the stream was dropped before its task was done."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name that users see."""
         return self.owner.name if isinstance(self.owner, TaskRecord) else "a method"
 
     @property
@@ -233,12 +233,12 @@ class StreamRecord:
         return self.closed or (self.declared is not None and self.declared <= self.count <= min(self.pending, default=self.count))
 
     def value(self, index: int) -> bytes:
-        """The id of its ``index``-th value."""
+        """Id of value ``index``."""
         return object_id(self.owner.object_id[:TASK_BYTES], index + 1)
 
 
 class TaskExtras:
-    """What only some tasks have."""
+    """Fields that only some tasks need."""
 
     __slots__ = (
         "alone",
@@ -259,38 +259,40 @@ class TaskExtras:
 
     def __init__(self) -> None:
         self.unresolved = 0
-        """Dependencies without a value yet."""
+        """Dependencies without a value."""
         self.retries = 0
-        """Times it was run again."""
+        """Number of times the task was run again."""
         self.rebuilt = False
-        """Whether it had an outcome and runs again for its value, which was lost: only force takes that outcome back."""
+        """Whether it had an outcome and runs again because its value was lost. Then only force cancels it."""
         self.crashes = 0
-        """Workers that died while it was on top."""
+        """Number of workers that died while it was on top."""
         self.alone = 0
-        """Of those, the ones that ran nothing else."""
+        """Number of these workers that ran nothing else."""
         self.deadline: float | None = None
         self.stopped = ""
-        """Why an attempt was asked to stop: "cancelled", "timeout", or empty; "force" kills."""
+        """Why an attempt is to be stopped: "cancelled", "timeout", "force" (which kills), "killed", or empty."""
         self.goes_on: WorkerRecord | None = None
-        """The worker that does not stop it, although it has its outcome. It is in flight there until the worker reports it, or dies."""
+        """The worker that has not stopped the task, although the task has its outcome. It is in flight there until the worker reports it or
+        dies."""
         self.history: list[str] = []
-        """How earlier attempts ended, for the error that may come."""
+        """How earlier attempts ended, for the text of a later error."""
         self.buried = False
-        """Whether its worker was once killed by what ran on top of it, or next, before its own end was heard: nothing does any more."""
+        """Whether a worker that had begun it was killed by a task on top of it, or next to it, before its end was reported: no other task
+        runs with it now."""
         self.wait_locations: dict[bytes, Any] | None = None
         self.submitters: tuple[bytes, ...] = ()
-        """Processes that submitted it before the last one did: they too wait for its outcome."""
+        """Earlier processes that submitted it and wait for its outcome, besides ``submitter``."""
         self.demand_queue: ShapeQueue | None = None
         self.kept = 0
 
     def made(self) -> None:
-        """The actor lives: what its making has cost says nothing of the next time, but for the restarts that are left."""
+        """Reset what counts failures of ``__init__``, since the actor lives; the number of restarts stays."""
         self.crashes = self.alone = 0
         self.history.clear()
 
 
 class FunctionRecord:
-    """A function of a job, and what is known of how long it takes."""
+    """A function of a job, and how long its runs take."""
 
     __slots__ = (
         "actor",
@@ -316,18 +318,18 @@ class FunctionRecord:
         self.payload = payload
         self.options = options
         self.actor: bytes | None = option(options, "actor")
-        """If it is a class, what a handle to one of its instances is made of; its calls make actors."""
+        """For a class: what a handle to an instance is made of. Calls of the class make actors."""
         self.demand: Demand = option(options, "demand", ONE_CPU if self.actor is None else ())
         self.environment: Environment = option(options, "env", NO_ENVIRONMENT)
         self.num_returns: int = option(options, "num_returns", 1)
         self.stream: int | None = option(options, "stream")
-        """If its calls make streams, how many values those may be ahead (0: as configured)."""
+        """For a streaming function: how many values a stream may be ahead (0: as configured)."""
         self.mean: float | None = None
         """Exponential average of its running time in seconds; None before the first has finished."""
         self.shared: bool = self.actor is not None and option(options, "lightweight", False)
-        """Whether the actors that its calls make share processes with others."""
+        """Whether the actors that it makes share processes."""
         self.concurrency: int = option(options, "max_concurrency", 0) if self.actor is None else 0
-        """How many of its tasks one worker runs beside each other, in an event loop (``async def``); 0: one, on its stack."""
+        """Number of its tasks that one worker runs at the same time, in an event loop (``async def``); 0: one, on its stack."""
         self.inline: bool = option(options, "inline", True) and not self.concurrency
         """Whether its tasks may run on top of one that waits."""
         self.plain = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None and self.stream is None
@@ -335,24 +337,24 @@ class FunctionRecord:
 
     @property
     def shape(self) -> Shape:
-        """That of its tasks, if they do not say otherwise."""
+        """Shape of its tasks that set no options of their own."""
         makes = TASKS if self.actor is None else SHARING if self.shared else ACTORS
         return self.demand, self.environment, makes, self.concurrency
 
     def learn(self, count: int, seconds: float) -> None:
-        """Take in ``count`` runs that took ``seconds`` together."""
+        """Update ``mean`` with ``count`` runs that took ``seconds`` together."""
         mean = seconds / count
         self.mean = mean if self.mean is None else self.mean + (mean - self.mean) * (0.2 if count < 8 else 0.5)
 
 
 TASKS, ACTORS, SHARING = range(3)
-"""What tasks make: values, actors with a process each, actors that share processes."""
+"""What tasks make: values, actors with a process each, or actors that share processes."""
 Shape = tuple[Demand, Environment, int, int]
-"""What tasks of one queue have in common: demand, environment, what they make, how many run beside each other."""
+"""What tasks of one queue share: demand, environment, what they make, and how many run at the same time."""
 
 
 class ShapeQueue:
-    """Ready tasks of one job, environment and demand: any worker of that job and environment can run any of them."""
+    """Ready tasks of one job and shape: any worker of that job and environment can run any of them."""
 
     __slots__ = (
         "actors",
@@ -379,38 +381,38 @@ class ShapeQueue:
         demand, environment, makes, concurrency = self.shape = shape
         self.job = job
         self.concurrency = concurrency
-        """How many of its tasks one worker runs beside each other, in an event loop; 0: one, on its stack."""
+        """Number of its tasks that one worker runs at the same time, in an event loop; 0: one, on its stack."""
         self.actors = makes == ACTORS
-        """Whether its tasks make actors with a process each: a worker for life."""
+        """Whether its tasks make actors with a process each: they take a worker for life."""
         self.shared = makes == SHARING
-        """Whether they make actors that share processes, which are leased for as long as any lives there."""
+        """Whether its tasks make actors that share processes. Such a process is leased as long as any of them lives there."""
         self.for_life = self.actors or self.shared
-        """Whether what its tasks make stays in the worker."""
+        """Whether what its tasks make remains in the worker."""
         self.demand = demand
         self.environment = environment
         self.token = token
         self.gpus: int = dict(demand).get("GPU", 0)
         """GPUs of the demand, in 1/10,000."""
         self.light = all(name == "CPU" and amount <= RESOURCE_UNIT for name, amount in demand)
-        """Whether its tasks need no more than the CPU that a blocked worker lends: they may run on top of it."""
+        """Whether its tasks need no more than the CPU that a blocked worker lends, so that they may run on top of it."""
         self.tasks: deque[TaskRecord] = deque()
-        """Those that are ready, and some that were and are not any more: they are passed over."""
+        """Ready tasks, and some that are no longer ready: those are skipped."""
         self.stopped = 0
-        """How many of them were stopped since they were looked through."""
+        """Number of tasks in it that were stopped since it was last cleaned."""
         self.leased: dict[bytes, WorkerRecord] = {}
-        """Workers that hold the queue's resources now, by token."""
+        """Workers that hold the queue's resources, by token."""
         self.feasible: bool | None = None
-        """Whether this node could ever run its tasks, were it empty; None until somebody looked."""
+        """Whether this node could run its tasks if it were empty; None before the first check."""
         self.infeasible_since: float | None = None
         self.warned = False
         self.placed = False
-        """Whether a global scheduler was asked where such tasks could run."""
+        """Whether a global scheduler was asked for a node for these tasks."""
 
     def __len__(self) -> int:
         return len(self.tasks)
 
     def stop_one(self) -> None:
-        """One of its tasks is ready no more. Where they are most of all, behind one that waits for long, they go."""
+        """Count a task that was stopped. Once more than half are, remove them: they may be behind a task that waits for long."""
         self.stopped += 1
         if self.stopped > max(STOPPED_MOST, len(self.tasks) // 2):
             self.stopped = 0
@@ -420,7 +422,7 @@ class ShapeQueue:
 
 
 class ProcessRecord:
-    """A registered process: driver, worker or tool, by its incarnation."""
+    """A registered process, by its incarnation: a driver, worker or tool."""
 
     __slots__ = (
         "control",
@@ -449,11 +451,11 @@ class ProcessRecord:
         self.path = ""
         self.ready = False
         self.results: list[Row] = []
-        """Outcomes to be pushed at the end of this turn."""
+        """Outcomes to send at the end of this turn."""
         self.singles = 0
-        """How often in a row it has submitted one task alone."""
+        """Number of times in a row that it has submitted a single task."""
         self.direct: dict[bytes, DirectLease] = {}
-        """Workers to which it hands tasks itself, or may still do so, by token."""
+        """Its direct leases, by worker token, including those that have ended and whose last tasks may still arrive."""
 
 
 STARTING, IDLE, LEASED, ENDING, HOSTING = range(5)
@@ -461,7 +463,7 @@ WORKER_STATES = ("starting", "idle", "busy", "ending", "actor")
 
 
 class BlockedTask:
-    """A task on a worker's stack that waits in ``get`` while others may run on top of it."""
+    """A task or call on a worker's stack that waits in ``get`` while others may run on top of it."""
 
     __slots__ = (
         "actor",
@@ -487,33 +489,33 @@ class BlockedTask:
         self.wanted = wanted
         self.inline = inline
         self.certain = inline
-        """Whether it goes on only once all is there that it wants."""
+        """Whether it goes on only once all its wanted objects exist."""
         self.at: float | None = None
         """When it began to wait; None if that was before a restart."""
         self.name = ""
-        """What waits, if it is a call."""
+        """Name of the waiting call; empty for a task."""
         self.actor = b""
-        """The actor that is called, if it is one."""
+        """Id of the actor whose call waits; empty for a task."""
         self.callees: dict[bytes, bytes] = {}
-        """Of those of them that calls are to give, the actors that are called."""
+        """For wanted objects that calls will make: the actor that is called."""
         self.barred = False
         """Whether something it waits for is ready and may not run on top of it, and so needs another worker."""
         self.searched = -1
-        """How many tasks had become ready when one for it was last looked for in vain."""
+        """The value of ``Tables.became_ready`` when a search for a task to run on top last failed."""
         self.since = -1
-        """How many had when the search began that is under way: a part of what it waits for is looked at in each turn."""
+        """The value of ``Tables.became_ready`` when the present search began. A search goes on for several turns."""
         self.position = 0
-        """How far that has come in what it waits for directly."""
+        """How many of ``wanted`` the search has visited."""
         self.agenda: list[bytes] = []
         self.seen: set[bytes] = set()
         self.barring = False
-        """Whether it is barred by something that this search has come across."""
+        """Whether the present search has found something that sets ``barred``."""
         self.found = False
-        """Whether the last search found something for which there was no CPU: it may begin again when there is one."""
+        """Whether the last search found a task for which there was no CPU: it may start again when there is one."""
 
 
 class WorkerRecord:
-    """A worker process of this node, from the moment it is asked for."""
+    """A worker process of this node, from the request to start it."""
 
     __slots__ = (
         "actors",
@@ -555,19 +557,19 @@ class WorkerRecord:
         self.queue: ShapeQueue | None = None
         self.demand: Demand = ()
         self.gpus: tuple[int, ...] = ()
-        """Those that it was given. It has them until it ends."""
+        """GPUs assigned to it, until it exits."""
         self.used = False
-        """Whether it was given any task."""
+        """Whether it has received any task."""
         self.inflight: dict[bytes, TaskRecord] = {}
-        """Tasks given to it and not finished, in the order in which it will run them."""
+        """Tasks assigned to it and not finished, in the order in which it will run them."""
         self.work = 0.0
-        """Estimated seconds of what is in flight."""
+        """Estimated seconds that its tasks in flight will take."""
         self.functions: set[bytes] = set()
         self.direct: DirectLease | None = None
-        """The driver that hands tasks to it, or may still do so."""
+        """The direct lease of the driver that submits tasks to it itself, or may still do so."""
         self.frames: list[BlockedTask] = []
         self.waits = 0
-        """How often its process has sent that a task begins to wait, or waits no longer: names the wait that is on top."""
+        """Number of ``Blocked`` and ``Unblocked`` messages it has sent: identifies the wait on top of its stack."""
         self.lent = False
         """Whether its CPU is lent to others while it is blocked."""
         self.last_progress = now
@@ -576,19 +578,20 @@ class WorkerRecord:
         self.taking_back = False
         self.kill_reason = ""
         self.end_reason = ""
-        """Why it is to end once nobody waits for what only it will have; empty if it is not to, or is being killed."""
+        """Why it is to end once no other process waits for results that only it has; empty if it is not to end, or is already being killed.
+        """
         self.actors: dict[bytes, None] = {}
-        """The actor it is, if it is one; those that it is, if it is shared."""
+        """Ids of the actors that live in it: at most one, unless it is shared."""
         self.shared = False
         """Whether lightweight actors share it: then it runs nothing else."""
         self.delays: dict[bytes, Row] = {}
-        """What lasts there, by actor: rows as in ``HostDelays``."""
+        """Calls that have lasted in a shared worker, by actor id: rows as in ``HostDelays``."""
         self.turn: Row = ()
-        """That of them whose turn it is."""
+        """The row of ``delays`` whose call has the turn."""
 
     @property
     def behind(self) -> bool:
-        """Whether something waits behind the task on top."""
+        """Whether tasks are queued behind the one on top."""
         return len(self.inflight) > 1 + len(self.frames) and (self.queue is None or not self.queue.concurrency)
 
     @property
@@ -598,7 +601,7 @@ class WorkerRecord:
 
 
 class DirectLease:
-    """A driver and the worker to which it hands tasks itself."""
+    """A driver and the worker to which it submits tasks itself."""
 
     __slots__ = ("died", "driver", "early", "ended", "functions", "handed", "known", "over", "told", "until", "waiting", "worker")
 
@@ -607,31 +610,31 @@ class DirectLease:
         self.worker = worker
         self.functions: set[bytes] = set()
         self.until = 0.0
-        """The worker is kept for the driver until then, with nothing to run."""
+        """The idle worker is reserved for the driver until then."""
         self.over = False
-        """Whether the driver was told to hand over no more. It may not have heard of it yet."""
+        """Whether the driver was notified to submit no more. The notice may not have arrived yet."""
         self.handed: set[bytes] = set()
-        """Tasks that the worker got from the driver and that have not ended."""
+        """Tasks in flight that the driver submitted to the worker."""
         self.told: list[TaskRecord] = []
-        """Those that have ended, of which the worker has told the driver."""
+        """Ended tasks whose values the worker has sent to the driver."""
         self.ended = 0
-        """Values of which the worker has said that it told the driver."""
+        """Number of values that the worker reported to have sent to the driver."""
         self.known = 0
-        """Values of which the driver has said that the worker told it."""
+        """Number of values that the driver reported to have received from the worker."""
         self.waiting: list[tuple[Address, Any]] = []
-        """What the driver says in the knowledge of more values than have been heard of here."""
+        """Messages of the driver that refer to more values than the worker has reported."""
         self.early: dict[bytes, tuple[Row, Row | None] | None] = {}
-        """What the worker said of tasks before the driver said that it has handed them over: how they ended; None if it gave them back."""
+        """The worker's reports on tasks that the driver has not reported yet: outcomes, or None for a task that it returned."""
         self.died: m.ProcessDied | None = None
         """How the worker died, if it did."""
 
     def reserves(self, queues: list[ShapeQueue], now: float) -> bool:
-        """Whether the worker, which has nothing to run, is left to its driver: not where tasks of other shapes wait."""
+        """Whether the idle worker stays reserved for its driver: not while tasks of other shapes wait."""
         return not self.over and now < self.until and all(queue is self.worker.queue for queue in queues)
 
 
 class JobRecord:
-    """All that one driver caused. ``ended`` jobs accept nothing more."""
+    """Everything that one driver caused. An ``ended`` job accepts nothing more."""
 
     __slots__ = (
         "driver",
@@ -659,25 +662,25 @@ class JobRecord:
         self.queues_most = QUEUES_MOST
         self.ended = False
         self.reason = ""
-        """Why it ended, if its driver did not ask for that."""
+        """Why it ended, if its driver did not request it."""
         self.submitted = 0
         self.notices = 0
-        """How many times its driver was told that something runs again."""
+        """Number of notices to its driver that something runs again."""
 
 
 def attempt_text(task: TaskRecord, max_retries: int) -> str:
-    """Which attempt of a task this is, and of how many, as people count: from 1. ``max_retries`` holds where its options say nothing."""
+    """Number of an attempt and of the attempts allowed, counted from 1, as text. ``max_retries`` applies where options set none."""
     number, most = tries_of(task.attempt) + 1, task.option("max_retries", max_retries) + 1
-    return f"{number} of {most}" if number <= most else str(number)  # Else there is no bound, or a lost value was made again.
+    return f"{number} of {most}" if number <= most else str(number)  # Otherwise retries are unlimited, or a lost value was rebuilt.
 
 
 def make_outputs(task: TaskRecord, count: int) -> None:
-    """Give a task with ``count`` != 1 returns records for its values."""
+    """Make the records of values for a task with ``count`` != 1 returns."""
     task.outputs = tuple(ObjectRecord(object_id(task.id, index), task, task.submitter) for index in range(count))
 
 
 def prefixes_of(task: TaskRecord, earlier: int = ATTEMPTS_LOOKED_AT) -> set[bytes]:
-    """What the ids of a task's children begin with, by attempt (the last few: earlier ones' have long been dropped)."""
+    """Prefixes of the ids of a task's children, for its last attempts: children of earlier ones have long been dropped."""
     daemons, tries = daemons_of(task.attempt), tries_of(task.attempt)
     attempts = [*range(task.attempt - min(tries, earlier), task.attempt + 1)]
     for before in range(max(0, daemons - DAEMONS_LOOKED_AT), daemons) if earlier else ():

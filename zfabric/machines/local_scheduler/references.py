@@ -1,9 +1,8 @@
-"""Who needs a value, who needs the row that makes it, and what goes when nobody does.
+"""Who needs a value, who needs the row that makes it, and what is freed when nobody does.
 
-A value stays while a process holds a ref to it, while an unfinished row names it, while a live value contains it, or while somebody
-has asked for it. The row that makes it stays longer: as long as a kept row names one of its values, since a rebuild would need
-it. Freeing the last value of a long chain therefore frees the whole chain: ``collect`` works through it in slices,
-so that no loop turn grows with the length of a chain.
+A value is retained while a process holds a ref to it, an unfinished row names it, a live value contains it, or a process has requested it.
+The row that makes it is retained longer: as long as a retained row names one of its values, since a rebuild would need it. Freeing the last
+value of a long chain therefore frees the whole chain. ``collect`` works in slices, so that no turn grows with the length of a chain.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
 from zfabric.protocol.messages import OK, Row
 
 COLLECT_PER_TURN = 20_000
-"""Records looked at in one turn: about 10 ms."""
+"""Most records that ``collect`` checks in one turn: about 10 ms."""
 LINEAGE_LOOK = 64
-"""Tasks looked at to find out whether a value could be made again from nothing but tasks; with more it is spilled as others are."""
+"""Most tasks that ``may_be_dropped`` visits. A value that depends on more is spilled as others are."""
 ABSORB_BYTES_MIN = 1024
-"""Values smaller than this stay where they are: their records weigh as much."""
+"""Values smaller than this are not moved: their records weigh as much."""
 ROW_BYTES = 200
-"""What a retained row weighs beyond its arguments."""
+"""Bytes of a retained row besides its arguments."""
 
 
 class References:
@@ -36,7 +35,7 @@ class References:
         self.blocks = blocks
         self.lineage_bytes = 0
         self._lineage: OrderedDict[bytes, TaskRecord] = OrderedDict()
-        """Finished tasks whose values are gone and whose rows are retained, oldest first."""
+        """Finished tasks whose values were freed and whose rows are retained, oldest first."""
         self.evicted = 0
         self._absorbing: Iterator[AnyObject] | None = None
         self._absorb_above = 0
@@ -44,7 +43,7 @@ class References:
     # -- holders --
 
     def hold(self, object_ids: Iterable[bytes], process: bytes) -> list[bytes]:
-        """``process`` has refs to these; those that are not known come back."""
+        """Record that ``process`` has refs to these objects; return the ids without a record."""
         unknown = []
         for object_id in object_ids:
             record = self.tables.find(object_id)
@@ -55,13 +54,13 @@ class References:
         return unknown
 
     def release(self, object_ids: Iterable[bytes], process: bytes) -> None:
-        """``process`` has no refs to these any more."""
+        """Record that ``process`` has no refs to these objects any more."""
         tasks, objects, spare = self.tables.tasks, self.tables.objects, self.tables.spare
         dropped, drop_row = 0, self.blocks.drop
         for object_id in object_ids:
             record: AnyObject | None = tasks.get(object_id[:TASK_BYTES])
             if record is not None and record.holders == process and is_plain(record):  # type: ignore[arg-type]
-                # Most tasks end here: finished, small, and nobody else's business.
+                # Most tasks end here: finished and small, with no other user.
                 del tasks[object_id[:TASK_BYTES]]
                 dropped += len(record.value)  # type: ignore[arg-type]
                 drop_row(object_id[:TASK_BYTES], record.block)  # type: ignore[union-attr]
@@ -84,20 +83,20 @@ class References:
                 if type(record.value) is bytes and record.status == OK:
                     self._secure(record)
             elif record.holders is None:
-                spare.append(record)  # It was let go of before, and offered again by another attempt of its caller.
+                spare.append(record)  # It was released before, and offered again by another attempt of its caller.
         self.tables.inline.add(-dropped)
 
     def _secure(self, record: AnyObject) -> None:
-        """Others still need a value whose holder releases it, and with it perhaps the only other copy.
+        """Copy a value to the arena that others still need: its holder releases it, and perhaps had the only other copy.
 
-        In the arena it survives this daemon. Errors stay: their task says them again.
+        In the arena it survives this daemon. Errors are not copied: their task repeats them.
         """
         if record.status == OK and self.tables.store_address is not None:
             self.tables.absorbed.append((record.object_id, record.value, False))
             self.tables.inline.replace(record, Stored(len(record.value)))  # type: ignore[arg-type]
 
     def process_gone(self, process: bytes) -> None:
-        """A process's death is proved: it holds and has asked for nothing any more. Looks at every record."""
+        """Release everything that a dead process held or requested. Visits every record."""
         for table in (self.tables.tasks, self.tables.objects):
             for record in table.values():
                 if record.fetchers is not None:
@@ -110,14 +109,14 @@ class References:
     # -- pins --
 
     def pin(self, object_ids: Iterable[bytes]) -> None:
-        """One more unfinished row names, or one more live value contains, each of these."""
+        """Count one more unfinished row that names, or live value that contains, each of these objects."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None:
                 record.pins += 1
 
     def unpin(self, object_ids: Iterable[bytes]) -> None:
-        """One fewer."""
+        """Undo one ``pin`` of each of these objects."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None:
@@ -126,17 +125,17 @@ class References:
                     self.tables.spare.append(record)
 
     def keep_row(self, task: TaskRecord) -> None:
-        """Retain a row that names objects, from now on."""
+        """Retain the objects that a row names, from now on."""
         for object_id in named_by(task):
             record = self.tables.find(object_id)
             if record is not None:
                 record.named += 1
 
     def may_be_dropped(self, task: TaskRecord) -> bool:
-        """Whether values of a task need no copy on disk: it is deterministic by its options, and all that it needs is made by tasks.
+        """Whether values of a task need no copy on disk: its options say deterministic, and tasks make everything that it needs.
 
-        What was put is gone with its last ref, though rows name it that would be run again for what others still hold. A value that was
-        made again once gets its copy: in a small store the task that makes it may itself need the room, and drop it without end.
+        A ``put`` value is freed with its last ref, even if retained rows name it that would run again for values still held. A value that
+        was rebuilt once gets its copy: in a small store the task that makes it may itself need the room, and drop it without end.
         """
         if not task.option("deterministic", False) or (task.rare is not None and task.rare.rebuilt):
             return False
@@ -155,7 +154,7 @@ class References:
     # -- freeing --
 
     def collect(self) -> bool:
-        """Free what nobody needs. True if some is left for the next turn."""
+        """Free what nobody needs. Return True if some is left for the next turn."""
         spare = self.tables.spare
         budget = COLLECT_PER_TURN
         while spare and budget:
@@ -173,9 +172,9 @@ class References:
         return bool(spare)
 
     def absorb(self) -> bool:
-        """Move values from this process's memory into the arena until they are under the limit, a slice a turn.
+        """Move values from this process's memory into the arena until they are under the limit, a slice per turn.
 
-        True if there are more to look at. Where a whole pass found too little, the next waits until a quarter more has come.
+        Return True if there are more to visit. After a whole pass that found too little, the next waits until a quarter more has arrived.
         """
         tables = self.tables
         inline, limit = tables.inline, tables.config.inline_memory
@@ -198,7 +197,7 @@ class References:
         return False
 
     def clear(self, record: AnyObject) -> None:
-        """Free a value, whoever may need it."""
+        """Free a value, even if it is needed."""
         if type(record.value) is Stored:
             self.tables.freed.append(record.object_id)
         self.tables.inline.replace(record, None)
@@ -267,7 +266,7 @@ class References:
                     self.tables.spare.append(record)
 
     def revive(self, task: TaskRecord) -> None:
-        """A finished task is lineage no longer: it is to run again, or goes."""
+        """Remove a finished task from the lineage: it is to run again, or is dropped."""
         if task.rare is not None and task.rare.kept:
             self.lineage_bytes -= task.rare.kept
             task.rare.kept = 0
@@ -275,13 +274,13 @@ class References:
 
 
 def _is_told_again(record: AnyObject) -> bool:
-    """Whether a value that nobody needs is an error whose row stays: its task is not run again, so who asks again receives it."""
+    """Whether an unneeded value is an error whose row is retained: the task does not run again, so later requests receive the error."""
     task = record.task
     return task is not None and task.state == DONE and record.status != OK and any(value.named > 0 for value in task.values())
 
 
 def is_plain(task: TaskRecord) -> bool:
-    """Whether a task has finished with one small value, makes no actor, names nothing, is named by nothing, and has no rare facts."""
+    """Whether a task finished with one small value, makes no actor, names nothing, is named by nothing, and has no extra fields."""
     return (
         task.state == DONE
         and task.rare is None
@@ -299,13 +298,13 @@ def is_plain(task: TaskRecord) -> bool:
 
 
 def named_by(task: TaskRecord) -> tuple[bytes, ...]:
-    """All objects a row names: dependencies and refs inside its arguments."""
+    """Objects that a row names: dependencies, and refs inside its arguments."""
     dependencies: tuple[bytes, ...] = task.row[3]
     return dependencies + task.contains() if len(task.row) > 4 else dependencies
 
 
 def add_holder(record: AnyObject, process: bytes) -> None:
-    """``process`` holds ``record``. Idempotent."""
+    """Record that ``process`` holds ``record``. Idempotent."""
     holders = record.holders
     if holders is None:
         record.holders = process
@@ -322,7 +321,7 @@ def holders_of(record: AnyObject) -> frozenset[bytes]:
 
 
 def drop_holder(record: AnyObject, process: bytes) -> None:
-    """``process`` does not hold ``record``. Idempotent."""
+    """Record that ``process`` does not hold ``record``. Idempotent."""
     holders = record.holders
     if type(holders) is set:
         holders.discard(process)
@@ -333,5 +332,5 @@ def drop_holder(record: AnyObject, process: bytes) -> None:
 
 
 def row_names(row: Row) -> bool:
-    """Whether a row names other objects at all."""
+    """Whether a row names other objects."""
     return bool(row[3]) or len(row) > 4

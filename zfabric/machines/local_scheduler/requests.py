@@ -1,4 +1,4 @@
-"""What a local scheduler has asked of the control store and the object store, and who receives each answer."""
+"""Requests of a local scheduler to the control store and the object store, and who receives each answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Request(NamedTuple):
 
 
 class PendingRequests:
-    """Requests without an answer, by the token that the answer brings back."""
+    """Requests without an answer, by token."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -44,7 +44,7 @@ class PendingRequests:
         return token
 
     def on_answer(self, now: float, source: Address, message: Answer) -> None:
-        """Hand an answer to whoever waits for it. Other answers are to requests of an earlier daemon."""
+        """Pass an answer to its continuation. Other answers are to requests of an earlier daemon."""
         request = self._open.pop(message.token, None)
         if request is not None:
             request.then(now, request.about, message)

@@ -1,4 +1,4 @@
-"""How tasks come: functions are exported once per job, rows are submitted in order."""
+"""How tasks arrive: functions are exported once per job, and rows are submitted in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zfabric.protocol.ids import Address
 
 
 class Submission:
-    """Takes in functions and rows."""
+    """Receives functions and rows."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Submission:
         self.actors = actors
 
     def on_export(self, now: float, source: Address, message: m.Export) -> None:
-        """Functions a job may run; the control store keeps them."""
+        """Store functions that a job may run, here and in the control store."""
         job = self.tables.job_of(source)
         if job is None or job.ended:
             return
@@ -56,7 +56,7 @@ class Submission:
             self.tables.send(self.tables.control_address, m.Write(0, tuple(puts), ()))
 
     def on_submit(self, now: float, source: Address, message: m.Submit) -> None:
-        """Task rows, in order. Plain rows go straight to the queue of their function."""
+        """Accept task rows, in order. Plain rows go straight to the queue of their function."""
         process = self.tables.processes.get(source[1:])
         job = process.job if process is not None else None
         if process is None or job is None or job.ended:
@@ -79,7 +79,7 @@ class Submission:
             task = TaskRecord(row, function, submitter, first)
             tasks[task_id] = task
             if not process.ready:
-                task.holders = None  # While a process registers, only Hold says what it holds.
+                task.holders = None  # While a process registers, only its ``Hold`` messages count.
             if keep_rows:
                 task.block = add_row(row)
             if function.plain and not row[3] and len(row) == 4:
@@ -97,7 +97,7 @@ class Submission:
             self.direct.submitted(process, message.rows)
 
     def _admit(self, task: TaskRecord, now: float) -> None:
-        """Admit a task that is not plain: it has several values, options of its own, a deadline or dependencies, or makes an actor."""
+        """Admit a task that is not plain: several values, options of its own, a deadline, dependencies, or an actor to make."""
         if task.function.stream is not None:
             self.streams.begin(task)
         count = task.option("num_returns", 1)

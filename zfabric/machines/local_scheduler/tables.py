@@ -1,4 +1,4 @@
-"""The one state that the parts of a local scheduler share, and the effects they have decided on so far."""
+"""The state that the parts of a local scheduler share, and the effects they have decided on so far."""
 
 from __future__ import annotations
 
@@ -27,91 +27,91 @@ from zfabric.protocol.effects import Effect, Say, Send
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, Address, control_of
 
 NOTICES_MAX = 20
-"""How many times one driver is told that something runs again after a crash."""
+"""Most notices to one driver that something runs again after a crash."""
 
 
 class Tables:
-    """What a local scheduler knows. Each fact is in one container; indexes say which one they derive from."""
+    """Records and indexes of a local scheduler. Each fact is in one container; indexes say from which they derive."""
 
     def __init__(
         self, address: Address, store: Address | None, control: Address, placer: Address, config: Config, first: int, recovering: bool
     ) -> None:
         self.address = address
         self.first_attempt = first
-        """What the first attempt is called that this scheduler gives out of a task (``protocol.ids``)."""
+        """Number of the first attempt that this scheduler makes of a task (``protocol.ids``)."""
         self.store_address = store
         self.control_address = control
         self.placer_address = placer
         self.config = config
         self.tasks: dict[bytes, TaskRecord] = {}
         self.objects: dict[bytes, ObjectRecord] = {}
-        """``put`` values, and the values of tasks with several returns."""
+        """Records of ``put`` values, and of values of tasks with several returns."""
         self.streams: dict[bytes, StreamRecord] = {}
-        """Streams that somebody may read, by task."""
+        """Streams that somebody may read, by task id."""
         self.processes: dict[bytes, ProcessRecord] = {}
         self.workers: dict[bytes, WorkerRecord] = {}
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
         self.logs: dict[bytes, ActorLog] = {}
-        """The logs of actors' calls, by actor."""
+        """Logs of actors' calls, by actor id."""
         self.remakes: dict[bytes, bytes] = {}
-        """Values that replays are to make again, by the replay's task."""
+        """Values that replays are to make again, by the id of the replay's task."""
         self.transitions: deque[Transition] = deque()
-        """What is to be reported at the end of this step."""
+        """Transitions to deliver at the end of this step."""
         self.queues: dict[int, ShapeQueue] = {}
         self.touched: dict[ProcessRecord, None] = {}
-        """Processes with results to be pushed at the end of this turn."""
+        """Processes with results to send at the end of this turn."""
         self.recovering = recovering
-        """Whether this scheduler waits for processes of the daemon before it: nothing is dispatched or freed meanwhile."""
+        """Whether this scheduler waits for processes of the daemon before it: meanwhile nothing is dispatched or freed."""
         self.became_ready = 0
-        """Counts every time a task becomes ready, so that a search that found none need not be repeated in vain."""
+        """Incremented whenever a task becomes ready: a search that found none is repeated only after a change."""
         self.orphans: dict[bytes, dict[bytes, bool]] = {}
-        """By task: values whose row did not survive a daemon, and whether the value did not, either: then its record says so."""
+        """Values whose row was lost with a daemon, by task id; True if the value was lost too, so that its record has the failure."""
         self.promises = Promises()
         self.condemned: dict[bytes, None] = {}
-        """What the ids of children begin with whose parents were cancelled with all their children."""
+        """Prefixes of ids of children whose parents were cancelled recursively."""
         self.counts: Counter[str] = Counter()
         self.inline = InlineValues(self.counts)
         self.effects: list[Effect] = []
         self.before_batches: list[Effect] = []
-        """What the store is to have before the batches of this turn: the end of a recovery."""
+        """Messages that must reach the store before the batches of this turn: the end of a recovery."""
         self.locates: list[m.Row] = []
         self.locating: dict[bytes, list[bytes]] = {}
-        """Values the store was asked to locate for processes that fetch them, and those processes."""
+        """Processes for which the store was asked to locate each value."""
         self.durable_wanted: list[bytes] = []
         """Durable values whose copy in the control store is to be read."""
         self.absorbed: list[m.Row] = []
         self.sealed: list[m.Row] = []
         self.freed: list[bytes] = []
         self.spare: deque[AnyObject] = deque()
-        """Records whose last use has gone and that are yet to be looked at."""
+        """Records that were released by their last user, to be checked by ``References.collect``."""
         self._next_queue = 1
 
     def values(self) -> list[AnyObject]:
-        """The records of all tasks and objects."""
+        """Records of all tasks and objects."""
         return [*self.tasks.values(), *self.objects.values()]
 
     def maker_of(self, identifier: bytes) -> tuple[TaskRecord, bool] | None:
-        """The task of the actor whose log would make a lost value again, and whether that begins with a checkpoint."""
+        """The task of the actor whose log can make a lost value again, and whether that replay begins with a checkpoint; else None."""
         for actor_id, log in self.logs.items():
             for base, blocks in (*log.past, (log.checkpoint, log.blocks)):
                 if any(identifier in block.made for block in blocks):
-                    actor = self.actors.get(actor_id)  # A scheduler that recovers knows its tasks before their actors.
+                    actor = self.actors.get(actor_id)  # During recovery, tasks are known before their actors.
                     maker = actor.task if actor is not None else self.tasks.get(actor_id)
                     return (maker, base is not None) if maker is not None else None
         return None
 
     def send(self, to: Address, message: m.Message) -> None:
-        """Decide to send ``message``."""
+        """Add the effect of sending ``message``."""
         self.effects.append(Send(to, message))
 
     def tell(self, process: ProcessRecord, message: m.Message) -> None:
-        """Decide to send ``message`` to a process's client."""
+        """Add the effect of sending ``message`` to a process's client."""
         self.effects.append(Send(CLIENT + process.incarnation, message))
 
     def order(self, worker: WorkerRecord, message: m.Message) -> None:
-        """Decide to send ``message`` to a worker's control thread."""
+        """Add the effect of sending ``message`` to a worker's control thread."""
         if worker.process is not None:
             self.effects.append(Send(CONTROL + worker.process.control, message))
 
@@ -120,7 +120,7 @@ class Tables:
         self.effects.append(Say(level, text))
 
     def notify_again(self, job: JobRecord, text: str) -> None:
-        """Notify the driver of a job that something runs again; a bounded number of times, the daemon's log has all."""
+        """Notify the driver of a job that something runs again. The number of notices is limited; the daemon's log has all."""
         self.say("info", text)
         if job.driver is not None and job.notices < NOTICES_MAX:
             job.notices += 1
@@ -128,24 +128,24 @@ class Tables:
             self.tell(job.driver, m.Notice("warning", text + (last if job.notices == NOTICES_MAX else "")))
 
     def job_of(self, source: Address) -> JobRecord | None:
-        """The job of a process."""
+        """The job of the process that sent a message."""
         process = self.processes.get(source[1:])
         return process.job if process is not None else None
 
     def worker_of(self, source: Address) -> WorkerRecord | None:
-        """The worker that sent a message, from its client or from its control thread."""
+        """The worker that sent a message, from its client or its control thread."""
         process = self.processes.get(source[1:]) or self.processes.get(control_of(source[1:]))
         return self.workers.get(process.name) if process is not None else None
 
     def find(self, object_id: bytes) -> AnyObject | None:
-        """The record of an object, or None if it is not known (any more)."""
+        """The record of an object, or None if there is none (any more)."""
         task = self.tasks.get(object_id[:TASK_BYTES])
         if task is not None and task.outputs is None and object_id[TASK_BYTES:] == FIRST_RETURN:
             return task
         return self.objects.get(object_id)
 
     def queue_for(self, job: JobRecord, shape: Shape) -> ShapeQueue:
-        """The queue of a job's tasks of this shape."""
+        """The queue of a job's tasks of this shape, made on first use."""
         queue = job.queues.get(shape)
         if queue is None:
             queue = ShapeQueue(shape, job, self._next_queue)
@@ -157,7 +157,7 @@ class Tables:
         return queue
 
     def _drop_queues(self, job: JobRecord, new: ShapeQueue) -> None:
-        """Let go of queues of a job that have nothing, and are no function's: calls may each ask for something else."""
+        """Remove queues of a job that are empty and belong to no function: each call may have set options of its own."""
         needed = {new.token, *(function.queue.token for function in job.functions.values())}
         for shape, queue in list(job.queues.items()):
             if not queue.tasks and not queue.leased and queue.token not in needed:
@@ -166,16 +166,16 @@ class Tables:
         job.queues_most = max(QUEUES_MOST, 2 * len(job.queues))
 
     def queue_of(self, task: TaskRecord) -> ShapeQueue:
-        """The queue a task belongs to: its function's, unless its call said otherwise."""
+        """The queue of a task: its function's, unless the call set options of its own."""
         rare = task.rare
         return task.function.queue if rare is None or rare.demand_queue is None else rare.demand_queue
 
     def children_of(self, prefixes: set[bytes]) -> list[TaskRecord]:
-        """Tasks whose id starts with one of these 12-byte prefixes. Scans every task: for rare questions only."""
+        """Tasks whose id starts with one of these 12-byte prefixes. Scans every task: only for rare requests."""
         return [task for identifier, task in self.tasks.items() if identifier[:PREFIX_BYTES] in prefixes]
 
     def take_effects(self) -> list[Effect]:
-        """All effects decided so far; the store's batches go first, since answers to them may be waited for."""
+        """Take all effects decided so far. The store's batches go first, since other effects may wait for its answers."""
         effects, self.effects = self.effects, []
         if self.sealed or self.absorbed or self.locates or self.freed:
             if (store := self.store_address) is not None:

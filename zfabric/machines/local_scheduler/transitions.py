@@ -1,6 +1,6 @@
 """What a part of a local scheduler reports to a part above it, which it does not import.
 
-A part appends a transition to ``Tables.transitions``. At the end of a step the machine hands each, in its order, to its one receiver. Most
+A part appends a transition to ``Tables.transitions``. At the end of a step the machine delivers each, in order, to its one receiver. Most
 steps have none.
 """
 
@@ -12,7 +12,7 @@ from zfabric.machines.local_scheduler.records import AnyObject, JobRecord, TaskR
 
 
 class ActorTaskEnded(NamedTuple):
-    """A task that makes an actor has its outcome. ``worker`` ran it, if one did."""
+    """A task that makes an actor has its outcome. ``worker`` ran it, if any did."""
 
     task: TaskRecord
     worker: WorkerRecord | None
@@ -30,7 +30,7 @@ class RemakeEnded(NamedTuple):
 
 
 class RemakeWanted(NamedTuple):
-    """A value is lost, and a replay of an actor's calls will make it again. It is pending."""
+    """A value is lost and now pending: a replay of an actor's calls is to make it again."""
 
     record: AnyObject
     reason: str
@@ -45,13 +45,13 @@ class ActorUnwanted(NamedTuple):
 
 
 class ActorUnreferenced(NamedTuple):
-    """The last handle of an actor is gone."""
+    """The last handle of an actor was dropped."""
 
     task: TaskRecord
 
 
 class DetachedActorDied(NamedTuple):
-    """A detached actor is dead for good. Its job may be over."""
+    """A detached actor is dead for good. Its job may end."""
 
     job: JobRecord
 
@@ -65,7 +65,7 @@ class StreamTaskEnded(NamedTuple):
 
 
 class StreamUnreferenced(NamedTuple):
-    """Nobody needs a stream any more, or a value that it does not have yet."""
+    """A stream, or a value of it that does not exist yet, is no longer needed."""
 
     record: AnyObject
 

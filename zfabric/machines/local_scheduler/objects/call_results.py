@@ -1,6 +1,6 @@
-"""Results of actors' calls that concern others than the caller: a caller has passed them on before they came, or refs are inside.
+"""Results of actors' calls that concern processes besides the caller: it has passed a ref on before the result came, or refs are inside.
 
-All other results go from process to process, and no scheduler knows them.
+All other results go from process to process, without a record in the scheduler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zfabric.protocol.messages import OK
 
 
 class CallResults:
-    """Those that this node knows of."""
+    """The results of calls that this node's scheduler records."""
 
     def __init__(self, tables: Tables, requests: PendingRequests, outcomes: Outcomes, streams: Streams) -> None:
         self.tables = tables
@@ -29,12 +29,12 @@ class CallResults:
         self.streams = streams
 
     def on_expect_results(self, now: float, source: Address, message: m.ExpectResults) -> None:
-        """Results that are handed on before they have come."""
+        """Record promised results: refs to them were passed on before they exist."""
         process = self.tables.processes.get(source[1:])
-        self.expect(source, message, process is not None and process.ready)  # While it registers, only Hold says what it holds.
+        self.expect(source, message, process is not None and process.ready)  # While a process registers, only its ``Hold`` messages count.
 
     def expect(self, source: Address, message: m.ExpectResults, holds: bool) -> None:
-        """See ``on_expect_results``. ``holds``: whether the sender has refs to all of them."""
+        """Record promised results; see ``on_expect_results``. ``holds``: whether the sender has refs to all of them."""
         process = self.tables.processes.get(source[1:])
         for identifier, actor_id, *ahead in message.rows if process is not None else ():
             if ahead:
@@ -48,7 +48,7 @@ class CallResults:
                 self.tables.promises.add(identifier, source[1:], actor_id)
 
     def on_call_outcomes(self, now: float, source: Address, message: m.CallOutcomes) -> None:
-        """Outcomes that concern others too."""
+        """Record outcomes of calls that concern other processes, and send them to the callers."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         if worker is None:
@@ -69,18 +69,18 @@ class CallResults:
         recorded = tuple(row[0] for row in message.rows)
         if self.tables.store_address is None or not any(type(value) is tuple for row in message.rows for value in row[3]):
             self.tables.order(worker, m.OutcomesRecorded(recorded))
-        else:  # Until the store has taken over what lies in the arena, the actor's word is all that tells of it.
+        else:  # Until the store has recorded values in the arena, only the actor can report them again.
             self.requests.ask_store("nothing", (), then=self._taken_over, about=(worker.token, recorded))
 
     def _taken_over(self, now: float, about: tuple[bytes, tuple[bytes, ...]], answer: m.Answer) -> None:
-        """The store has."""
+        """Confirm outcomes to the actor: the object store has recorded their values."""
         token, call_ids = about
         worker = self.tables.workers.get(token)
         if worker is not None:
             self.tables.order(worker, m.OutcomesRecorded(call_ids))
 
     def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
-        """Make an object of a value that others need to know. Returns what the caller receives of it."""
+        """Record a value that other processes need. Return what the caller receives in its place."""
         if status != OK:
             self._retain(caller, identifier, status, value)
             return value
@@ -103,7 +103,7 @@ class CallResults:
         return None
 
     def _retain(self, caller: bytes, identifier: bytes, status: int, payload: bytes) -> None:
-        """What a call has raised has refs inside: they stay until the caller, which is about to hear of them, lets go of the result."""
+        """Retain the refs inside a call's error until the caller, which is about to receive it, releases the result."""
         if not refs_in(payload) or caller not in self.tables.processes:
             return
         found = self.tables.find(identifier)

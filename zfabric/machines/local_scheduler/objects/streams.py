@@ -1,15 +1,15 @@
-"""Streams: tasks whose values come one by one, while they run, and are consumed meanwhile.
+"""Streams: tasks whose values are consumed one by one while they run.
 
-A streaming task is a task with one value, which stands for the end of the stream: who holds a ref to it may read the stream. What it
-yields as its i-th value is the object (task, i + 1), which may be held and fetched *before it exists*. That is all a consumer does, and it
-is the credit too: a task may be as far as somebody has asked, and waits there (``AllowYields``). So is order (the index), and so is a
-retry: it names the same values, and those that were accepted once are not accepted again.
+A streaming task is a task with one value, which stands for the end of the stream: whoever holds a ref to it may read the stream. The i-th
+value that it yields is the object (task, i + 1), which may be held and fetched *before it exists*. Consumers do nothing else, and their
+requests are the flow control, too: a task may yield up to the last index requested, and waits there (``AllowYields``). The index also gives
+the order. A retry yields values of the same names, and a value that was accepted once is not accepted again.
 
-A method of an actor makes a stream in the same way: its caller announces the end of it (``ExpectResults``), and the actor sends the outcome
-of the call here, behind the values (``CallOutcomes``), and not only to its caller.
+A method of an actor makes a stream in the same way. Its caller announces the stream's end (``ExpectResults``), and the actor sends the
+outcome of the call to the scheduler as well as to its caller, behind the values (``CallOutcomes``).
 
-A value that nobody has held yet is kept by the stream, and goes with it. A task that ends badly has its failure as the last
-value of its stream; what was asked for beyond the end has the failure ``StreamEnded``.
+A value that no process has held yet is retained by the stream, and released with it. If a task fails, its failure is the last value of its
+stream. Requests beyond the end receive the failure ``StreamEnded``.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Streams:
         self.records = tables.streams
 
     def begin(self, task: TaskRecord) -> None:
-        """A row that makes a stream was submitted."""
+        """Make the record of a stream whose row was submitted."""
         self.records[task.id] = StreamRecord(task, task.option("stream") or self.tables.config.stream_buffered, b"")
-        task.facts()  # It is not plain: its id begins those of values that come and go before it does.
+        task.facts()  # It is not plain: its id begins the ids of values that are freed before it is.
 
     def begin_call(self, identifier: bytes, actor_id: bytes, ahead: int) -> None:
-        """A caller expects a stream of an actor's; its end has this name."""
+        """Make the record of a stream of an actor, whose caller expects it. ``identifier`` is the id of its end."""
         call_id = identifier[:TASK_BYTES]
         owner = self.tables.objects.get(identifier)
         if owner is None:
@@ -65,7 +65,7 @@ class Streams:
     # -- the consumer --
 
     def claim(self, object_ids: Iterable[bytes]) -> None:
-        """A process is about to hold these: values of streams among them are its own to keep now, and are made as far as they go."""
+        """Handle a process's holds of values of streams: the streams release those values, and may go on as far as was requested."""
         touched: dict[StreamRecord, None] = {}
         for identifier in object_ids:
             stream = self.records.get(identifier[:TASK_BYTES])
@@ -82,7 +82,7 @@ class Streams:
             self._allow(stream)
 
     def _expect(self, stream: StreamRecord, index: int, identifier: bytes) -> None:
-        """Somebody wants a value that is not here: it will come, or there will be none."""
+        """Make the record of a requested value that does not exist: pending, dropped, or beyond the end."""
         record = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
         if stream.end is not None and index >= stream.end:
             self._end_at(record, stream)
@@ -97,7 +97,7 @@ class Streams:
         self.outcomes.settle_value(record, FAILED, pack_failure("StreamEnded", text))
 
     def _let_go(self, stream: StreamRecord, index: int) -> None:
-        """The stream releases a value."""
+        """Release a value that the stream itself retained."""
         if index in stream.unclaimed:
             stream.unclaimed.discard(index)
             self.references.unpin((stream.value(index),))
@@ -105,7 +105,7 @@ class Streams:
     # -- the producer --
 
     def on_yielded(self, now: float, source: Address, message: m.Yielded) -> None:
-        """Values of streams."""
+        """Accept values of streams."""
         worker = self.tables.worker_of(source)
         if worker is None:
             self.tables.counts["refused"] += 1
@@ -119,7 +119,7 @@ class Streams:
                 stream.declared = index
             else:
                 if index == 0:
-                    stream.told = None  # It begins (again), and knows no more than its options say.
+                    stream.told = None  # The stream begins (again): its maker has received no ``AllowYields``.
                 self._accept(worker, stream, index, value, contained)
                 touched[stream] = None
         for stream in touched:
@@ -145,7 +145,7 @@ class Streams:
             stream.unclaimed.add(index)
 
     def _worker_of(self, stream: StreamRecord) -> WorkerRecord | None:
-        """Who makes a stream now."""
+        """The worker that makes a stream now."""
         if not stream.actor:
             return stream.owner.task.worker if stream.owner.task is not None else None
         actor = self.tables.actors.get(stream.actor)
@@ -155,7 +155,10 @@ class Streams:
         return stream.actor != b"" or (stream.owner.task is not None and stream.owner.task.attempt == attempt)
 
     def _allow(self, stream: StreamRecord) -> None:
-        """Send the maker of a stream how far it may go, unless it knows. One that has not begun receives it after its first value."""
+        """Notify the maker of a stream how far it may go, if that has changed.
+
+        One that has not begun is notified after its first value.
+        """
         worker = self._worker_of(stream)
         if worker is None or worker.process is None:
             return
@@ -168,11 +171,11 @@ class Streams:
     # -- the end --
 
     def on_task_ended(self, ended: StreamTaskEnded) -> None:
-        """A streaming task has its outcome: its failure, if it is one, is the last value."""
+        """End the stream of a task that has its outcome. A failure becomes the last value."""
         self._end(self.records.get(ended.task.id), ended.status, ended.payload)
 
     def call_ended(self, call_id: bytes, status: int, payload: Any) -> None:
-        """A call of an actor has its outcome."""
+        """End the stream of a call that has its outcome."""
         self._end(self.records.get(call_id), status, payload)
 
     def _end(self, stream: StreamRecord | None, status: int, payload: Any) -> None:
@@ -198,7 +201,7 @@ class Streams:
             self._end_at(record, stream)
 
     def on_unreferenced(self, unreferenced: StreamUnreferenced) -> None:
-        """Nobody needs a stream any more, or a value that it does not have yet."""
+        """Handle a stream, or a value that does not exist yet, which nobody needs any more."""
         record = unreferenced.record
         stream = self.records.get(record.object_id[:TASK_BYTES])
         if stream is None:
@@ -212,7 +215,7 @@ class Streams:
             return
         stream.closed = True
         if owner.status == PENDING or stream.actor:
-            self._allow(stream)  # A call may go on although its caller, which would have told its end, is gone.
+            self._allow(stream)  # The call may go on although its caller, which would have reported the end, has exited.
         for index in list(stream.unclaimed):
             self._let_go(stream, index)
         if owner.status != PENDING:
@@ -223,12 +226,15 @@ class Streams:
     # -- after a restart of the daemon --
 
     def positions_known(self) -> None:
-        """Every consumer has reported what it waits for: what comes before that was accepted by the daemon before this one."""
+        """Set each stream's ``count``, after all consumers have reported their requests.
+
+        An earlier daemon had accepted all values before the first one requested.
+        """
         for stream in self.records.values():
             stream.count = min(stream.pending, default=0)
 
     def recovered(self) -> None:
-        """Streams go on where they are; one that had ended, and of which values are missing, is made again."""
+        """Let streams go on. A stream that had ended, and of which values are missing, is rebuilt."""
         for stream in list(self.records.values()):
             if isinstance(stream.owner, TaskRecord) and stream.owner.state == DONE and stream.pending:
                 stream.end = None

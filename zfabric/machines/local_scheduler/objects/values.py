@@ -1,8 +1,8 @@
-"""What processes and the object store report of values: put, held, released, fetched; pinned or lost.
+"""Messages about values: put, held, released, fetched; located or lost.
 
-What a value *is* to the tasks that make it or wait for it is decided in ``outcomes``, and how long it stays in ``references``; here
-is what each message about values does to both. A value of which only its place is known (``Stored``) is never sent from here: the
-store is asked to pin it for the process that wants it, and its answer is passed on.
+What a value *is* to the tasks that make it or wait for it is decided in ``outcomes``, and how long it is retained in ``references``. Here
+is what each message does to both. A value of which the scheduler has only the size (``Stored``) is never sent from here: the store is asked
+to pin it for the process that wants it, and its answer is passed on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zfabric.protocol.messages import FAILED, OK
 
 
 class Values:
-    """Receives what processes and the object store report of values."""
+    """Handles messages about values from processes and from the object store."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class Values:
         self.dispatcher = dispatcher
         self.streams = streams
 
-    # -- processes have values --
+    # -- values of processes --
 
     def on_put(self, now: float, source: Address, message: m.Put) -> None:
-        """Values that exist."""
+        """Record values that a process has put."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -63,17 +63,17 @@ class Values:
                 self.requests.ask(m.Write, (("object", object_id, value),), (), then=self._kept, about=(process.incarnation, object_id))
 
     def on_offer_results(self, now: float, source: Address, message: m.OfferResults) -> None:
-        """Values that a process has which registers again with the same daemon: what is not known any more is taken over."""
+        """Record values that a process holds and a restarted scheduler lacks, or that were promised."""
         known = source[1:] in self.tables.processes
         for identifier, status, value, contained in message.rows if known else ():
             found = self.tables.find(identifier)
             self.tables.promises.keep(identifier)
             if found is not None and found.status == PENDING and is_call(identifier):
-                if value is None:  # The daemon before this one knew it, and nothing that survived tells of it.
+                if value is None:  # An earlier daemon had it in the arena, and no record of it survived.
                     text = f"the result {short(identifier)} of a call is lost: only its node's daemon knew it, and that died"
                     status, value = FAILED, pack_failure("ObjectLostError", text)
                 self.streams.call_ended(identifier[:TASK_BYTES], status, value)
-                self.outcomes.settle_value(found, status, value)  # The result of a call that others were told to expect.
+                self.outcomes.settle_value(found, status, value)  # Other processes wait for it: it was promised.
             elif found is None and type(value) is bytes and self._job_lives(identifier):
                 record = ObjectRecord(identifier, None, None)
                 self.tables.objects[identifier] = record
@@ -83,12 +83,12 @@ class Values:
                     self.outcomes.set_failure(record, status, value)
 
     def _job_lives(self, identifier: bytes) -> bool:
-        """Whether anybody would release a value: a job's values go with it, and its processes report for a while what they have."""
+        """Whether the job of a value is alive. Otherwise nobody would release the value: processes of an ended job still offer theirs."""
         job = self.tables.jobs.get(identifier[:JOB_BYTES])
         return job is not None and not job.ended
 
     def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
-        """A process has refs. One that is not registered has none: its message arrived after its death."""
+        """Record a process's refs. A process that is not registered is dead: its message arrived late."""
         if source[1:] not in self.tables.processes:
             return
         if self.tables.streams:
@@ -98,13 +98,13 @@ class Values:
             self.tables.counts["holds_of_unknown"] += len(unknown)
 
     def on_release(self, now: float, source: Address, message: m.Release) -> None:
-        """A process's last refs are gone."""
+        """Release values to which a process has dropped its last refs."""
         self.references.release(message.object_ids, source[1:])
 
-    # -- processes want values --
+    # -- requests for values --
 
     def on_fetch(self, now: float, source: Address, message: m.Fetch) -> None:
-        """A process wants values."""
+        """Send a process the values that it requests, or record the requests."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -130,7 +130,7 @@ class Values:
             self.tables.tell(process, m.Objects(tuple(rows)))
 
     def on_located(self, now: float, source: Address, message: m.Located) -> None:
-        """The store has pinned values for processes."""
+        """Pass on the places of values that the store has pinned for processes."""
         by_process: dict[bytes, list[m.Row]] = {}
         for object_id, incarnation, offset, size in message.rows:
             if not self.dispatcher.located(object_id, incarnation, offset, size):
@@ -148,7 +148,7 @@ class Values:
                 self.tables.tell(process, m.Objects(tuple(rows)))
 
     def on_objects_lost(self, now: float, source: Address, message: m.ObjectsLost) -> None:
-        """The store has no copy left."""
+        """Rebuild or fail values of which the store has no copy left."""
         for object_id, reason in message.rows:
             record = self.tables.find(object_id)
             if record is None:
@@ -171,7 +171,7 @@ class Values:
     # -- durable values --
 
     def _kept(self, now: float, about: tuple[bytes, bytes], answer: m.Written) -> None:
-        """A durable value is committed, or could not be: the process that put it receives which."""
+        """Notify the process that put a durable value whether it is committed."""
         incarnation, object_id = about
         process = self.tables.processes.get(incarnation)
         if process is None:
@@ -179,20 +179,20 @@ class Values:
         self.tables.tell(process, m.PutCommitted((object_id,), "" if answer.ok else answer.text))
 
     def read_durable(self) -> None:
-        """Ask the control store for its copies of durable values whose other copies are lost."""
+        """Request the control store's copies of durable values whose other copies are lost."""
         wanted, self.tables.durable_wanted = self.tables.durable_wanted, []
         for object_id in wanted:
             self.requests.ask(m.Read, "object", (object_id,), then=self.rebuilding.durable_found, about=object_id)
 
-    # -- values whose rows had been lost with a daemon --
+    # -- values whose rows were lost with a daemon --
 
     def take_orphans(self, rows: m.Rows) -> list[tuple[ObjectRecord, bool]]:
-        """Take out the records of values whose rows had been lost with a daemon, and come again."""
+        """Remove and return the records of values whose rows were lost with a daemon and are submitted again."""
         found = [pair for row in rows for pair in self.tables.orphans.pop(row[0], {}).items()]
         return [(record, lost) for each, lost in found if (record := self.tables.objects.pop(each, None)) is not None]
 
     def reunite(self, orphan: ObjectRecord, lost: bool, process: ProcessRecord) -> None:
-        """A value and its row are together again: a value that exists is not made again, one that does not now is."""
+        """Join the record of such a value with its row: a value that exists is not made again, a lost one is."""
         record = self.tables.find(orphan.object_id)
         if record is None or record.task is None:
             return

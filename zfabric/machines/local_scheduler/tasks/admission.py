@@ -1,4 +1,4 @@
-"""How rows become tasks that wait or are ready: their terms, what they name, and rows that come again or are refused."""
+"""How a row becomes a task that waits or is ready: its terms, the objects it names; rows that are repeated or refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Admission:
         self.stopping = stopping
 
     def accept(self, process: ProcessRecord, rows: m.Rows, now: float) -> list[TaskRecord]:
-        """Make records of tasks that a worker has already. Raises Refusal for any but plain ones."""
+        """Make records of tasks that a worker has already. Raises Refusal for tasks that are not plain."""
         job = process.job
         if job is None or job.ended:
             self.refuse_all(process.incarnation)
@@ -55,7 +55,7 @@ class Admission:
         return accepted
 
     def set_terms(self, task: TaskRecord, now: float) -> None:
-        """Take over what a call asks for on its own: resources, an environment, a deadline."""
+        """Apply options that a call sets itself: resources, an environment, a deadline."""
         options = task.options
         if option(options, "demand") is not None or option(options, "env") is not None:
             function = task.function
@@ -69,7 +69,7 @@ class Admission:
             self.stopping.expect(task, now + timeout)
 
     def resolve(self, task: TaskRecord) -> None:
-        """Pin what the row names, and count the dependencies that have no value yet."""
+        """Pin the objects that a row names, and count the dependencies without a value."""
         if row_names(task.row):
             self.references.keep_row(task)
             self.references.pin(task.contains())
@@ -98,7 +98,7 @@ class Admission:
             self.outcomes.make_ready(task)
 
     def repeat(self, process: ProcessRecord, task: TaskRecord, row: m.Row) -> None:
-        """Take in a row whose task is known. The same row is a repeat: a retried parent names its children as before."""
+        """Accept a row whose task has a record. The same row is a repeat: a retried parent names its children as before."""
         if task.row != row:
             self.refuse_row(process, row)
             return
@@ -108,7 +108,7 @@ class Admission:
             if task.state != DONE and task.submitter in self.tables.processes:
                 task.facts().submitters += (task.submitter,)
             task.submitter = process.incarnation
-        if task.state == DONE and any(record.value is None for record in task.values()):  # Errors are released, too.
+        if task.state == DONE and any(record.value is None for record in task.values()):  # Values of errors are released, too.
             for record in task.values():
                 self.rebuilding.make_available(record, "gone when its task was submitted again")
         if task.state == DONE:
@@ -120,12 +120,12 @@ class Admission:
         self.tables.send(CLIENT + incarnation, m.Refused("JobEndedError", "the job has ended; call zf.init() for a new one"))
 
     def refuse_unknown(self, process: ProcessRecord, row: m.Row) -> None:
-        """Refuse a row whose function is not known."""
+        """Refuse a row whose function was never exported."""
         process.results.append((row[0], FAILED, (pack_failure("FabricError", "the function was never exported"),)))
         self.tables.touched[process] = None
 
     def refuse_row(self, process: ProcessRecord, row: m.Row) -> None:
-        """Refuse a row: another one of that name is known."""
+        """Refuse a row that differs from an earlier one with the same task id."""
         self.tables.counts["refused"] += 1
         text = f"task {short(row[0])} was submitted before with different content: its parent is not deterministic"
         process.results.append((row[0], FAILED, (pack_failure("FabricError", text),)))

@@ -1,11 +1,11 @@
-"""A driver that waits for each task before it submits the next submits the next ones straight to the worker that runs them.
+"""Direct submission: a driver that waits for each task before it submits the next sends its tasks straight to the worker that runs them.
 
-Four hops become two: the row goes from the driver to the worker, and a plain value straight back. Both report to the scheduler, and for
-everything else the task is like any that it dispatched: it is found, cancelled, taken back, retried and rebuilt. The two reports on one
-task may come in either order: what the worker reports first is retained until the driver's report comes.
+Four hops become two: the row goes from the driver to the worker, and a plain value straight back. Both report to the scheduler. For
+everything else the task is like any that it dispatched: it is found, cancelled, taken back, retried and rebuilt. The two reports on a task
+may arrive in either order: the worker's report is retained until the driver's arrives.
 
-A lease ends when the worker is wanted elsewhere, has had no work for a while, or dies. The driver may learn that late, so its tasks
-are accepted until it has said that no more will follow.
+A direct lease ends when the worker is wanted elsewhere, has had no work for a while, or dies. The driver may be notified late, so its tasks
+are accepted until it has acknowledged the end.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from zfabric.protocol.ids import WORKER, Address, object_id
 from zfabric.protocol.messages import OK
 
 TOLD_MAX = 256
-"""Outcomes that the worker has sent the driver, and that are retained in case they do not arrive; more are sent again."""
+"""Most outcomes per lease that the worker has sent to the driver and the scheduler retains in case they are lost; beyond it, all are
+repeated."""
 
 
 class DirectSubmissions:
-    """Which driver may submit to which worker, and what comes of it."""
+    """Direct leases, and the tasks submitted under them."""
 
     def __init__(self, tables: Tables, references: References, outcomes: Outcomes, stopping: Stopping, admission: Admission) -> None:
         self.tables = tables
@@ -34,16 +35,16 @@ class DirectSubmissions:
         self.stopping = stopping
         self.admission = admission
         self._candidates: dict[bytes, ProcessRecord] = {}
-        """Tasks of this turn that were submitted alone, once again."""
+        """Tasks of this turn that their driver submitted alone, as it did the ones before, with the driver."""
         self._patient: dict[bytes, DirectLease] = {}
-        """Leases whose drivers know more than is known here."""
+        """Leases with messages that wait for reports of the worker."""
         self._active: dict[bytes, DirectLease] = {}
-        """Leases that are not over, by worker."""
+        """Leases that have not ended, by worker token."""
 
-    # -- they begin --
+    # -- leases begin --
 
     def submitted(self, process: ProcessRecord, rows: m.Rows) -> None:
-        """Count how often in a row a driver submits one task alone."""
+        """Count how often in a row a driver submits a single task."""
         if len(rows) != 1:
             process.singles = 0
             return
@@ -52,7 +53,7 @@ class DirectSubmissions:
             self._candidates[rows[0][0]] = process
 
     def end_of_turn(self, now: float) -> None:
-        """Begin leases with the workers that got such tasks in this turn."""
+        """Begin direct leases with the workers that received such tasks in this turn."""
         for lease in self._active.values():
             if len(lease.told) > TOLD_MAX:
                 self._report_again(lease)
@@ -69,7 +70,7 @@ class DirectSubmissions:
         if not short or not function.plain or queue is None or queue.concurrency or task.rare is not None:
             return
         if not queue.light:
-            return  # What is submitted late runs without a lease of resources: a CPU too many may be in use, and nothing else.
+            return  # A task without a scheduled lease may use one CPU too many, but no other resource.
         if worker.state != LEASED or worker.frames or worker.process is None or len(worker.inflight) != 1:
             return
         lease = worker.direct
@@ -89,7 +90,7 @@ class DirectSubmissions:
     # -- what is submitted --
 
     def on_submitted_direct(self, now: float, source: Address, message: m.SubmittedDirect) -> None:
-        """A driver has submitted tasks to a worker. Without rows: it knows that it may not any more."""
+        """Record tasks that a driver has submitted to a worker. Without rows: it has acknowledged the end of the lease."""
         driver = self.tables.processes.get(source[1:])
         lease = driver.direct.get(message.worker) if driver is not None else None
         if driver is None or lease is None:
@@ -104,7 +105,7 @@ class DirectSubmissions:
         lease.until = now + self.tables.config.introduced_for
 
     def _begun(self, lease: DirectLease, task: TaskRecord, now: float) -> None:
-        """The worker has the task already, or even had it."""
+        """Record that the worker has received a task, and perhaps ended or returned it."""
         worker = lease.worker
         returned = lease.early.get(task.id, ()) is None
         ended = lease.early.pop(task.id, None)
@@ -127,10 +128,10 @@ class DirectSubmissions:
             void = self.outcomes.worker_lost(worker, lease.died)
             self.stopping.stop_void(void, worker.token, now)
 
-    # -- messages of a process that knows more --
+    # -- messages that refer to unreported values --
 
     def on_direct_counts(self, now: float, source: Address, message: m.DirectCounts) -> None:
-        """How many values a worker has sent a driver, or a driver has received from it."""
+        """Record how many values a worker has sent to a driver, or a driver has received from it."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -145,7 +146,7 @@ class DirectSubmissions:
                 lease.known = message.number
 
     def wait(self, source: Address, message: m.Message) -> bool:
-        """Whether a message is to wait: its sender knows values that have not been reported here."""
+        """Retain a message if its sender has received values that the worker has not reported yet. Return whether it waits."""
         process = self.tables.processes.get(source[1:])
         for lease in process.direct.values() if process is not None else ():
             if lease.known > lease.ended:
@@ -155,7 +156,7 @@ class DirectSubmissions:
         return False
 
     def take_waiting(self) -> list[tuple[Address, m.Message]]:
-        """Messages that waited for reports which have come."""
+        """Take messages whose missing reports have arrived."""
         found: list[tuple[Address, m.Message]] = []
         for token, lease in list(self._patient.items()):
             if lease.known <= lease.ended:
@@ -164,10 +165,10 @@ class DirectSubmissions:
                 lease.waiting = []
         return found
 
-    # -- they end --
+    # -- leases end --
 
     def end(self, worker: WorkerRecord) -> None:
-        """A worker is not its driver's any more."""
+        """End the direct lease of a worker and notify its driver."""
         lease = worker.direct
         if lease is None or lease.over:
             return
@@ -179,24 +180,24 @@ class DirectSubmissions:
             self.tables.tell(lease.driver, m.DirectAllowed(worker.token, (), self.tables.first_attempt))
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
-        """A worker is dead. Reports on tasks that its driver submitted to it may yet come."""
+        """End the lease of a dead worker. Reports on tasks that its driver submitted to it may still arrive."""
         lease = worker.direct
         if lease is not None:
             self.end(worker)
             lease.died = died
             lease.known = 0
-            # A value in the arena went with its writer: its task runs again.
+            # A value in the arena was freed with its writer: its task runs again.
             self._drop_early(lease, [each for each, said in lease.early.items() if said is not None and not _is_plain(*said)])
 
     def driver_gone(self, driver: ProcessRecord) -> None:
-        """A driver submits nothing more."""
+        """Forget the leases of a driver that has exited."""
         for lease in list(driver.direct.values()):
             self._active.pop(lease.worker.token, None)
             lease.waiting.clear()
             self._forget(lease)
 
     def _report_again(self, lease: DirectLease) -> None:
-        """Send a driver outcomes that it should have received from the worker; of tasks that it has released, only that they ended."""
+        """Send a driver the outcomes that the worker should have sent; of tasks that it has released, only that they ended."""
         told, lease.told = lease.told, []
         for task in told if lease.driver.incarnation in self.tables.processes else ():
             if task.holders is not None and self.tables.tasks.get(task.id) is task:
@@ -216,18 +217,18 @@ class DirectSubmissions:
                 self.outcomes.drop_copy(lease.worker, object_id(task_id, index), value)
 
     def _forget(self, lease: DirectLease) -> None:
-        lease.known = 0  # What waits goes on.
+        lease.known = 0  # Waiting messages are handled in the next turn.
         self._drop_early(lease, list(lease.early))
         lease.driver.direct.pop(lease.worker.token, None)
         if lease.worker.direct is lease:
             lease.worker.direct = None
 
     def next_deadline(self) -> float | None:
-        """When a worker that has nothing to run is taken from its driver."""
+        """When the lease of an idle worker expires next."""
         return min((lease.until for lease in self._active.values() if not lease.worker.inflight), default=None)
 
     def idle(self) -> list[WorkerRecord]:
-        """Workers that have nothing to run and only wait for their drivers."""
+        """Idle workers under a direct lease."""
         return [lease.worker for lease in self._active.values() if not lease.worker.inflight]
 
 

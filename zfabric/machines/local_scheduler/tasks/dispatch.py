@@ -1,12 +1,12 @@
-"""Which worker runs what next. Everything here happens once per loop turn, over queues of tasks of one shape.
+"""Which worker runs which tasks next. Decided once per turn, over queues of tasks of one shape.
 
-A worker leases the resources of a queue's demand and is given a batch of its tasks: as many as amount to a few milliseconds of
-estimated work. While it works through them, it is topped up. A lease ends when the worker has nothing left, so that queues of
-other shapes get their turn; while some queue is starved of resources, no lease is topped up at all.
+A worker leases the resources of a queue's demand and receives a batch of its tasks: a few milliseconds of estimated work. While it works
+through them, it is topped up. The lease ends when the worker has nothing left, so that queues of other shapes get resources. While some
+queue is starved of resources, no lease is topped up at all.
 
-A worker whose top task waits in ``get`` is given what it waits for, to run on top of it. Where there is nothing of that kind, its CPU
-is lent, and, up to a cap, another worker may start in its place. A task is only ever put on top of one that waits for
-it, directly or through others; so a task buried under another can only be waited for by it in a cycle that the program itself made.
+A worker whose top task waits in ``get`` receives tasks that this one waits for, to run on top of it. If there are none, its CPU is lent,
+and, up to a limit, another worker may start in its place. Only tasks for which a task waits, directly or through others, are put on top of
+it. So a buried task can only be waited for by a task above it in a cycle that the program itself made.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from zfabric.protocol.options import RESOURCE_UNIT, Demand
 from zfabric.protocol.pieces import within_row
 
 INLINE_SEARCH_MAX = 256
-"""Objects looked at in one turn to find a task that a blocked worker can run."""
+"""Most objects visited in one turn to find a task that a blocked worker can run."""
 
 
 class Dispatcher:
-    """Leases, batches, prefetch, inline execution."""
+    """Leases, batches, prefetches, and tasks on top of blocked ones."""
 
     def __init__(
         self,
@@ -65,18 +65,18 @@ class Dispatcher:
         self.pool = pool
         self.workers = workers
         self._frames: dict[bytes, BlockedTask] = {}
-        """Frames that wait, by task: an index over all workers'."""
+        """Blocked tasks by id: an index over the stacks of all workers."""
         self._starved = False
         self._turn = 0
         self._unfinished = False
-        """Whether some search for what a blocked worker may run goes on in the next turn."""
+        """Whether a search for tasks that a blocked worker may run goes on in the next turn."""
         self._looked_at = 0
-        """How many tasks had become ready when this turn began: it may have passed the queues of others already."""
+        """The value of ``Tables.became_ready`` when this turn began: it may have passed the queues of tasks that became ready since."""
 
     # -- one turn --
 
     def turn(self, now: float) -> None:
-        """Give out what can be given out."""
+        """Serve blocked workers and all queues; end leases of workers that have nothing left."""
         blocked = []
         self._looked_at = self.tables.became_ready
         self._unfinished = self.workers.held_up = False
@@ -86,10 +86,10 @@ class Dispatcher:
                 blocked.append(worker)
             elif worker.state == LEASED and not worker.inflight:
                 if worker.gpus and worker.queue is not None and worker.queue.tasks and not self._starved:
-                    continue  # It goes on with the next of them, unless others wait for what it holds.
+                    continue  # It goes on with the queue's next task, unless others wait for its resources.
                 if worker.direct is None or not worker.direct.reserves(queues, now):
                     self.end_lease(worker, now)
-            elif worker.gpus and worker.state in (IDLE, ENDING):  # What ran there has ended unheard by the daemon before this one.
+            elif worker.gpus and worker.state in (IDLE, ENDING):  # Its task ended, unreported, under an earlier daemon.
                 self._hold_gpus(worker)
                 if worker.state == IDLE:
                     self.end_lease(worker, now)
@@ -109,15 +109,15 @@ class Dispatcher:
 
     @property
     def starved(self) -> bool:
-        """Whether tasks of some shape are ready, and none of them runs."""
+        """Whether some shape has ready tasks of which none runs."""
         return self._starved
 
     @property
     def in_a_hurry(self) -> bool:
-        """Whether the next turn is to come at once.
+        """Whether the next turn must come at once.
 
-        Tasks became ready after this one had begun, such as one that makes a lost argument again. Or something is ready, nobody may be
-        started for it, and a search is not at its end.
+        Tasks became ready after this one had begun, such as one that rebuilds a lost argument. Or tasks are ready, no worker may start for
+        them, and a search is unfinished.
         """
         return self.tables.became_ready != self._looked_at or (self._unfinished and self.workers.held_up)
 
@@ -157,7 +157,7 @@ class Dispatcher:
                 return
 
     def _serve_actors(self, queue: ShapeQueue, now: float) -> None:
-        """Each task gets a worker of its own, and what it asks for, for life."""
+        """Give each task a worker of its own, with the resources of its demand, for life."""
         while self._discard_stale(queue) and self.pool.fits(queue.demand):
             worker = self.workers.idle_for(queue)
             if worker is None:
@@ -169,7 +169,7 @@ class Dispatcher:
             self.workers.prestart(now)
 
     def _serve_hosts(self, queue: ShapeQueue, now: float) -> None:
-        """Actors that share processes: each goes where there are fewest, many at once."""
+        """Place actors that share processes where there are fewest, many at once."""
         hosts = [worker for worker in queue.leased.values() if worker.state == HOSTING]
         actors = sum(map(weight, hosts)) + self._discard_stale(queue)
         wanted = min(self.workers.cpus, actors)
@@ -179,7 +179,7 @@ class Dispatcher:
             if worker is None:
                 self.workers.maybe_spawn(queue, now)
                 if any(each.state == STARTING for each in self.tables.workers.values()):
-                    most = -(-actors // wanted)  # The others are for the one that starts.
+                    most = -(-actors // wanted)  # The rest is for the worker that is starting.
                 break
             self.share(worker, queue)
             self.workers.prestart(now)
@@ -201,14 +201,14 @@ class Dispatcher:
                 self._assign(host, batches[host.token], now, inline=False)
 
     def share(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
-        """A worker is for actors that share it, for as long as there are any."""
+        """Dedicate a worker to actors that share it, as long as any live there."""
         if worker.queue is not queue:
             self._lease(worker, queue)
         worker.state = HOSTING
         worker.shared = True
 
     def _serve_async(self, queue: ShapeQueue, now: float) -> None:
-        """A worker gets as many as it may run at the same time, before another one is asked for."""
+        """Fill each worker up to its concurrency before leasing another one."""
         for worker in list(queue.leased.values()):
             self._fill_async(worker, queue, now)
         while self._discard_stale(queue) and self.pool.fits(queue.demand):
@@ -232,7 +232,7 @@ class Dispatcher:
             self._assign(worker, batch, now, inline=False)
 
     def host(self, worker: WorkerRecord, task: TaskRecord) -> None:
-        """A worker is an actor's, and holds what the task that makes it asks for, for life; or it is one that actors share."""
+        """Dedicate a worker to an actor for life, with the resources of its demand; or to actors that share it."""
         queue = self.tables.queue_of(task)
         if queue.shared:
             self.share(worker, queue)
@@ -262,14 +262,14 @@ class Dispatcher:
         queue.leased[worker.token] = worker
 
     def resume(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
-        """A worker that runs tasks of ``queue`` since before a restart of the daemon leases it again."""
+        """Lease a worker again that has run tasks of ``queue`` since before a restart of the daemon."""
         self._lease(worker, queue)
 
     def end_lease(self, worker: WorkerRecord, now: float) -> None:
-        """A worker has nothing left to run. One that had GPUs ends, and they are free when it is proved dead.
+        """End the lease of a worker that has nothing left to run. One that had GPUs exits; they are free once it is proved dead.
 
-        CUDA shows a process for its life what it was shown first, and libraries keep the memory of GPUs for tasks to come: whoever
-        is given them begins in a process that has run nothing before, and that runs nothing else after.
+        CUDA shows a process, for its life, the GPUs that it was shown first, and libraries keep GPU memory for later tasks. So each
+        assignment of GPUs is to a process that has run nothing before and runs nothing else afterwards.
         """
         if worker.gpus:
             if not self.workers.is_awaited(worker):
@@ -280,26 +280,26 @@ class Dispatcher:
         worker.idle_since = now
 
     def end_idle(self, now: float) -> None:
-        """End the leases of workers that only wait for their drivers: somebody asks what the node has to offer."""
+        """End direct leases of idle workers, so that a query sees their resources as free."""
         for worker in self.direct.idle():
             self.end_lease(worker, now)
 
     def _hold_gpus(self, worker: WorkerRecord) -> None:
-        """A process has its GPUs until it ends, though it is not known any more what for."""
+        """Count the GPUs of a process as used until it exits, although its task is gone."""
         if not worker.demand:
             worker.demand = (("GPU", RESOURCE_UNIT * len(worker.gpus)),)
             self.pool.acquire(worker.demand)
             self.pool.acquire_gpus(RESOURCE_UNIT * len(worker.gpus), worker.gpus)
 
     def abandon(self, worker: WorkerRecord) -> None:
-        """A worker is to end with its job. What it holds is for others when it is proved dead: until then it may use it."""
+        """Empty the stack of a worker that is to end with its job. Its resources are free once it is proved dead."""
         self.direct.end(worker)
         for frame in worker.frames:
             self._frames.pop(frame.task_id, None)
         worker.frames.clear()
 
     def release(self, worker: WorkerRecord) -> None:
-        """Give back what a worker holds."""
+        """Return the resources of a worker to the pool."""
         self.direct.end(worker)
         for frame in worker.frames:
             self._frames.pop(frame.task_id, None)
@@ -343,7 +343,7 @@ class Dispatcher:
             if mean is not None and (budget <= 0.0 or mean > config.prefetch_seconds) and (inflight or batch):
                 break
             tasks.popleft()
-            task.assign(worker)  # At once: it may be in the queue a second time, since before.
+            task.assign(worker)  # At once: it may be in the queue a second time.
             batch.append(task)
             room -= 1
             if alone or mean is None:
@@ -353,7 +353,7 @@ class Dispatcher:
             self._assign(worker, batch, now, inline=False)
 
     def _may_run_long(self, worker: WorkerRecord, now: float) -> bool:
-        """Whether nobody knows when the task that a worker runs will end: nothing is to wait behind it."""
+        """Whether the running task may take long, so that nothing should wait behind it."""
         waiting = {frame.task_id for frame in worker.frames}
         running = next((task for task in worker.inflight.values() if task.id not in waiting), None)
         mean = running.function.mean if running is not None else 0.0
@@ -384,7 +384,7 @@ class Dispatcher:
             if row[3]:
                 values = self._values(task, worker)
                 if values is None:
-                    continue  # It follows once the store has told where its values are.
+                    continue  # It is sent once the store has located its values.
                 details.append((len(rows), task.attempt, values, worker.gpus))
             elif task.attempt != first or worker.gpus:
                 details.append((len(rows), task.attempt, (), worker.gpus))
@@ -401,7 +401,7 @@ class Dispatcher:
             self.tables.send(WORKER + worker.process.incarnation, message)
 
     def _values(self, task: TaskRecord, worker: WorkerRecord) -> tuple[object, ...] | None:
-        """The values of a task's dependencies; None if the store has yet to locate some of them."""
+        """Values of a task's dependencies; None if the store has yet to locate some, or if one is missing."""
         values: list[Any] = []
         missing: dict[bytes, object] = {}
         incarnation = worker.process.incarnation if worker.process is not None else b""
@@ -411,7 +411,7 @@ class Dispatcher:
                 self.outcomes.fail(task, "LineageEvictedError", f"its argument {short(object_id)} is not known any more", ())
                 return None
             value = record.value
-            if record.status not in (OK, PENDING):  # It was there when this became ready, and could not be made again.
+            if record.status not in (OK, PENDING):  # It existed when this task became ready, and could not be rebuilt.
                 self.outcomes.end_with(task, record.status, value if type(value) is bytes else b"")
                 return None
             if value is None:
@@ -426,13 +426,16 @@ class Dispatcher:
         if not missing:
             limit = self.tables.config.row_bytes
             return tuple(values) if sum(map(len, values)) <= limit else within_row(values, limit)
-        # Inline values are noted as they are now: they may have moved to the arena until the others are told.
+        # Inline values are stored as they are now: they may move to the arena before the store has located the others.
         missing.update((object_id, value) for object_id, value in zip(task.row[3], values, strict=True) if type(value) is not Stored)
         task.facts().wait_locations = missing
         return None
 
     def located(self, object_id: bytes, incarnation: bytes, offset: int, size: int) -> bool:
-        """The store has pinned a value for a worker; tasks that waited for it may go. False if none did."""
+        """Add a place that the store has pinned for a worker, and send a task that has all of its places.
+
+        Return False if no task of the worker waited for it.
+        """
         process = self.tables.processes.get(incarnation)
         worker = self.tables.workers.get(process.name) if process is not None else None
         if worker is None:
@@ -456,10 +459,10 @@ class Dispatcher:
         details = (0, task.attempt, within_row(values, self.tables.config.row_bytes), worker.gpus)
         self._to(worker, m.Dispatch((task.row,), (details,), worker.waits if worker.frames else 0))
 
-    # -- workers that wait --
+    # -- blocked workers --
 
     def blocked(self, worker: WorkerRecord, message: m.Blocked) -> BlockedTask:
-        """The task on top of a worker's stack waits; it has given back what it had not begun."""
+        """Push a blocked task on its worker's stack; take over the tasks that the worker returned."""
         returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
         for task_id in message.returned if len(returned) < len(message.returned) else ():
             if task_id not in worker.inflight:
@@ -475,18 +478,18 @@ class Dispatcher:
         return frame
 
     def _returned_early(self, worker: WorkerRecord, task_id: bytes) -> None:
-        """A worker gives back a task, perhaps one whose driver has not reported yet that it submitted it."""
+        """Note a returned task whose driver may not have reported yet that it submitted it."""
         if worker.direct is not None and task_id not in self.tables.tasks:
             worker.direct.early[task_id] = None
 
     def on_unblocked(self, now: float, source: Address, message: m.Unblocked) -> None:
-        """A worker's task waits no longer."""
+        """Handle the end of a wait on a worker's stack."""
         worker = self.tables.worker_of(source)
         if worker is not None:
             self.unblocked(worker, message)
 
     def unblocked(self, worker: WorkerRecord, message: m.Unblocked) -> None:
-        """It waits no longer. It goes on at once, even if its CPU is lent: others finish what they have begun."""
+        """Pop a task that waits no longer. It goes on at once even if its CPU is lent: others finish what they have begun."""
         self._withdraw_unsent(worker)
         worker.waits += 1
         if worker.frames and worker.frames[-1].task_id == message.task_id:
@@ -497,18 +500,18 @@ class Dispatcher:
             worker.lent = False
 
     def _withdraw_unsent(self, worker: WorkerRecord) -> None:
-        """Take back tasks whose arguments the store has not located yet: they were for what was on top of the worker's stack until now."""
+        """Take back tasks that were to run on top and whose arguments the store has not located yet."""
         unsent = [task for task in worker.inflight.values() if task.rare is not None and task.rare.wait_locations is not None]
         self.outcomes.give_back(unsent)
 
     def frame_of(self, task_id: bytes) -> BlockedTask | None:
-        """How a task waits, if it does."""
+        """The wait of a task, if it waits."""
         return self._frames.get(task_id)
 
     def _serve_blocked(self, worker: WorkerRecord, now: float) -> None:
         frame = worker.frames[-1]
         if len(worker.inflight) > len(worker.frames):
-            return  # Something runs on top already.
+            return  # Something runs on top of it.
         cpu = _cpu_of(worker.demand)
         fits = not worker.lent or self.pool.fits(cpu)
         news = fits if frame.found else frame.searched != self.tables.became_ready
@@ -526,9 +529,9 @@ class Dispatcher:
             worker.lent = True
 
     def _wanted_ready(self, frame: BlockedTask, worker: WorkerRecord) -> list[TaskRecord]:
-        """Ready tasks that the waiting one needs, directly or through others, as many as may run at once.
+        """Ready tasks that the blocked task needs, directly or through others, as many as may run now.
 
-        They are looked for a while in each turn. Until all has been looked at, it counts as one that may need another worker.
+        The search visits a limited number of objects per turn. Until it has ended, the task counts as one that may need another worker.
         """
         find = self.tables.find
         if frame.since < 0:
@@ -550,7 +553,7 @@ class Dispatcher:
             record = find(object_id)
             task = record.task if record is not None else None
             if is_call(object_id):
-                frame.barring = True  # An actor runs it, which may yet have to be made: not this worker.
+                frame.barring = True  # An actor will run it, which may yet have to be made: not on this worker.
             if task is None or object_id in seen:
                 continue
             seen.add(object_id)
@@ -561,7 +564,7 @@ class Dispatcher:
                 if waiting is not None:
                     agenda.extend(waiting.wanted)
                 if task.function.concurrency or (waiting is not None and not waiting.inline):
-                    frame.barring = True  # In an event loop, or in threads, it may wait for more than is known here.
+                    frame.barring = True  # In an event loop, or in threads, it may wait for objects that are not reported.
             elif task.state == READY and not self._may_run_inline(task, worker):
                 frame.barring = True
             elif task.state == READY:
@@ -593,7 +596,7 @@ class Dispatcher:
     # -- taking back --
 
     def overdue(self, now: float) -> float | None:
-        """Ask for the tasks behind those that turn out long; when to look again."""
+        """Take back tasks behind those that turn out to be long; return when to check again."""
         after = self.tables.config.take_back_after
         soonest = None
         for worker in self.tables.workers.values():
@@ -611,11 +614,11 @@ class Dispatcher:
         return soonest
 
     def _others_could(self, worker: WorkerRecord) -> bool:
-        """Whether what waits behind a long task could run elsewhere now."""
+        """Whether another worker could now run what is queued behind a long task."""
         return worker.queue is None or self.pool.fits(worker.queue.demand)
 
     def on_taken_back(self, now: float, source: Address, message: m.TakenBack) -> None:
-        """Tasks that a worker had not begun are anyone's again. One that was to be killed, and has begun, is killed."""
+        """Requeue tasks that a worker returned. A task that was cancelled by force and has begun is killed."""
         worker = self.tables.worker_of(source)
         if worker is None:
             return

@@ -1,7 +1,7 @@
-"""Outcomes of tasks: completions accepted, retries of what infrastructure broke, failures of what breaks it; who waits receives them.
+"""Outcomes of tasks: completions accepted, retries, failures; outcomes sent to those that wait.
 
-Acceptance is at most once per attempt: a completion counts only if it comes from the worker that has the task now and names the
-attempt that was given out. Everything else that arrives is late, and what it wrote into the arena is freed.
+Acceptance is at most once per attempt: a completion counts only if it comes from the worker that has the task now and names the attempt
+that was dispatched. Any other completion is late, and what it wrote into the arena is freed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.trace import marked
 
 ALONE_AFTER = 2
-"""Crashes after which a task is under suspicion: it is run with nothing behind it on its worker."""
+"""Crashes after which a task is suspected: it then runs with nothing behind it on its worker."""
 STOPPED = {
     "cancelled": "TaskCancelledError",
     "force": "TaskCancelledError",
@@ -43,27 +43,27 @@ STOPPED = {
 
 
 _MARKS = {RETRY: "retried", INTERRUPTED: "cancelled"}
-"""How the timeline marks attempts that end so; others have failed."""
+"""Marks in the timeline for attempts with these statuses; other unsuccessful attempts are marked as failed."""
 
 
 class Outcomes:
-    """Accepts, retries, fails; over the shared tables."""
+    """Accepts outcomes, retries and fails tasks, over the shared tables."""
 
     def __init__(self, tables: Tables, references: References, node: bytes) -> None:
         self.tables = tables
         self.references = references
         self.node = node
         self.renamed: dict[int, str] = {}
-        """Of the batch of completions that was taken in last: what its rows are called in the timeline that are not called as their
-        function is, or that did not succeed."""
+        """For the last batch of completions: names in the timeline, by index, of rows that are not named after their function or that did
+        not succeed."""
         self._ending = False
         self._failing: deque[tuple[TaskRecord, int, bytes]] = deque()
-        """Dependents of failed tasks, yet to fail: a queue and not recursion, since chains are long."""
+        """Tasks to fail because a dependency failed: a queue and not recursion, since chains are long."""
 
     # -- completions --
 
     def completed(self, worker: WorkerRecord, message: m.Completed, now: float) -> None:
-        """A worker reports attempts that ended."""
+        """Accept a worker's outcomes of attempts."""
         tables = self.tables
         inflight = worker.inflight
         for function_id, count, seconds in message.durations:
@@ -131,12 +131,12 @@ class Outcomes:
             worker.work = 0.0
 
     def _ended_early(self, lease: DirectLease, row: m.Row, extra: m.Row | None) -> None:
-        """A task has ended whose driver has not reported yet that it submitted it. The worker releases what its value refers to."""
+        """Retain an outcome until the driver reports that it submitted the task. The worker releases the refs inside its value."""
         lease.early[row[0]] = (row, extra)
         self.references.pin(contained_in(row, extra))
 
     def _called(self, task: TaskRecord, status: int, outputs: m.Row) -> str:
-        """What the timeline calls an attempt that ends."""
+        """Name of an attempt in the timeline."""
         if status == OK:
             return task.name
         mark = _MARKS.get(status, "failed")
@@ -147,11 +147,11 @@ class Outcomes:
         return marked(task.name, mark)
 
     def _settle(self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
-        """Any ending but the plain one."""
+        """Handle an outcome that is not the plain one."""
         if task.function.stream is not None:
             self._recorded(worker, task.id)
         stopped = task.rare.stopped if task.rare is not None else ""
-        if status == INTERRUPTED:  # Perhaps at the request of a daemon that is no more: the worker knows.
+        if status == INTERRUPTED:  # The request may have come from an earlier daemon: the outcome has the reason.
             reason = next((each for each in STOPPED if (each.encode(),) == outputs), stopped)
             kind = STOPPED.get(reason, "TaskCancelledError")
             self.fail(task, kind, _stopped_text(task, kind), self._facts(task, worker))
@@ -163,7 +163,7 @@ class Outcomes:
         elif status == FAILED:
             self._finish(task, FAILED, outputs[0] if outputs else pack_failure("FabricError", "the worker gave no reason"))
         elif task.function.stream is not None and (stream := self.tables.streams.get(task.id)) is not None and not stream.whole:
-            self.again(task)  # Some values went with the daemon before this one.
+            self.again(task)  # Some values were lost with an earlier daemon.
         else:
             self._accept_values(worker, task, outputs, extra)
 
@@ -184,7 +184,7 @@ class Outcomes:
         self._done(task, OK)
 
     def set_value(self, record: AnyObject, value: object, refs: tuple[bytes, ...], writer: bytes, rebuildable: bool) -> None:
-        """A value exists: inline bytes, or at a place in the arena that ``writer`` wrote."""
+        """Record a value: inline bytes, or a place in the arena that ``writer`` wrote."""
         record.status = OK
         if isinstance(value, tuple):
             offset, size = value
@@ -195,7 +195,7 @@ class Outcomes:
         self._contain(record, refs)
 
     def set_failure(self, record: AnyObject, status: int, payload: bytes) -> None:
-        """There is no value, and this says why."""
+        """Record a failure in place of a value."""
         record.status = status
         self.tables.inline.replace(record, payload)
         refs = refs_in(payload)
@@ -207,7 +207,7 @@ class Outcomes:
         if refs:
             self.references.pin(refs)
         if before:
-            self.references.unpin(before)  # It was lost, and made again with other refs inside.
+            self.references.unpin(before)  # The value was lost, and made again with other refs inside.
 
     def _late(self, worker: WorkerRecord, task_id: bytes, attempt: int, outputs: m.Row) -> None:
         self.tables.counts["late_completions"] += 1
@@ -223,7 +223,7 @@ class Outcomes:
             self.tables.send(WORKER + worker.process.incarnation, m.OutcomesRecorded((task_id,)))
 
     def drop_copy(self, worker: WorkerRecord, identifier: bytes, value: object) -> None:
-        """Free a second copy of a value in the arena, under a name that nothing else has."""
+        """Free a second copy of a value in the arena, under an id that nothing else has."""
         if isinstance(value, tuple) and self.tables.store_address is not None:
             name = b"\xff" * 4 + identifier[4:16] + int(value[0] % 2**32).to_bytes(4, "big")
             writer = worker.process.incarnation if worker.process else b""
@@ -233,11 +233,11 @@ class Outcomes:
     # -- endings --
 
     def fail(self, task: TaskRecord, kind: str, text: str, facts: Facts) -> None:
-        """The fabric gives the task a failure as its outcome."""
+        """Fail a task for a reason of the fabric's."""
         self._finish(task, FAILED, pack_failure(kind, text, facts))
 
     def stopped(self, task: TaskRecord, reason: str) -> None:
-        """A task that was not dispatched is cancelled, or its deadline has passed."""
+        """Fail a task that was not dispatched: it was cancelled, or its deadline has passed."""
         task.facts().stopped = reason
         kind = STOPPED[reason]
         ready = task.state == READY
@@ -246,7 +246,7 @@ class Outcomes:
             self.tables.queue_of(task).stop_one()
 
     def give_up(self, task: TaskRecord) -> None:
-        """Give a task that does not stop its outcome. Its worker is busy with it all the same; what that reports is late."""
+        """Fail a task that does not stop. Its worker remains busy with it; what that reports is late."""
         rare, worker = task.facts(), task.worker
         assert worker is not None
         kind = STOPPED[rare.stopped]
@@ -260,23 +260,23 @@ class Outcomes:
         self.fail(task, kind, text, facts)
 
     def goes_on(self, task: TaskRecord, worker: WorkerRecord) -> None:
-        """A task that has its outcome is still in flight on a worker, as that reports to a restarted daemon."""
+        """Put a task that has its outcome in flight on a worker, which reports to a restarted daemon that it still runs it."""
         task.facts().goes_on = worker
         worker.inflight[task.id] = task
         self.renumber(task)
 
     def _stopped_at_last(self, task: TaskRecord, worker: WorkerRecord) -> None:
-        """A worker reports a task that had been given up."""
+        """Record that a worker has ended a task that was given up."""
         task.facts().goes_on = None
         if task.function.mean is not None:
             worker.work -= task.function.mean
 
     def end_with(self, task: TaskRecord, status: int, payload: bytes) -> None:
-        """A task ends as something it depends on has ended."""
+        """End a task with the failure of something it depends on."""
         self._finish(task, status, payload)
 
     def wait_again(self, task: TaskRecord, record: AnyObject) -> None:
-        """A task that was assigned, but not sent, waits for a value that was lost on the way."""
+        """Let a task that was assigned and not sent wait for a value that was lost meanwhile."""
         self._detach(task)
         task.wait(1)
         if record.dependents is None:
@@ -284,7 +284,7 @@ class Outcomes:
         record.dependents.append(task)
 
     def adopt(self, task: TaskRecord) -> None:
-        """A task whose value was offered by a process that has it is done."""
+        """Finish a task whose value a process has offered."""
         self._detach(task)
         self._unpin_row(task)
         task.finish()
@@ -294,7 +294,7 @@ class Outcomes:
                 self.tables.spare.append(record)
 
     def report_to(self, process: ProcessRecord, task: TaskRecord) -> None:
-        """Push a finished task's outcome to a process that submitted it again."""
+        """Send a finished task's outcome to a process that submitted it again."""
         failed = next((record for record in task.values() if record.status != OK), None)
         if failed is not None:
             row: m.Row = (failed.value if type(failed.value) is bytes else b"",)
@@ -309,7 +309,7 @@ class Outcomes:
         self._fail_all()
 
     def _fail_all(self) -> None:
-        """End everything that is to end, what follows from it included: once, from the outside."""
+        """End all queued failures and everything that follows from them. Nested calls leave that to the outermost one."""
         if self._ending:
             return
         self._ending = True
@@ -326,7 +326,7 @@ class Outcomes:
                 continue
             self.set_failure(record, status, payload)
         self.tables.counts["tasks_failed"] += 1
-        if status == FAILED and task.block is not None:  # What was cancelled, or condemned, is not to run again for the next daemon.
+        if status == FAILED and task.block is not None:  # The next daemon must not run a cancelled or failed task again.
             self.references.blocks.withdraw(task.id, task.block)
             task.block = None
         self._done(task, status, payload)
@@ -349,7 +349,7 @@ class Outcomes:
             if record.holders is None:
                 self.tables.spare.append(record)
         if task.outputs == ():
-            task.status = status  # It has no value that would say so.
+            task.status = status  # It has no value to hold the status.
             self.tables.spare.append(task)
         process = self.tables.processes.get(task.submitter)
         row = tuple(_pushed(record) for record in task.values()) if status == OK else (payload,)
@@ -360,7 +360,7 @@ class Outcomes:
             self._tell_others(task, status, row)
 
     def _tell_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
-        """Send the outcome also to processes that submitted the task before its last submitter did."""
+        """Send the outcome to earlier submitters of the task, too."""
         rare = task.facts()
         for incarnation in set(rare.submitters) - {task.submitter}:
             process = self.tables.processes.get(incarnation)
@@ -377,7 +377,7 @@ class Outcomes:
             self.references.unpin(task.contains())
 
     def announce(self, record: AnyObject) -> None:
-        """A value is there: dependent tasks go on, and processes that asked receive it."""
+        """Continue tasks and answer requests that wait for a value."""
         dependents, record.dependents = record.dependents, None
         for dependent in dependents or ():
             if dependent.state != WAITING:
@@ -398,7 +398,7 @@ class Outcomes:
             self._fail_all()
 
     def settle_value(self, record: AnyObject, status: int, payload: bytes) -> None:
-        """A value that no task makes has an outcome: these bytes, or an error."""
+        """Record the outcome of a value that no task makes: bytes or an error."""
         if status == OK:
             record.status = status
             self.tables.inline.replace(record, payload)
@@ -409,7 +409,7 @@ class Outcomes:
             self.tables.spare.append(record)
 
     def hand_over(self, record: AnyObject, incarnation: bytes) -> None:
-        """Send a value that exists to a process: at once if it is here, through the store's answer otherwise."""
+        """Send an existing value to a process: at once if it is inline, else once the store has located it."""
         if type(record.value) is Stored:
             self.tables.locates.append((record.object_id, incarnation))
             self.tables.locating.setdefault(record.object_id, []).append(incarnation)
@@ -424,7 +424,7 @@ class Outcomes:
         self.tables.became_ready += 1
         queue = self.tables.queue_of(task)
         if task.rare is not None and task.rare.demand_queue is queue and queue.token not in self.tables.queues and not queue.job.ended:
-            queue = task.rare.demand_queue = self.tables.queue_for(queue.job, queue.shape)  # Nothing had needed it for a while.
+            queue = task.rare.demand_queue = self.tables.queue_for(queue.job, queue.shape)  # It was removed while nothing needed it.
         if front:
             queue.tasks.appendleft(task)
         else:
@@ -440,9 +440,9 @@ class Outcomes:
         self.make_ready(task, front)
 
     def give_back(self, tasks: Iterable[TaskRecord]) -> None:
-        """Tasks that were given to a worker and not begun go back to the head of their queue, as the same attempt.
+        """Requeue tasks that a worker has not begun, at the head of their queue, as the same attempt.
 
-        Those end that are to be stopped.
+        Tasks that are to be stopped end instead.
         """
         for task in reversed(list(tasks)):
             if task.state == DONE:
@@ -458,7 +458,7 @@ class Outcomes:
             self.make_ready(task, front=True)
 
     def renumber(self, task: TaskRecord) -> None:
-        """Its next attempt has a number of its own."""
+        """Number the next attempt of a task."""
         task.attempt = next_attempt(task.attempt, self.tables.first_attempt)
 
     def _detach(self, task: TaskRecord) -> None:
@@ -471,7 +471,7 @@ class Outcomes:
             self._forgo_places(worker, task)
 
     def _forgo_places(self, worker: WorkerRecord, task: TaskRecord) -> None:
-        """A task is not sent to a worker after all. The store has pinned some of its arguments for that: its process unpins them."""
+        """Unpin arguments that the store has located for a task that is not sent after all: its worker's process does it."""
         if task.rare is None or task.rare.wait_locations is None:
             return
         places, task.rare.wait_locations = task.rare.wait_locations, None
@@ -484,9 +484,9 @@ class Outcomes:
         return limit < 0 or (task.rare.retries if task.rare is not None else 0) < limit
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> set[bytes]:
-        """A worker is proved dead: what it executed is suspected, the rest of what it had is innocent.
+        """Requeue, retry or fail the tasks of a worker that is proved dead. Only the task that it was running is suspected.
 
-        What the ids of children begin with that were submitted by attempts which came to nothing.
+        Return the prefixes of ids of children that its unfinished attempts submitted.
         """
         inflight = list(worker.inflight.values())
         suspect = self.suspect(worker, died.executing)
@@ -505,7 +505,7 @@ class Outcomes:
                 self._crashed(task, worker, died)
             else:
                 self._detach(task)
-                # It may have begun, or even finished unheard: what it says now must not count.
+                # It may have begun, or even finished unreported: a late report must not count.
                 self.renumber(task)
                 self.make_ready(task, front=True)
         worker.inflight.clear()
@@ -513,7 +513,7 @@ class Outcomes:
         return {prefix for task in inflight if task.state != DONE for prefix in prefixes_of(task)}
 
     def suspect(self, worker: WorkerRecord, executing: bytes) -> TaskRecord | None:
-        """The task that a dead worker ran: the one it has named, else the first that did not wait."""
+        """The task that a dead worker was running: the one it named, else the first that did not wait."""
         if executing:
             return worker.inflight.get(executing)
         inflight = worker.inflight.values()
@@ -571,16 +571,16 @@ class Outcomes:
 
 
 def contained_in(row: m.Row, extra: m.Row | None) -> tuple[bytes, ...]:
-    """The refs inside all values of a completion, from its row of ``Completed.extras``, or inside its error."""
+    """Refs inside all values of a completion, from its row of ``Completed.extras``, or inside its error."""
     if extra is not None:
         return tuple(identifier for refs in extra[0] for identifier in refs)
     return refs_in(row[3][0]) if row[2] != OK and row[3] else ()
 
 
 def _pushed(record: AnyObject) -> bytes | None:
-    """What of a value travels with the news of it: small ones without refs inside. The rest is fetched when it is wanted.
+    """The value that travels with an outcome: small and without refs inside. Other values are None, and fetched on request.
 
-    So is the end of a stream: whoever submitted its task keeps the row, which would make lost values again.
+    So is the end of a stream: its submitter retains the task row, which would rebuild lost values.
     """
     if type(record) is TaskRecord and record.function.stream is not None:
         return None

@@ -1,4 +1,4 @@
-"""Demands that this node will never be able to meet: a global scheduler is asked for another, and the driver is told."""
+"""Demands that this node can never meet: a global scheduler is asked for another node, and the driver is warned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zfabric.protocol.ids import Address
 
 
 class PlacementRequests:
-    """Queues whose tasks cannot run here, over the shared tables."""
+    """Queues whose tasks cannot run on this node, over the shared tables."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes, pool: ResourcePool) -> None:
         self.tables = tables
@@ -19,7 +19,7 @@ class PlacementRequests:
         self.pool = pool
 
     def on_placed(self, now: float, source: Address, message: m.Placed) -> None:
-        """Where tasks of a shape could run: here, or nowhere."""
+        """Fail tasks for which there is no node, if the configuration says so."""
         for token, node in message.rows:
             queue = self.tables.queues.get(token)
             if queue is None or self.pool.fits_total(queue.demand):
@@ -31,7 +31,7 @@ class PlacementRequests:
                         self.outcomes.fail(task, "TaskUnschedulableError", text, ())
 
     def ask(self, now: float) -> None:
-        """Ask where tasks could run that this node will never have the resources for."""
+        """Ask for nodes for tasks whose demand exceeds this node's resources."""
         rows = []
         for queue in self.tables.queues.values():
             if queue.feasible is None:
@@ -50,7 +50,7 @@ class PlacementRequests:
             self.tables.send(self.tables.placer_address, m.Place(tuple(rows)))
 
     def next_deadline(self) -> float | None:
-        """When the driver of some infeasible demand is to be warned."""
+        """When the next driver is to be warned."""
         waiting = [
             queue.infeasible_since
             for queue in self.tables.queues.values()
@@ -66,7 +66,7 @@ class PlacementRequests:
                 continue
             task = next((task for task in queue.tasks if task.state == READY), None)
             if task is None:
-                continue  # All of them were stopped in this very turn; the next one is to be warned of.
+                continue  # All of them were stopped in this turn: warn of the next one.
             queue.warned = True
             driver = queue.job.driver
             if driver is not None:

@@ -1,7 +1,7 @@
-"""Values that are lost: the tasks that made them run again, and those which made what these need (paper, section 4.2.3).
+"""Rebuilding lost values: the tasks that made them run again, after those that made what these need (paper, section 4.2.3).
 
-What no task made comes from the control store, if it was put to last, or is made again by its actor. Otherwise the reason why not
-takes its place.
+A value that no task made is read from the control store if it was put as durable, or made again by its actor. Otherwise a failure with the
+reason takes its place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zfabric.protocol.messages import FAILED, OK
 
 
 class Rebuilding:
-    """Makes lost values again; over the shared tables."""
+    """Rebuilds lost values, over the shared tables."""
 
     def __init__(self, tables: Tables, references: References, outcomes: Outcomes) -> None:
         self.tables = tables
@@ -26,9 +26,9 @@ class Rebuilding:
         self.outcomes = outcomes
 
     def rebuild(self, record: AnyObject, reason: str) -> str:
-        """Run again the task that makes a lost value, and those it needs; empty, or why that is impossible.
+        """Run the task of a lost value again, and tasks that it needs first. Return why that is impossible, or an empty string.
 
-        What each needs comes first: over a list and not by recursion, since chains are long.
+        Uses a list and no recursion, since chains are long.
         """
         agenda = [record]
         while agenda:
@@ -57,7 +57,7 @@ class Rebuilding:
         return ""
 
     def _remake(self, record: AnyObject, reason: str) -> bool:
-        """Have a replay of an actor's calls make a value again, which is pending from now on. False if no log would."""
+        """Request a replay of an actor's calls for a value, which becomes pending. Return False if no log can make it."""
         if self.tables.maker_of(record.object_id) is None:
             return False
         record.status = PENDING
@@ -66,7 +66,7 @@ class Rebuilding:
         return True
 
     def _run_again(self, task: TaskRecord, inputs: list[AnyObject]) -> None:
-        """A finished task runs again for its values; what it needs is there, or on its way."""
+        """Run a finished task again for its values; its dependencies exist or are on their way."""
         self.references.revive(task)
         unresolved = 0
         for needed in inputs:
@@ -90,7 +90,7 @@ class Rebuilding:
             self.outcomes.make_ready(task)
 
     def lost(self, identifier: bytes, reason: str) -> None:
-        """The store has no copy of a value left, or (``full:``) no room to bring it back from disk."""
+        """Handle a value of which the store has no copy, or (``full:``) no room to bring it back from disk."""
         askers = self.tables.locating.pop(identifier, [])
         record = self.tables.find(identifier)
         if record is None or type(record.value) is not Stored:
@@ -109,13 +109,13 @@ class Rebuilding:
         if record.task is not None and record.task.state != DONE:
             return
         if reason == "evicted" and not record.fetchers and not record.dependents:
-            return  # It is made again when somebody asks for it, be it held, or inside a value: memory is short.
+            return  # It is rebuilt once a process requests it, even if it is held or inside a value: memory is short.
         if record.holders is None and record.pins <= 0 and not record.fetchers:
             return
         self.make_available(record, reason)
 
     def durable_found(self, now: float, identifier: bytes, answer: m.Found) -> None:
-        """The control store's copy of a durable value whose other copies were lost."""
+        """Store the control store's copy of a durable value whose other copies were lost."""
         record = self.tables.find(identifier)
         if record is None:
             return
@@ -132,7 +132,7 @@ class Rebuilding:
             self.tables.spare.append(record)
 
     def make_available(self, record: AnyObject, reason: str) -> None:
-        """Rebuild a value, or put the reason why not in its place."""
+        """Rebuild a value, or record why that is impossible."""
         if not isinstance(record, TaskRecord) and record.durable:
             record.status = PENDING
             self.tables.durable_wanted.append(record.object_id)
@@ -146,5 +146,5 @@ class Rebuilding:
 
 
 def _is_lost(record: AnyObject) -> bool:
-    """Whether a value existed and does not now."""
+    """Whether a value existed and no copy is left."""
     return record.status == OK and record.value is None

@@ -1,8 +1,8 @@
-"""Demands that wait for what actors hold: processes are asked to look for handles that nobody could use any more.
+"""Demands that wait for resources of actors: processes are asked to collect handles that nobody can use any more.
 
-A handle in a reference cycle keeps its actor, and what that holds, until Python's collector comes by, which counts objects and knows
-nothing of CPUs. So a collection is requested where something waits for them. It costs a process time in proportion to its
-objects, and most often the actors are wanted: the pauses between two requests grow by half as long as the wait has lasted.
+A handle in a reference cycle retains its actor, with its resources, until Python's collector runs. The collector counts objects, not CPUs.
+So a collection is requested while something waits for resources. It costs a process time in proportion to its objects, and most often the
+actors are wanted. So each pause between two requests is half as long again as the wait so far.
 """
 
 from __future__ import annotations

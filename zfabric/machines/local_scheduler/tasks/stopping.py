@@ -1,7 +1,7 @@
 """Stopping tasks: cancellation, with or without force and children, and deadlines.
 
-What was not dispatched is stopped at once, for good. What was dispatched is asked to stop: its worker decides, by whether its
-outcome comes first; the request is repeated until one has come.
+A task that was not dispatched is stopped at once, for good. A dispatched one is asked to stop: if its outcome comes first, that counts. The
+request is repeated until an outcome has arrived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zfabric.protocol.messages import FAILED
 from zfabric.protocol.options import option
 
 CONDEMNED_MAX = 100_000
-"""Prefixes of ids of children which may still come, at most: more than cancelled tasks have before they stop."""
+"""Most prefixes of ids of cancelled children that are remembered: more than tasks have children before they stop."""
 
 
 class Stopping:
@@ -30,18 +30,18 @@ class Stopping:
         self.outcomes = outcomes
         self._deadlines = Deadlines(self._has_no_end)
         self._parents: dict[str, tuple[list[TaskRecord], list[bytes]]] = {}
-        """Tasks and calls that were cancelled in this turn with all that they have submitted, by how."""
+        """Tasks and calls that were cancelled recursively in this turn, by the reason."""
         self._asked: dict[bytes, float] = {}
         """Dispatched tasks that are to stop, and when the request is repeated."""
         self._since: dict[bytes, float] = {}
-        """When each of those was first asked to."""
+        """When each of these was first asked to stop."""
         self._given_up: dict[bytes, tuple[TaskRecord, m.Interrupt]] = {}
-        """Tasks that have their outcome and go on, and what their workers are asked."""
+        """Tasks that have their outcome and still run, with the request that their workers receive."""
         self._graces: dict[bytes, tuple[float, TaskRecord]] = {}
-        """Tasks that were given up, and when their workers are killed for it."""
+        """Tasks that were given up, and when their workers are killed."""
 
     def expect(self, task: TaskRecord, deadline: float) -> None:
-        """A task is to have an outcome by then."""
+        """Set the deadline of a task."""
         self._deadlines.add(deadline, task.id)
 
     def _has_no_end(self, deadline: float, task_id: bytes) -> bool:
@@ -49,7 +49,7 @@ class Stopping:
         return task is not None and task.state != DONE
 
     def tick(self, now: float) -> None:
-        """Deadlines that have passed; requests to repeat."""
+        """Stop tasks whose deadline has passed; repeat requests that are due."""
         for task_id in self._deadlines.due(now):
             task = self.tables.tasks.get(task_id)
             if task is not None:
@@ -66,7 +66,7 @@ class Stopping:
                     del self._graces[task_id]
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next."""
+        """Earliest deadline, or time to repeat a request."""
         soonest = self._deadlines.next()
         candidates = [] if soonest is None else [soonest]
         candidates.extend(self._asked.values())
@@ -74,7 +74,7 @@ class Stopping:
         return min(candidates, default=None)
 
     def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
-        """Stop tasks; with ``recursive``, what they submitted as well: that is looked for once for all that are cancelled in a turn."""
+        """Stop tasks. Children (``recursive``) are searched once per turn, for all that were cancelled."""
         reason = "force" if message.force else "cancelled"
         tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
         if message.recursive:
@@ -88,7 +88,7 @@ class Stopping:
             self.stop(task, reason, now)
 
     def _kill(self, task: TaskRecord, reason: str) -> bool:
-        """Kill the worker of a task that was given up, if it still runs it, and not another one. False if it does not have it any more."""
+        """Kill the worker of a task that was given up, if it still runs it. Return False if it does not have the task any more."""
         worker = task.rare.goes_on if task.rare is not None else None
         if worker is None or not worker.pid or worker.shared:
             return False
@@ -97,7 +97,7 @@ class Stopping:
         return True
 
     def end_of_turn(self, now: float) -> None:
-        """Stop what was submitted by what was cancelled."""
+        """Stop the children of what was cancelled recursively in this turn."""
         cancelled, self._parents = self._parents, {}
         for reason, (parents, calls) in cancelled.items():
             known = {task.id for task in parents}
@@ -106,7 +106,7 @@ class Stopping:
                     self.stop(task, reason, now)
 
     def with_children(self, tasks: list[TaskRecord], calls: list[bytes] | None = None, force: bool = False) -> list[TaskRecord]:
-        """Tasks, and what they and these calls have submitted, which is stopped too if it comes later."""
+        """These tasks with all their descendants, and those of these calls. Children that arrive later are stopped, too."""
         found = {task.id: task for task in tasks}
         level = tasks
         prefixes = self._prefixes_of_calls(calls) if calls else set()
@@ -135,17 +135,17 @@ class Stopping:
             del condemned[next(iter(condemned))]
 
     def _prefixes_of_calls(self, calls: list[bytes]) -> set[bytes]:
-        """What the ids of the children of calls begin with, whichever actor runs them."""
+        """Prefixes of the ids of calls' children, for every actor that may run them."""
         actors = (self.tables.tasks.get(actor_id) for worker in self.tables.workers.values() for actor_id in worker.actors)
         salts = {salt_of(actor.attempt) for actor in actors if actor is not None}
         return {child_prefix(call[:JOB_BYTES], call, 0, salt) for call in calls for salt in salts}
 
     def stop_void(self, prefixes: set[bytes], gone: bytes, now: float) -> None:
-        """What attempts that came to nothing had submitted is not run: their next attempts submit it anew.
+        """Stop what was submitted by attempts that a crash has voided: their next attempts submit it anew.
 
-        Only what nobody but the dead process refers to; later children first, since they name earlier ones. One that runs lets go of all
-        that it has submitted. One that does not run now ran before, or ended unheard: what others have of its children they need, for
-        calls that are still to be made, perhaps.
+        Only tasks to which no other process refers are stopped, later children first, since they name earlier ones. One that runs is
+        stopped with all its descendants. One that does not run now may have run before, or ended unreported: then other processes may still
+        need the children of it that they hold, for calls that are yet to be made.
         """
         parents: set[bytes] = set()
         while prefixes or parents:
@@ -165,7 +165,7 @@ class Stopping:
                     self.stop(task, "cancelled", now)
 
     def stop_late(self, rows: m.Rows, now: float) -> None:
-        """Children that were on their way when their parent was cancelled with all its children."""
+        """Stop children that arrive after their parent was cancelled recursively."""
         for row in rows:
             if row[0][:PREFIX_BYTES] in self.tables.condemned:
                 task = self.tables.tasks.get(row[0])
@@ -174,7 +174,7 @@ class Stopping:
                         self.stop(each, "cancelled", now)
 
     def stop(self, task: TaskRecord, reason: str, now: float) -> None:
-        """Final at once for what was not dispatched; a request for what was."""
+        """Stop a task: at once if it was not dispatched, else by a request."""
         if task.state == DONE or (reason != "force" and _keeps_its_outcome(task)):
             return
         if task.state in (WAITING, READY):
@@ -186,7 +186,7 @@ class Stopping:
         self._repeat(task.id, now)
 
     def goes_on(self, task: TaskRecord, worker: WorkerRecord, now: float) -> None:
-        """A task that has its outcome runs in a worker, as that reports to a restarted daemon. One that was given up is asked to stop."""
+        """Record that a worker still runs a task that has its outcome. One that was given up is asked to stop."""
         record = task.values()[0]
         kind = unpack_failure(record.value)[0] if record.status == FAILED and type(record.value) is bytes else ""
         reason = next((each for each in ("cancelled", "timeout") if STOPPED[each] == kind), "")
@@ -203,7 +203,7 @@ class Stopping:
             self._graces[task.id] = (now + self.tables.config.stop_grace_seconds, task)
 
     def _repeat_given_up(self, task_id: bytes, task: TaskRecord, request: m.Interrupt, now: float) -> None:
-        """Ask again: an earlier request may have overtaken the task on its way."""
+        """Repeat a request: an earlier one may have overtaken the task on its way."""
         worker = task.rare.goes_on if task.rare is not None else None
         if worker is None or worker.process is None or worker.inflight.get(task_id) is not task:
             del self._given_up[task_id]
@@ -231,7 +231,7 @@ class Stopping:
             self._ask_given_up(task, request, now)
             return
         self._asked[task_id] = now + self.tables.config.interrupt_every
-        if worker.shared:  # It makes an actor in a process that is others', too: that does not die for it.
+        if worker.shared:  # It makes an actor in a process with other actors, which must not die for it.
             self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
         elif task.rare.stopped == "force":
             reason = f"task {task.name} was cancelled by force"
@@ -240,18 +240,18 @@ class Stopping:
                 self.tables.effects.append(KillProcess(worker.pid, reason))
                 return
             self.tables.order(worker, m.TakeBack((task_id,)))
-            if late and worker.pid:  # Its process does not answer; what has ended there before may not have been reported, either.
+            if late and worker.pid:  # Its process does not answer; an outcome there may not have been reported.
                 self.tables.effects.append(KillProcess(worker.pid, reason, task_id))
         else:
             self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
 
 
 def _may_be_given_up(task: TaskRecord) -> bool:
-    """Whether a task may have its outcome while its worker runs it: it was sent, and only its end is reported to others."""
+    """Whether a task may receive its outcome while its worker runs it: it was sent, and nothing but its end is reported to others."""
     unsent = task.rare is not None and task.rare.wait_locations is not None
     return task.function.actor is None and task.function.stream is None and not unsent
 
 
 def _keeps_its_outcome(task: TaskRecord) -> bool:
-    """Whether a task had an outcome, and runs again for its value: only force stops that. It needs its children until it ends."""
+    """Whether a task had an outcome, and is being rebuilt: only force stops it, and its children are needed until it ends."""
     return task.rare is not None and task.rare.rebuilt and task.state != DONE

@@ -1,4 +1,4 @@
-"""How many workers a node has: which are idle, when another one starts, which are spare and end."""
+"""The number of workers of a node: which are idle, when another one starts, and which end."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Demand, Envi
 
 
 class WorkerPool:
-    """Starts and ends workers. Which of them runs what is the dispatcher's to decide."""
+    """Starts and ends workers; the dispatcher decides which of them runs what."""
 
     def __init__(self, tables: Tables, pool: ResourcePool, first_token: int) -> None:
         self.tables = tables
         self.pool = pool
         self._next_token = first_token
         self.held_up = False
-        """Whether no worker was started in this turn because so many are blocked."""
+        """Whether no worker was started in this turn because too many are blocked."""
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
     def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
-        """A worker without a task that may have those of ``queue``: one of the same job and environment, or one that had none yet.
+        """An idle worker that may run tasks of ``queue``: of the same job and environment, or fresh.
 
-        What uses GPUs begins in one that has run nothing yet. What stays for life, and ends with its process, is for one that owes nothing.
+        Tasks with GPUs go to a worker that has run nothing. Actors, which end with their process, go to one for whose results nobody waits.
         """
         fresh = None
         for worker in self.tables.workers.values():
@@ -38,7 +38,7 @@ class WorkerPool:
         return fresh
 
     def maybe_spawn(self, queue: ShapeQueue, now: float) -> None:
-        """Start a worker for what waits in ``queue``, unless enough are starting or there are too many."""
+        """Start a worker for tasks of ``queue``, unless enough are starting or there are too many."""
         workers = self.tables.workers.values()
         starting = sum(
             1
@@ -50,7 +50,7 @@ class WorkerPool:
         active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
         for worker in workers:
             if worker.state == IDLE and self.is_awaited(worker):
-                # It may stay for long, and is of no use for what is for life, or for others.
+                # It may remain for long, and is of no use to actors and to other jobs.
                 active -= queue.for_life or worker.job is not queue.job or worker.environment != queue.environment
         plain, others = self._count_blocked(queue)
         if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
@@ -61,10 +61,10 @@ class WorkerPool:
         self.spawn(queue.job, queue.environment, now)
 
     def _count_blocked(self, queue: ShapeQueue) -> tuple[int, int]:
-        """Blocked workers on top of which tasks of ``queue`` may run where those wait for them, and those on which they may not.
+        """Numbers of blocked workers on which tasks of ``queue`` may run on top, and on which they may not.
 
-        The former need no others in their place: where all tasks wait, one that could run is waited for by some of them, and is
-        put on top of it. A few more workers than CPUs only keep CPUs busy meanwhile. The latter are replaced, up to a cap.
+        The former need no replacement: where all tasks wait, some of them wait for one that could run, and it is put on top of them. A few
+        more workers than CPUs only keep CPUs busy meanwhile. The latter are replaced, up to a limit.
         """
         depth = self.tables.config.inline_depth
         may_run_inline = queue.light and queue.tasks[0].function.inline
@@ -80,7 +80,7 @@ class WorkerPool:
         return plain, others
 
     def _fitting(self, demand: Demand) -> int:
-        """How many more leases of ``demand`` there is room for."""
+        """Number of further leases of ``demand`` for which there are resources."""
         available = dict(self.pool.available())
         counts = [available.get(name, 0) // amount for name, amount in demand if amount > 0]
         return max(1, min(counts)) if counts else self.cpus
@@ -97,20 +97,20 @@ class WorkerPool:
         return False
 
     def is_awaited(self, worker: WorkerRecord) -> bool:
-        """Whether others wait for something that only this worker will have."""
+        """Whether others wait for results that only this worker will have."""
         return worker.process is not None and self.tables.promises.bound(worker.process.incarnation)
 
     def _idle(self) -> list[WorkerRecord]:
-        """Those that have nothing to run, and that no driver may still hand anything to."""
+        """Idle workers without a direct lease."""
         workers = self.tables.workers.values()
         return [worker for worker in workers if worker.state == IDLE and not worker.inflight and worker.direct is None]
 
     def _unneeded(self, workers: list[WorkerRecord]) -> list[WorkerRecord]:
-        """Those that may be ended: others wait for nothing that only one of them will have, such as results of calls that it made."""
+        """Drop workers from these for whose results others wait; the rest may be ended."""
         return [worker for worker in workers if not self.is_awaited(worker)]
 
     def prestart(self, now: float) -> None:
-        """As many workers as the node has CPUs, before tasks ask for them, and in place of those that actors have taken for life."""
+        """Start workers until there is one per CPU, besides those of actors, before tasks need them."""
         alive = sum(1 for worker in self.tables.workers.values() if worker.state not in (ENDING, HOSTING))
         for _ in range(self.cpus - alive):
             self.spawn(None, NO_ENVIRONMENT, now)
@@ -127,14 +127,14 @@ class WorkerPool:
         return worker
 
     def end(self, worker: WorkerRecord, reason: str) -> None:
-        """Stop a worker for good."""
+        """Kill a worker."""
         worker.state = ENDING
         worker.kill_reason = worker.kill_reason or reason
         if worker.pid:
             self.tables.effects.append(KillProcess(worker.pid, reason))
 
     def end_once_unneeded(self, worker: WorkerRecord, reason: str) -> None:
-        """Stop a worker as soon as others wait for nothing that only it will have."""
+        """Kill a worker as soon as no other process waits for results that only it has."""
         if not self.is_awaited(worker):
             self.end(worker, reason)
             return
@@ -142,9 +142,9 @@ class WorkerPool:
         worker.end_reason = reason
 
     def trim(self, now: float) -> float | None:
-        """End idle workers beyond the node's CPUs, those that actors shared which have all ended, and those not awaited any more.
+        """End workers that are not needed: idle ones beyond the CPUs, vacant hosts of shared actors, and those no longer awaited.
 
-        Returns when to look again.
+        Return when to check again.
         """
         workers = self.tables.workers.values()
         vacant = [worker for worker in workers if worker.shared and worker.state == HOSTING and not weight(worker)]
@@ -164,5 +164,5 @@ class WorkerPool:
 
 
 def weight(worker: WorkerRecord) -> int:
-    """How many actors share a worker, or soon will."""
+    """Number of actors that share a worker, or soon will."""
     return len(worker.actors) + len(worker.inflight)
