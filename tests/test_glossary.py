@@ -54,6 +54,7 @@ REVISED = (
     "zfabric/util",
     "zfabric/shell",
     "zfabric/machines/client",
+    "zfabric/machines/local_scheduler",
     "zfabric/machines/worker",
 )
 """Pages, modules and packages that keep to the glossary."""

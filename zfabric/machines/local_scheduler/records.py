@@ -229,7 +229,7 @@ class StreamRecord:
 
     @property
     def whole(self) -> bool:
-        """Whether all values have come of a task or call that has succeeded: some may have gone with the daemon before this one."""
+        """Whether all values of a task or call that succeeded have arrived: some may have been lost with an earlier daemon."""
         return self.closed or (self.declared is not None and self.declared <= self.count <= min(self.pending, default=self.count))
 
     def value(self, index: int) -> bytes:

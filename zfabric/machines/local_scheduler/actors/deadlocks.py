@@ -1,15 +1,15 @@
-"""Who waits for whom, where actors are among them: a circle of those will never end by itself.
+"""Circles of tasks and calls that wait for each other with actors among them: such a circle never ends by itself.
 
-Tasks alone wait in no circle: what a task waits for was there, as a row, before it. A call is different: it waits until its actor has
-ended what it runs, and that may wait for the call. Nobody is refused to wait in a circle: the driver is warned, once, and ``explain``
-shows it. A timeout, a cancel, or the end of one of the actors breaks it, and so does the end of the program.
+Tasks alone never wait in a circle: what a task waits for existed, as a row, before it. A call is different: it waits until its actor has
+ended the call before it, and that one may wait for this call. The scheduler does not prevent such circles. It warns the driver once, and
+``explain`` shows the circle. A timeout, a cancel, or the end of one of the actors breaks it, and so does the end of the program.
 
-The driver is warned of a circle in which each waits for all that it wants, without a limit of time, and has done so for a while
-(``LOOKS``): a result or a cancel may be on its way, which this scheduler has not been told of. What has a value is waited for by nobody.
-``explain`` shows other circles, too.
+The driver is warned of a circle only if each member needs everything it waits for, without a timeout, and has waited for a while
+(``LOOKS``): a result or a cancel may be on its way without the scheduler's knowledge. A member that waits for an existing value is in no
+circle. ``explain`` shows other circles, too.
 
-An actor that runs several calls at once sends nothing of what these wait for. A process that lightweight actors share sends only what has
-waited for a while (``HostDelays``). An actor that waits for a call of itself raises in its own process (``Mailbox.refused``).
+An actor that runs several calls at once does not report their waits. A process that lightweight actors share reports only calls that have
+lasted for a while (``HostDelays``). An actor that waits for a call of itself raises in its own process (``Mailbox.refused``).
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from zfabric.protocol.messages import ALIVE
 from zfabric.protocol.names import brief
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at what waits."""
+"""Seconds between two checks of all waits."""
 LOOKS = 3
-"""Looks that find the same wait before it is followed: longer than a message takes on a busy machine."""
+"""Checks that find the same wait before it is followed: longer than a message takes on a busy machine."""
 LOOKED_AT_MAX = 1000
-"""Objects that are followed to find a circle."""
+"""Most objects that are followed to find a circle."""
 
 Wait = tuple[bytes, tuple[bytes, ...]]
-"""What tells one wait from another: the task or call that waits, and what for."""
+"""What identifies a wait: the id of the waiting task or call, and the objects it waits for."""
 
 
 class Deadlocks:
-    """Follows what waits, and warns drivers of circles."""
+    """Finds circles of waits, and warns drivers of them."""
 
     def __init__(self, tables: Tables, dispatcher: Dispatcher) -> None:
         self.tables = tables
         self.dispatcher = dispatcher
         self._look_at: float | None = None
         self._found: dict[Wait, int] = {}
-        """How many looks have found a wait."""
+        """Number of checks that have found each wait."""
         self.warned: dict[frozenset[Wait], str] = {}
-        """Circles that still stand, with what a driver was told of them."""
+        """Circles that still exist, with the text of their warning."""
 
-    # -- what waits --
+    # -- waits --
 
     def on_blocked(self, now: float, source: Address, message: m.Blocked) -> None:
-        """A worker's task waits."""
+        """Record the wait of a task or call on a worker's stack."""
         worker = self.tables.worker_of(source)
         if worker is None:
             return
@@ -61,7 +61,7 @@ class Deadlocks:
         self.look_later(now)
 
     def on_wait_details(self, now: float, source: Address, message: m.WaitDetails) -> None:
-        """More of a frame that waits: it is a call, or waits for some."""
+        """Record that a wait is a call's, or for calls."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         frame = next((each for each in worker.frames if each.task_id == message.task_id), None) if worker is not None else None
@@ -71,7 +71,7 @@ class Deadlocks:
         frame.name, frame.certain, frame.callees = message.name, message.certain, dict(message.callees)
 
     def on_host_delays(self, now: float, source: Address, message: m.HostDelays) -> None:
-        """What lasts in a process that actors share."""
+        """Record calls that last in a process that actors share."""
         worker = self.tables.worker_of(source)
         if worker is not None:
             worker.delays = {row[0]: row for row in message.rows}
@@ -79,19 +79,19 @@ class Deadlocks:
             if message.rows:
                 self.look_later(now)
 
-    # -- warning of circles --
+    # -- warnings --
 
     def look_later(self, now: float) -> None:
-        """Something waits that no look has found yet."""
+        """Schedule a check, since there is a new wait."""
         if self._look_at is None:
             self._look_at = now + LOOK_EVERY
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next."""
+        """When the next check is due."""
         return self._look_at
 
     def tick(self, now: float) -> None:
-        """Follow each wait once, when it has lasted."""
+        """Follow each wait once, after it has lasted for ``LOOKS`` checks."""
         if self._look_at is None or now < self._look_at:
             return
         frames = {(frame.task_id, frame.wanted): frame for frame in self._frames()}
@@ -103,7 +103,7 @@ class Deadlocks:
         self._look_at = now + LOOK_EVERY if any(looks < LOOKS for looks in self._found.values()) else None
 
     def _frames(self) -> Iterator[BlockedTask]:
-        """All that waits, if an actor is among it."""
+        """All waits, if there are any actors."""
         workers = self.tables.workers.values()
         if not any(worker.actors for worker in workers):
             return
@@ -136,13 +136,13 @@ class Deadlocks:
     # -- following --
 
     def circle(self, frame: BlockedTask) -> str:
-        """Who waits for whom, from this one on, and in the end for this one, as far as is known; empty if it is in no circle."""
+        """Description of the circle that a wait is in, as far as it is known; empty if it is in none."""
         return self._follow(frame, False)[1]
 
     def _follow(self, frame: BlockedTask, lasting: bool) -> tuple[tuple[BlockedTask, ...], str]:
-        """The circle in which something waits, beginning with that, and how it is called; empty if there is none.
+        """The waits of a circle, beginning with this one, and its description; both empty if there is no circle.
 
-        ``lasting``: only one that nobody in it ends by going on.
+        ``lasting``: accept only a circle that no member ends by going on.
         """
         start = self._name_of(frame)
         agenda: list[tuple[tuple[BlockedTask, ...], tuple[str, ...]]] = [((frame,), (start,))]
@@ -165,9 +165,9 @@ class Deadlocks:
     def _behind(
         self, frame: BlockedTask, identifier: bytes, seen: set[bytes], lasting: bool
     ) -> Iterator[tuple[BlockedTask, tuple[str, ...]]]:
-        """What waits while an object is waited for, and what is between the two.
+        """Waits that a wait for this object depends on, each with the names of the tasks between.
 
-        ``seen`` are those that were followed before, of which there may be so many.
+        ``seen`` are the objects followed so far; their number is limited.
         """
         agenda: list[tuple[bytes, tuple[str, ...]]] = [(identifier, ())]
         while agenda and len(seen) < LOOKED_AT_MAX:
@@ -190,24 +190,24 @@ class Deadlocks:
                 yield waits, between
 
     def _lasts(self, frame: BlockedTask) -> bool:
-        """Whether what waits has done so for a while, and goes on only once all is there that it wants, as far as is known."""
+        """Whether a wait has lasted for a while and, as far as is known, ends only once all its objects exist."""
         if self._found.get((frame.task_id, frame.wanted), 0) < LOOKS:
             return False  # It will be followed itself.
         task, worker = self.tables.tasks.get(frame.task_id), self._worker_of(frame)
         return frame.certain and worker is not None and not worker.kill_reason and not (task is not None and _ends_by_itself(task))
 
     def _worker_of(self, frame: BlockedTask) -> WorkerRecord | None:
-        """Where something waits."""
+        """The worker on which a task or call waits."""
         task, actor = self.tables.tasks.get(frame.task_id), self.tables.actors.get(frame.actor)
         return task.worker if task is not None else actor.worker if actor is not None else None
 
     def callee(self, frame: BlockedTask | None, identifier: bytes) -> bytes:
-        """The actor whose call is to give an object; empty if it is none, or if that is not known."""
+        """The actor whose call will make an object; empty if there is none, or if it is unknown."""
         found = frame.callees.get(identifier, b"") if frame is not None else b""
         return found or self.tables.promises.actor(identifier)
 
     def _name_of(self, frame: BlockedTask) -> str:
-        """What waits, for people."""
+        """Name of a waiting task or call, as users see it."""
         task, actor = self.tables.tasks.get(frame.task_id), self.tables.actors.get(frame.actor)
         if task is not None or actor is None:
             return task.name if task is not None else frame.name

@@ -1,11 +1,11 @@
-"""Actors of a node: made like tasks, at home in a worker of their own, found by those who call them, and ended.
+"""Actors of a node: made like tasks, each in a worker of its own or a shared one, found by their callers, and ended.
 
-An actor *is* the task that makes it: its id, its row, its lineage; a handle is a ref to the task's value. So everything that is true of
-refs is true of handles: they travel in arguments and results, are counted, and the last one to go ends the actor (once the calls
-that were made have run; not if it is detached, which the fabric itself holds a ref to). When its process dies and restarts are left,
-the task runs again.
+An actor *is* the task that makes it: its id, its row, its lineage. A handle is a ref to the task's value. So everything that is true of
+refs is true of handles: they travel in arguments and results, and are counted. When the last one is dropped, the actor ends after the calls
+that were made. (The fabric itself holds a ref to a detached actor.) When the actor's process dies and restarts are left, the task runs
+again.
 
-Calls do not pass through here, but for those results that others hear of (``call_results``).
+Calls do not pass through here, except results that concern other processes (``call_results``).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 from zfabric.protocol.names import brief
 
 RETIRE_SECONDS = 30.0
-"""How long an actor without handles may take to finish its calls."""
+"""Seconds that an actor without handles may take to finish its calls."""
 LAST_HANDLE = "its last handle has gone"
 DETACHED = b"detached"
-"""Holds the handles of detached actors: no process has this incarnation."""
+"""The holder of the handles of detached actors: no process has this incarnation."""
 STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
 
 
@@ -75,10 +75,10 @@ class ActorDirectory:
         self._to_write: list[bytes] = []
         """Detached actors whose rows are to be written at the end of this turn."""
 
-    # -- made --
+    # -- actors are made --
 
     def submitted(self, task: TaskRecord, job: JobRecord) -> bool:
-        """A row that makes an actor was submitted. False if it has its outcome already."""
+        """Make the record of an actor whose row was submitted. Return False if it is refused, which is its outcome."""
         record = self._enter(task, job)
         if record.name:
             holder = self.named.setdefault((record.namespace, record.name), record)
@@ -103,7 +103,7 @@ class ActorDirectory:
         return True
 
     def _refuse(self, task: TaskRecord, kind: str, text: str) -> None:
-        """An actor is not made. It is dead at once: the rows behind it must not find its name taken, nor count it."""
+        """Refuse to make an actor. It is dead at once: rows behind it must not find its name taken, nor count it."""
         failure = pack_failure(kind, text)
         self.outcomes.end_with(task, FAILED, failure)
         self.on_task_ended(ActorTaskEnded(task, None, FAILED, failure))
@@ -114,26 +114,26 @@ class ActorDirectory:
         record = self.records[task.id] = ActorRecord(task, namespace)
         if before is not None:
             record.arguments = before.arguments
-        task.facts()  # What has rare facts is let go of with care: its last handle ends an actor.
+        task.facts()  # Extra fields make the release of the task take the full path: its last handle ends an actor.
         if record.detached:
             add_holder(task, DETACHED)
         self._keep_arguments(record)
         return record
 
     def _keep_arguments(self, record: ActorRecord) -> None:
-        """A restart needs what the first start was given: values that were put have no row that would make them again."""
+        """Retain the arguments of an actor that may restart: ``put`` values have no row that would make them again."""
         if record.task.option("max_restarts", 0) and record.state != DEAD:
             missing = [each for each in dict.fromkeys(named_by(record.task)) if each not in record.arguments and self.tables.find(each)]
             record.arguments.update(missing)
             self.references.pin(missing)
 
     def keep_arguments(self) -> None:
-        """After a restart of the daemon, once everything is known."""
+        """Retain all arguments after a restart of the daemon, once all objects have records."""
         for record in self.records.values():
             self._keep_arguments(record)
 
     def on_task_ended(self, ended: ActorTaskEnded) -> None:
-        """The task that makes an actor has ended: the actor lives, or never will."""
+        """Handle the outcome of the task that makes an actor: the actor lives, or never will."""
         task, worker, status, payload = ended
         record = self.records.get(task.id)
         if record is None or record.state != CREATING:
@@ -166,7 +166,7 @@ class ActorDirectory:
             self.requests.ask(m.Write, tuple(puts), tuple(deletes), then=self._written, about=actors)
 
     def _written(self, now: float, actor_ids: tuple[bytes, ...], answer: m.Written) -> None:
-        """Detached actors are durable, and those that are made live. (If the disk is full, they are as durable as other actors.)"""
+        """Let detached actors live whose rows are durable. (If the disk is full, they are as durable as other actors.)"""
         self._not_durable.difference_update(actor_ids)
         for record in filter(None, map(self.records.get, actor_ids)):
             if record.state == CREATING and record.worker is not None:
@@ -187,14 +187,14 @@ class ActorDirectory:
             self.retire(record, LAST_HANDLE)
 
     def on_unwanted(self, unwanted: ActorUnwanted) -> None:
-        """End an actor that was made in an attempt that does not count: nobody would ever call it."""
+        """End an actor that was made in an attempt which does not count: nobody would ever call it."""
         worker, actor_id, attempt = unwanted
         record = self.records.get(actor_id)
         if record is None or record.worker is not worker or record.task.attempt != attempt:
             self.tables.order(worker, m.RetireActor(actor_id, attempt, True))
 
     def _died(self, record: ActorRecord, failure: bytes) -> None:
-        """For good."""
+        """Record that an actor is dead for good, and notify its callers."""
         record.state = DEAD
         record.failure = failure
         record.worker = None
@@ -202,7 +202,7 @@ class ActorDirectory:
         if self.named.get((record.namespace, record.name)) is record:
             del self.named[record.namespace, record.name]
         self._tell(record, record.watchers)
-        if record.task.block is not None:  # A restarted daemon is not to make it again.
+        if record.task.block is not None:  # A restarted daemon must not make it again.
             self.blocks.withdraw(record.id, record.task.block)
             record.task.block = None
         self.references.unpin(record.arguments)
@@ -214,10 +214,10 @@ class ActorDirectory:
         if record.gone:
             self.records.pop(record.id, None)
 
-    # -- found --
+    # -- locations --
 
     def on_find_actors(self, now: float, source: Address, message: m.FindActors) -> None:
-        """A process calls actors."""
+        """Notify a process of the locations of actors, now and whenever they change."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -242,8 +242,8 @@ class ActorDirectory:
                 self.tables.tell(watcher, message)
 
     def process_gone(self, incarnation: bytes) -> None:
-        """A process has ended: the actors it may have called need not answer."""
-        # What actors share may have been called for one that is not known any more.
+        """Notify actors that a caller has exited, and fail the results that it had promised."""
+        # It may have called actors of a shared process that have no record any more.
         called: dict[bytes, WorkerRecord] = {token: worker for token, worker in self.tables.workers.items() if worker.shared}
         for record in self.records.values():
             if incarnation in record.watchers:
@@ -261,10 +261,10 @@ class ActorDirectory:
                 self.streams.call_ended(identifier[:TASK_BYTES], FAILED, failure)
                 self.outcomes.settle_value(found, FAILED, failure)
 
-    # -- ended --
+    # -- ends --
 
     def on_unreferenced(self, unreferenced: ActorUnreferenced) -> None:
-        """The last handle has gone."""
+        """Handle the drop of the last handle."""
         task = unreferenced.task
         record = self.records.get(task.id)
         if record is None:
@@ -283,7 +283,7 @@ class ActorDirectory:
         self._retiring[record] = None
 
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
-        """``zf.kill``."""
+        """Handle ``zf.kill``."""
         record = self.records.get(message.actor_id)
         if record is None or record.state == DEAD:
             return
@@ -298,13 +298,13 @@ class ActorDirectory:
             self.outcomes.fail(record.task, "ActorDiedError", f"the actor is dead: {record.killed}", ())
 
     def on_actor_exiting(self, now: float, source: Address, message: m.ActorExiting) -> None:
-        """``exit_actor``."""
+        """Handle ``exit_actor``."""
         record = self.records.get(message.actor_id)
         if record is not None:
             record.killed = "it ended itself (exit_actor)"
 
     def on_actor_ended(self, now: float, source: Address, message: m.ActorEnded) -> None:
-        """An actor that shared its process has ended; the others live on."""
+        """Handle the end of an actor in a shared process; its other actors live on."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         record = self.records.get(message.actor_id)
@@ -321,13 +321,13 @@ class ActorDirectory:
             self._lost(record, message.reason or "it was killed (zf.kill)", "", facts)
 
     def _vacate(self, worker: WorkerRecord, record: ActorRecord) -> None:
-        """An actor does not live there any more."""
+        """Remove an actor from the worker in which it lived."""
         worker.actors.pop(record.id, None)
         worker.delays.pop(record.id, None)
         record.worker = None
 
     def _end(self, record: ActorRecord, reason: str) -> None:
-        """End an actor at once: its process, or it alone if others live there."""
+        """End an actor at once: kill its process, or end it alone in a shared process."""
         worker = record.worker
         if worker is not None and worker.shared:
             self.tables.order(worker, m.RetireActor(record.id, record.task.attempt, True))
@@ -340,13 +340,13 @@ class ActorDirectory:
             self.tables.effects.append(KillProcess(worker.pid, reason))
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
-        """A process is proved dead in which actors lived: each is made again, or it is dead."""
+        """Restart the actors of a process that is proved dead, or record their death."""
         for actor_id in worker.actors:
             record = self.records.get(actor_id)
             if record is not None and record.state != DEAD:
                 self._lost_with(record, worker, died)
         for process in self.tables.processes.values() if worker.shared else ():
-            if process.job is worker.job:  # Their links to it have outlasted the actors that they called there.
+            if process.job is worker.job:  # Their links to the process have outlasted the actors that they called there.
                 self.tables.tell(process, m.CallerGone(worker.token))
 
     def _lost_with(self, record: ActorRecord, worker: WorkerRecord, died: m.ProcessDied) -> None:
@@ -355,7 +355,7 @@ class ActorDirectory:
         record.lives_on = False
         self.logs.process_gone(record.id)
         if record.state == CREATING and record.task.state != DONE:
-            return  # Its task has failed, or runs again: as any task whose worker died.
+            return  # Its task has failed, or runs again, like any task whose worker died.
         how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
         cause = f"its process ended with {how}"
         if worker.kill_reason == "memory":
@@ -364,7 +364,7 @@ class ActorDirectory:
         self._lost(record, cause, died.stderr, facts)
 
     def _lost(self, record: ActorRecord, cause: str, stderr: str, facts: Facts) -> None:
-        """An actor has no process any more: it is made again if it may be, or it is dead."""
+        """Restart an actor that has no process any more if that is allowed; otherwise it is dead."""
         cause = record.killed or cause
         limit: int = record.task.option("max_restarts", 0)
         why = record.killed or ("" if limit < 0 or record.restarts < limit else "no restart is left" if limit else "it has no restarts")
@@ -387,30 +387,30 @@ class ActorDirectory:
             self._died(record, pack_failure("ActorDiedError", text, (*facts, ("restarts", record.restarts))))
 
     def _make_again(self, record: ActorRecord) -> str:
-        """Run the task that makes it once more; empty, or why that is impossible."""
+        """Rebuild the task that makes an actor. Return why that is impossible, or an empty string."""
         task = record.task
         self.forget_value(task)
         return self.rebuilding.rebuild(task, "its actor is to be restarted")
 
     def of(self, job: JobRecord) -> list[ActorRecord]:
-        """The actors of a job."""
+        """Actors of a job."""
         return [record for record in self.records.values() if record.id[:JOB_BYTES] == job.id]
 
     def end_unheld(self, job: JobRecord, reason: str) -> None:
-        """End those of a job that nobody has a handle of, at once."""
+        """End actors of a job to which no process has a handle, at once."""
         for record in self.of(job):
             if not record.detached and record.task.holders is None and record.task.pins <= 0 and record.state != DEAD:
                 record.killed = reason
                 self._end(record, reason)
 
     def forget_value(self, task: TaskRecord) -> None:
-        """That it was made once says nothing any more."""
+        """Free the value of the task that makes an actor, so that the task can run again."""
         if type(task.value) is Stored:
             self.tables.freed.append(task.object_id)
         self.tables.inline.replace(task, None)
 
     def job_ended(self, job: JobRecord) -> None:
-        """A job's actors end with it, and all that is known of them."""
+        """Remove all records of a job's actors."""
         for record in self.of(job):
             del self.records[record.id]
             self._retiring.pop(record, None)
@@ -420,10 +420,10 @@ class ActorDirectory:
             if identifier[:JOB_BYTES] == job.id:
                 self.tables.promises.keep(identifier)
 
-    # -- processes come back, and time passes --
+    # -- restarts of the daemon, and time --
 
     def adopt(self, task: TaskRecord, worker: WorkerRecord) -> None:
-        """An actor that lived through the daemon's restart."""
+        """Restore an actor that lived through the daemon's restart."""
         record = self.enter_again(task)
         record.state = ALIVE
         self._at_home(record, worker)
@@ -432,7 +432,7 @@ class ActorDirectory:
         self.dispatcher.host(worker, task)
 
     def enter_again(self, task: TaskRecord) -> ActorRecord:
-        """An actor that the daemon before this one knew, too."""
+        """Restore the record of an actor that an earlier daemon had."""
         record = self._enter(task, task.function.queue.job)
         task.facts().retries = tries_of(task.attempt)
         record.lived_before = record.restarts > 0
@@ -441,21 +441,21 @@ class ActorDirectory:
         return record
 
     def find_lost(self) -> None:
-        """Actors of a restarted daemon that no process is: made again if they may be, and if anybody has a handle."""
+        """Restart actors that no process hosts after a restart of the daemon, if they may restart and a handle exists."""
         for task in list(self.tables.tasks.values()):
             if task.function.actor is None or task.id in self.records or task.state != DONE:
                 continue
             if task.holders is None and task.pins <= 0:
-                continue  # It goes, with whatever it was.
+                continue  # It will be freed, alive or not.
             record = self.enter_again(task)
             if task.status != OK:
                 self.on_task_ended(ActorTaskEnded(task, None, task.status, task.value if type(task.value) is bytes else b""))
             else:
-                record.lives_on = record.shared  # Perhaps: a link to a dead process harms less than a broken one to a living one.
+                record.lives_on = record.shared  # Perhaps: a link to a dead process does less harm than a broken one to a living process.
                 self._lost(record, "its process ended before the node's daemon was restarted, or meanwhile", "", ())
 
     def tick(self, now: float) -> None:
-        """Those that take too long to retire are ended."""
+        """End actors that take too long to retire."""
         for record in list(self._retiring):
             if record.retire_at is None:
                 record.retire_at = now + RETIRE_SECONDS
@@ -464,13 +464,13 @@ class ActorDirectory:
                 self._end(record, record.killed)
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next."""
+        """When the next retiring actor is ended."""
         if not self._retiring:
             return None
         return min(record.retire_at or 0.0 for record in self._retiring)
 
 
 def _as_death(payload: bytes) -> bytes:
-    """The failure of the task that makes an actor, as that of the actor."""
+    """The failure of the task that makes an actor, converted to the failure of the actor."""
     kind, text, facts = unpack_failure(payload)
     return pack_failure("ActorDiedError" if kind == "WorkerCrashedError" else kind, text, facts)

@@ -1,19 +1,19 @@
-"""The logs of actors' calls: the scheduler's side. It passes blocks and checkpoints to the control store, and reports what is committed.
+"""The logs of actors' calls, on the scheduler's side. It passes blocks and checkpoints to the control store and reports commits.
 
-One process at a time may add to a log: the one that is the actor now, in its present attempt. Blocks from any other process are refused.
-Blocks that arrived before a process was proved dead are written before the next incarnation reads the log: both go through this class. So
-at most one incarnation can commit, and the committed part of a log is always a prefix of what was run.
+One process at a time may add to a log: the actor's present process, in its present attempt. Blocks from any other process are refused.
+Blocks that arrived before a process was proved dead are written before the next life reads the log: both go through this class. So at most
+one life can commit, and the committed part of a log is always a prefix of the calls that ran.
 
-Objects that rows, or the state in a checkpoint, refer to are pinned from their arrival here, while their senders still hold them, until
+Objects to which rows, or the state in a checkpoint, refer are pinned from their arrival here, while their senders still hold them, until
 the rows are dropped. A checkpoint drops the rows before it, once its last part is committed; the end of the actor drops everything. Rows
 that made large values which still exist are retained, with the checkpoint before them: if such a value is lost, a replay makes it again
 (``remakes``).
 
-**Calls that are not logged** (``quiescence``) have no rows, only checkpoints. What had ended since the last one when the process
-died is lost then; how many calls that were is read from what the process left, and the job's driver is told once the actor lives again.
+**Calls that are not logged** (``quiescence``) have no rows, only checkpoints. When the process dies, the effects of calls that ended after
+the last checkpoint are lost. Their number is read from what the process left, and the job's driver is notified once the actor lives again.
 
-**Where the control store cannot write** (a full disk), what is to be written waits here, in its order, and so do the outcomes in the
-actor's process. If that ends meanwhile, what waited has never happened.
+**While the control store cannot write** (a full disk), messages to be written wait here, in order, and so do the outcomes in the actor's
+process. If that process dies meanwhile, those calls have never happened.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.options import option
 
 PAGE = 500
-"""Rows of the control store in one answer to who replays; it ends earlier after a few megabytes."""
+"""Rows of the control store in one answer to a process that replays. An answer ends earlier after a few megabytes."""
 
 
 class ActorLogs:
@@ -46,20 +46,20 @@ class ActorLogs:
         self.references = references
         self.logs = self.tables.logs
         self.spare: list[tuple[str, bytes]] = []
-        """Rows of the control store that are to be deleted, of actors that are no more."""
+        """Rows of dead actors that are to be deleted from the control store."""
         self._acknowledged: dict[bytes, int] = {}
-        """What actors are to be told at the end of this turn: how much of what they said is committed."""
+        """Number of the last committed message of each actor, to be sent at the end of this turn."""
 
-    # -- what actors say --
+    # -- messages of actors --
 
     def on_log_appended(self, now: float, source: Address, message: m.LogAppended) -> None:
-        """A block of rows."""
+        """Write a block of rows to the control store."""
         log = self._of(source, message)
         if log is None:
             return
         block = LogBlock(message.last, 0, message.refs, message.made)
         before = next((known.last for known in reversed(log.blocks) if known.last <= block.last), 0)
-        if before != block.last:  # Else it is said again.
+        if before != block.last:  # Otherwise it is repeated.
             self.references.pin(block.refs)
             log.blocks.append(block)
         log.last = max(log.last, message.last)
@@ -67,7 +67,7 @@ class ActorLogs:
         self._write(log, Writing(source[1:], message.number, (*block.keys(log.actor_id)[0], value), block))
 
     def on_checkpoint(self, now: float, source: Address, message: m.Checkpoint) -> None:
-        """A part of a checkpoint."""
+        """Write a part of a checkpoint to the control store."""
         log = self._of(source, message)
         if log is None:
             return
@@ -82,7 +82,7 @@ class ActorLogs:
         self._write(log, Writing(source[1:], message.number, row, whole))
 
     def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
-        """How far a replay has come; at its end, whose outcomes the actor keeps."""
+        """Record how far a replay has come; at its end, the callers whose outcomes the actor retains."""
         record = self._record(source, message.actor_id)
         worker = worker_of(record) if record is not None else None
         if record is None or worker is None:
@@ -96,7 +96,7 @@ class ActorLogs:
                 self.tables.order(worker, m.CallerGone(caller))
 
     def on_call_counts(self, now: float, source: Address, message: m.CallCounts) -> None:
-        """How many calls have ended that are not logged. Not what a process says that is yet to be the actor: the last one had more."""
+        """Record how many calls have ended that are not logged. Ignored while the actor is being made: its last life had more."""
         record = self._record(source, message.actor_id)
         if record is not None and record.worker is not None:
             log = self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
@@ -111,7 +111,7 @@ class ActorLogs:
         return self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
 
     def _record(self, source: Address, actor_id: bytes) -> ActorRecord | None:
-        """The actor with this id, if the sender is the process in which it lives, or is being made."""
+        """The record of an actor, if the sender is the process in which it lives, or is being made."""
         record = self.tables.actors.get(actor_id)
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
@@ -132,7 +132,7 @@ class ActorLogs:
         self.requests.ask(m.Write, (writing.row,), (), then=self._written, about=(log, writing))
 
     def _written(self, now: float, about: tuple[ActorLog, Writing], answer: m.Written) -> None:
-        """The control store has answered."""
+        """Handle the control store's answer to a write."""
         log, writing = about
         if self.logs.get(log.actor_id) is not log or writing not in log.writing:
             return
@@ -148,7 +148,7 @@ class ActorLogs:
             self._forget(log, writing)
 
     def _warn(self, log: ActorLog, text: str) -> None:
-        """Tell the actor's driver, once, that outcomes wait."""
+        """Notify the actor's driver, once, that outcomes wait for the disk."""
         record = self.tables.actors.get(log.actor_id)
         if log.trouble or record is None:
             return
@@ -171,7 +171,7 @@ class ActorLogs:
                 self._truncate(log, writing.block)
 
     def _truncate(self, log: ActorLog, checkpoint: LogBlock) -> None:
-        """A checkpoint is whole: what came before it goes, but for what makes values again that live."""
+        """Replace the log before a complete checkpoint by it, except blocks that can make existing values again."""
         spare = [block for block in log.stray if block.last <= checkpoint.last]
         log.stray = [block for block in log.stray if block.last > checkpoint.last]
         if log.checkpoint is None or log.checkpoint.last < checkpoint.last:
@@ -190,12 +190,12 @@ class ActorLogs:
         self._delete(log, spare)
 
     def _lives(self, identifier: bytes) -> bool:
-        """Whether a value may have to be made again; perhaps that is under way (PENDING)."""
+        """Whether a value may have to be made again, or is being made again (PENDING)."""
         record = self.tables.find(identifier)
         return record is not None and record.status != FAILED
 
     def _delete(self, log: ActorLog, blocks: list[LogBlock]) -> None:
-        """Drop these, but for what is written in the same place: a checkpoint after the same call as one that was never whole."""
+        """Delete blocks, except rows that a newer one has replaced: a checkpoint has the keys of an incomplete one after the same call."""
         stay = {key for block in self._all(log) if block.parts for key in block.keys(log.actor_id)}
         deletes = tuple(key for block in blocks for key in block.keys(log.actor_id) if key not in stay)
         for block in blocks:
@@ -204,7 +204,7 @@ class ActorLogs:
             self.tables.send(self.tables.control_address, m.Write(0, (), deletes))
 
     def _forget(self, log: ActorLog, writing: Writing) -> None:
-        """What was not written never happened."""
+        """Remove a message that was not written: its calls have never happened."""
         log.writing.remove(writing)
         block = writing.block
         if block is not None:
@@ -213,7 +213,7 @@ class ActorLogs:
                 log.blocks.remove(block)
 
     def process_gone(self, actor_id: bytes) -> None:
-        """The actor's process is dead: what it said and could not be written is void."""
+        """Drop messages of a dead process that could not be written."""
         log = self.logs.get(actor_id)
         if log is not None:
             failed, log.failed = log.failed, deque()
@@ -222,9 +222,9 @@ class ActorLogs:
                 self._forget(log, writing)
 
     def left(self, rows: Iterable[Row], early: bool = False) -> None:
-        """What dead processes have left: how many calls of which actors had ended. ``early``: which actors there are is not known yet.
+        """Record the numbers of ended calls that dead processes have left. ``early``: actors have no records yet.
 
-        A process that had become an actor before anybody heard so has run nothing: what the one before it has left still counts.
+        A process that died before it was reported to be the actor has run no calls: the number from the process before it stands.
         """
         for actor_id, ended in rows:
             record = self.tables.actors.get(actor_id)
@@ -235,13 +235,16 @@ class ActorLogs:
                 log.ended, log.exact = ended, True
 
     def lives_on(self, actor_id: bytes) -> None:
-        """An actor has lived through a daemon's restart: what a life before this one has left was heard by the daemon before this one."""
+        """Reset the number that an earlier life has left, for an actor that lived through the daemon's restart.
+
+        The earlier daemon has reported what that life lost.
+        """
         log = self.logs.get(actor_id)
         if log is not None:
             log.ended, log.exact = 0, False
 
     def made_again(self, record: ActorRecord) -> None:
-        """An actor goes on from its last checkpoint: say what that has lost."""
+        """Report the calls whose effects are lost as an actor goes on from its last checkpoint."""
         log = self.logs.get(record.id)
         if log is None or not record.lived_before or not is_unlogged(record):
             return
@@ -267,7 +270,7 @@ class ActorLogs:
             self.tables.tell(driver, m.Notice("warning", text))
 
     def acknowledge(self) -> None:
-        """Tell actors what is committed: once a turn."""
+        """Notify actors of the commits of this turn."""
         acknowledged, self._acknowledged = self._acknowledged, {}
         for actor_id, number in acknowledged.items():
             record = self.tables.actors.get(actor_id)
@@ -275,10 +278,10 @@ class ActorLogs:
             if worker is not None:
                 self.tables.order(worker, m.LogCommitted(actor_id, number))
 
-    # -- who replays --
+    # -- reading a log --
 
     def read(self, source: Address, token: int, actor_id: bytes, table: str, after: bytes) -> None:
-        """A page of an actor's log, or of its checkpoints, for the process in which it is being made."""
+        """Read a page of an actor's log, or of its checkpoints, for the process in which the actor is being made."""
         may = self._record(source, actor_id) is not None or self._remakes(source, actor_id)
         if table not in (LOG, CHECKPOINT) or not may:
             raise ValueError("the log of an actor is read by the process that is to be the actor")
@@ -293,12 +296,12 @@ class ActorLogs:
         )
 
     def _found(self, now: float, about: tuple[Address, int], message: m.Found) -> None:
-        """The control store has read it."""
+        """Send on a page from the control store."""
         source, token = about
         self.tables.send(source, m.Answer(token, (message.rows, message.more), ""))
 
     def describe(self, record: ActorRecord) -> dict[str, int | str | None]:
-        """For people: how many calls were logged, when the last checkpoint was, what came since, how far a replay is, what was lost."""
+        """Facts for users: number of logged calls, last checkpoint, calls after it, progress of a replay, and lost calls."""
         every, unlogged = record.task.option("checkpoint_every"), is_unlogged(record)
         log = self.logs.get(record.id)
         checkpoint = log.checkpoint.last if log is not None and log.checkpoint is not None else None
@@ -320,10 +323,10 @@ class ActorLogs:
         replaying = f"{log.replayed} of {log.to_replay}" if log.replayed < log.to_replay else ""
         return {**found, "logged_calls": log.last, "replaying": replaying}
 
-    # -- the end --
+    # -- the end of a log --
 
     def drop(self, actor_id: bytes) -> None:
-        """The actor is dead for good: nobody will replay anything. Its rows go once the one that would make it again has gone."""
+        """Drop the log of an actor that is dead for good. Its rows are deleted after the row that would make the actor again."""
         log = self.logs.pop(actor_id, None)
         if log is not None:
             blocks = self._all(log)
@@ -332,21 +335,21 @@ class ActorLogs:
             self.spare += [key for block in blocks for key in block.keys(actor_id)]
 
     def _all(self, log: ActorLog) -> list[LogBlock]:
-        """All that is pinned and written for an actor, or is to be. Of a checkpoint that is not whole, nothing is pinned."""
+        """All blocks that are pinned and written for an actor, or will be. Incomplete checkpoints pin nothing."""
         coming = {block.last: block for writing in log.writing if (block := writing.block) is not None and block.parts}
         stray = [coming.get(block.last, block) for block in log.stray]
         checkpoint = [log.checkpoint] if log.checkpoint is not None else []
         return [*log.blocks, *checkpoint, *stray, *(block for past in log.past for block in past.all())]
 
     def job_ended(self, job_id: bytes) -> list[tuple[str, bytes]]:
-        """A job ends: the rows of its actors' logs are to be deleted with its others."""
+        """Remove the logs of a job's actors; return their rows, to be deleted with the job's others."""
         ended = [actor_id for actor_id in self.logs if actor_id[:JOB_BYTES] == job_id]
         return [key for actor_id in ended for block in self._all(self.logs.pop(actor_id)) for key in block.keys(actor_id)]
 
     # -- after a restart of the daemon --
 
     def adopt(self, table: str, rows: tuple[Row, ...]) -> None:
-        """Rows of the control store, in their order. What they refer to is pinned later (``recover``)."""
+        """Restore logs from rows of the control store, in order. Refs are pinned later (``recover``)."""
         for key, value in rows:
             actor_id, last = key[:TASK_BYTES], int.from_bytes(key[TASK_BYTES : TASK_BYTES + 8], "big")
             log = self.logs.setdefault(actor_id, ActorLog(actor_id))
@@ -360,28 +363,28 @@ class ActorLogs:
             index = int.from_bytes(key[TASK_BYTES + 8 :], "big")
             part = LogBlock(last, count, ())
             replaced = part not in log.stray and (log.checkpoint is None or log.checkpoint[:2] != (last, count))
-            if index == 0 or replaced:  # Of one that was never whole, the first part may have been replaced by that of another one.
+            if index == 0 or replaced:  # Parts of an incomplete one may have been replaced by parts of another.
                 log.stray.append(part)
-            if index == count - 1 and log.stray and log.stray[-1][:2] == (last, count):  # The last part has all the others before it.
+            if index == count - 1 and log.stray and log.stray[-1][:2] == (last, count):  # The last part follows all the others.
                 log.stray.pop()
                 if log.checkpoint is not None:
                     log.past.append(RetainedBlocks(log.checkpoint, []))
                 log.checkpoint = LogBlock(last, count, refs)
 
     def references_of(self) -> Iterator[tuple[bytes, ...]]:
-        """What is referred to, each as often as it is to be pinned."""
+        """Refs of each block, as often as they are to be pinned."""
         for log in self.logs.values():
             yield from (block.refs for block in self._all(log))
 
     def recover(self) -> None:
-        """Everything that is referred to is known: pin it."""
+        """Pin the refs of all blocks, once all objects have records."""
         for log in self.logs.values():
             self._find_past(log)
         for refs in self.references_of():
             self.references.pin(refs)
 
     def _find_past(self, log: ActorLog) -> None:
-        """Rows that are kept from before the last checkpoint go with the checkpoint before them."""
+        """Put blocks from before the last checkpoint with the checkpoint before them."""
         while log.checkpoint is not None and log.blocks and log.blocks[0].last <= log.checkpoint.last:
             block = log.blocks.popleft()
             before = [past for past in log.past if past.base is None or past.base.last < block.last]
@@ -391,7 +394,7 @@ class ActorLogs:
             before[-1].blocks.append(block)
 
     def drop_lost(self) -> None:
-        """Actors that are no more have no log."""
+        """Drop the logs of actors that are dead or have no record."""
         for actor_id in list(self.logs):
             record = self.tables.actors.get(actor_id)
             if record is None or record.state == DEAD:
@@ -400,7 +403,7 @@ class ActorLogs:
     # -- time --
 
     def tick(self, now: float) -> None:
-        """Write what could not be written."""
+        """Repeat writes that have failed."""
         for log in self.logs.values():
             if log.retry_at is not None and now >= log.retry_at:
                 log.retry_at = None
@@ -409,5 +412,5 @@ class ActorLogs:
                     self._ask(log, writing)
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next."""
+        """When the next failed write is repeated."""
         return min((log.retry_at for log in self.logs.values() if log.retry_at is not None), default=None)

@@ -1,9 +1,9 @@
-"""Lost results of logged calls are made again: the stateful edges of the lineage.
+"""Lost results of logged calls are made again by a replay: the stateful edges of the lineage.
 
-A large value that an actor's method returned has no task that would make it again, but a history: the calls before it, in their order,
-from a state that a checkpoint has kept. When such a value is lost, the calls between that checkpoint and the one that made it run again
-in a process of their own, beside the actor, and the last one's value takes the place of the lost one (paper, sections 3.2 and 4.2.3).
-What runs there is a task of the actor's class that makes no actor, and that nobody waits for but the value.
+A large value that an actor's method returned was made by no task but by a history: the calls before it, in order, from the state in a
+checkpoint. When such a value is lost, the calls from that checkpoint to the one that made it run again in a process of their own, beside
+the actor, and the last one's value replaces the lost one (paper, sections 3.2 and 4.2.3). The replay is a task of the actor's class that
+makes no actor, and for which nothing but the value waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, child_prefix, pack_count
 from zfabric.protocol.messages import ERROR, FAILED, Row
 
 RETRIES = 3
-"""How often a replay is begun again whose process dies."""
+"""Number of times that a replay begins again after its process died."""
 
 
 class Remakes:
@@ -36,10 +36,10 @@ class Remakes:
         self._begun = 0
 
     def on_wanted(self, wanted: RemakeWanted) -> None:
-        """Make a value again, unless that is under way."""
+        """Start a replay for a lost value, unless one is under way."""
         identifier = wanted.record.object_id
         found = self.tables.maker_of(identifier)
-        if found is None:  # Its log has gone in the same step.
+        if found is None:  # The log was dropped in the same step.
             self.rebuilding.make_available(wanted.record, wanted.reason)
         elif identifier not in self._wanted.values():
             self._run(identifier, *found)
@@ -50,7 +50,7 @@ class Remakes:
         options: tuple[Row, ...] = (("num_returns", 0), ("max_retries", RETRIES), ("remake", (maker.id, identifier)))
         options += tuple(each for each in maker.options or () if each[0] in ("demand", "env"))
         arguments: Row = (b"", ())
-        if not from_checkpoint:  # It begins with ``__init__``.
+        if not from_checkpoint:  # The replay begins with ``__init__``.
             arguments = maker.row[2:4]
             options += (("contains", maker.contains()),) if maker.contains() else ()
         first = self.tables.first_attempt
@@ -62,7 +62,7 @@ class Remakes:
         self.admission.resolve(task)
 
     def on_ended(self, ended: RemakeEnded) -> None:
-        """A replay has ended. The value that it made again was reported before."""
+        """Handle the end of a replay. Its value was reported before."""
         task, worker, status, payload = ended
         identifier = self._wanted.pop(task.id, None)
         if identifier is None:
@@ -81,6 +81,6 @@ class Remakes:
             self.outcomes.settle_value(record, FAILED, pack_failure("ObjectLostError", text, facts))
 
     def job_ended(self, job_id: bytes) -> None:
-        """Nobody waits for a job's values."""
+        """Forget the replays of a job that ends."""
         for task_id in [task_id for task_id in self._wanted if task_id[:JOB_BYTES] == job_id]:
             del self._wanted[task_id]

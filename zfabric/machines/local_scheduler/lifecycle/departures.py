@@ -1,4 +1,4 @@
-"""What follows when a process is no more: it holds nothing, nobody waits for it, and its driver inherits what it submitted."""
+"""What follows from the exit of a process: its holds are released, waits for it fail, and its driver inherits its tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zfabric.protocol import messages as m
 
 
 class Departures:
-    """Releases what processes had."""
+    """Releases what processes held."""
 
     def __init__(self, tables: Tables, references: References, direct: DirectSubmissions, actors: ActorDirectory) -> None:
         self.tables = tables
@@ -20,7 +20,7 @@ class Departures:
         self.actors = actors
 
     def release(self, process: ProcessRecord) -> None:
-        """A process is no more, or wants no more: it holds nothing, and nobody waits for it."""
+        """Release everything of a process that has exited, or is done."""
         self.tables.processes.pop(process.incarnation, None)
         self.tables.touched.pop(process, None)
         self.direct.driver_gone(process)
@@ -30,9 +30,9 @@ class Departures:
             self.tables.send(self.tables.store_address, m.ProcessGone(process.incarnation))
 
     def pass_on(self, gone: bytes, driver: ProcessRecord) -> None:
-        """Have the driver inherit what a dead worker submitted: nobody else would report it again after a restart.
+        """Have the driver inherit the tasks of a dead worker: no other process would repeat them to a restarted scheduler.
 
-        Not what is being stopped: whoever asked for that may be dead, too, and the driver would have it run again.
+        Tasks that are being stopped are excluded: whoever requested that may be dead, too, and the driver would have them run again.
         """
         orphans = [task for task in self.tables.tasks.values() if task.submitter == gone and task.state != DONE]
         orphans = [task for task in orphans if task.rare is None or not task.rare.stopped]

@@ -1,9 +1,9 @@
-"""Detached actors outlive their driver: a job goes on without one for as long as such an actor of it lives.
+"""Detached actors outlive their driver: a job goes on without one for as long as one of its detached actors lives.
 
-What else the job had ends with its driver: tasks that nobody else waits for, and actors that nobody else has a handle of. The job's row
-still says that it runs, so a restarted scheduler finds the driver dead and comes to the same end. It makes detached actors
-again that had no process then: their rows are in the control store before anybody learns that they are alive, and until they are
-dead for good.
+Everything else of the job ends with its driver: tasks that no other process waits for, and actors to which no other process has a handle.
+The job's row still says that the job runs. So a restarted scheduler finds the driver dead and reaches the same state. It restarts detached
+actors that have no process: their rows are in the control store before anybody is notified that they are alive, and until they are dead for
+good.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DetachedActors:
         """Jobs without a driver of which a detached actor has died in this turn."""
 
     def driver_gone(self, job: JobRecord, driver: ProcessRecord, now: float) -> bool:
-        """Release what the job had beside its detached actors. False if it has none: then it ends."""
+        """Release everything of a job but its detached actors. Return False if it has none: then it ends."""
         if not self._lives_on(job):
             return False
         job.driver = None
@@ -41,19 +41,19 @@ class DetachedActors:
             self.tables.tell(driver, m.Farewell(""))
             self.departures.release(driver)
         for worker in self.tables.workers.values():
-            if worker.job is job:  # It may have handed tasks to them, and they would report the outcomes of the last for ever.
+            if worker.job is job:  # The driver may have submitted to them directly: they would repeat its outcomes for ever.
                 self.tables.order(worker, m.CallerGone(driver.incarnation))
         self._stop_tasks(job, driver.incarnation, now)
         self.actors.end_unheld(job, "its driver has ended")
         return True
 
     def on_died(self, died: DetachedActorDied) -> None:
-        """A detached actor has died: its job may be over."""
+        """Note the job of a detached actor that has died, if the driver is gone."""
         if died.job.driver is None:
             self._over[died.job] = None
 
     def take_over(self) -> list[JobRecord]:
-        """Jobs without a driver whose last detached actor has died: they end."""
+        """Take the jobs that are to end: without a driver, and without a living detached actor."""
         over, self._over = self._over, {}
         return [job for job in over if not job.ended and not self._lives_on(job)]
 

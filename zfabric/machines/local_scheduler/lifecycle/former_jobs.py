@@ -1,4 +1,4 @@
-"""Jobs of a node that is no more, in a control store that was kept: nobody is left who could end them, so the next node does."""
+"""Jobs of an earlier node in a retained control store. No process of theirs is left to end them, so the next node does."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 
 PAGE = 500
-"""Rows of the control store that are asked for at a time."""
+"""Rows of the control store per request."""
 
 
 class _Clearing(NamedTuple):
-    """A job whose rows are being deleted, table by table; its own row says that it has ended once they are gone."""
+    """A job whose rows are being deleted, table by table. Its own row is then marked as ended."""
 
     job: bytes
     ended: bytes
@@ -22,25 +22,25 @@ class _Clearing(NamedTuple):
 
 
 class FormerJobs:
-    """Ends them as ``Jobs.end_job`` would have: what is left of a job is its row."""
+    """Ends former jobs as ``Jobs.end_job`` would have: only the row of the job remains."""
 
     def __init__(self, tables: Tables, requests: PendingRequests) -> None:
         self.tables = tables
         self.requests = requests
 
     def ask(self) -> None:
-        """Look for them, before this node has jobs of its own."""
+        """Search for former jobs, before this node has jobs of its own."""
         self.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._found)
 
     def _found(self, now: float, about: None, answer: m.Found) -> None:
-        """The store's jobs."""
+        """Begin to clear the former jobs that were running."""
         for key, value in answer.rows:
             facts = unpack_row(value)
             if facts["status"] == "running" and key not in self.tables.jobs:
                 self._go_on(_Clearing(key, pack_row({**facts, "status": "ended"}), ("task", "function", "object", "log", "checkpoint")))
 
     def _rows_found(self, now: float, clearing: _Clearing, message: m.Found) -> None:
-        """A page of what is left of one."""
+        """Delete a page of rows of a job, and request the next."""
         table, *rest = clearing.tables
         self._write((), tuple((table, key) for key, _ in message.rows))
         if message.more:

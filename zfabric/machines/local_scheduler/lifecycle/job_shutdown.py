@@ -1,7 +1,7 @@
-"""The end of a program whose actors have something to say at theirs: ``__exit__``, ``__del__``.
+"""The end of a program whose actors define ``__exit__`` or ``__del__``.
 
-When a driver leaves, such actors end as they would if the last handle of each had gone, after the calls that were made; then the job
-does, and with it whatever has not ended within three seconds. A driver that dies takes no leave, and neither do its actors.
+When a driver exits cleanly, such actors end as if their last handles were dropped, after the calls that were made. Then the job ends, and
+with it every actor that has not ended within three seconds. If a driver dies instead, its actors are killed at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from zfabric.machines.local_scheduler.records import JobRecord
 from zfabric.protocol.messages import ALIVE
 
 PARTING_SECONDS = 3.0
-"""How long the end of a program waits for that of its actors."""
+"""Seconds that the end of a job waits for its actors."""
 
 
 class JobShutdown:
@@ -21,10 +21,10 @@ class JobShutdown:
     def __init__(self, actors: ActorDirectory) -> None:
         self.actors = actors
         self._until: dict[JobRecord, float] = {}
-        """Jobs whose driver has left, and when they end at the latest."""
+        """Jobs whose driver has exited, with the latest time of their end."""
 
     def begin(self, job: JobRecord, now: float) -> bool:
-        """A driver leaves. False if none of its actors has anything to do about it."""
+        """Retire the actors of a job whose driver exits. Return False if none defines ``__exit__`` or ``__del__``."""
         actors = self._polite(job)
         for record in actors:
             self.actors.retire(record, "its program has ended")
@@ -40,7 +40,7 @@ class JobShutdown:
         ]
 
     def take_over(self, now: float) -> list[JobRecord]:
-        """Jobs whose actors have ended, or whose time is up: they end."""
+        """Take the jobs that are to end: their actors have ended, or their time is up."""
         over = []
         for job, until in list(self._until.items()):
             if job.ended or job.driver is None:
@@ -51,5 +51,5 @@ class JobShutdown:
         return over
 
     def next_deadline(self) -> float | None:
-        """When the time of one is up."""
+        """When the time of the next job is up."""
         return min(self._until.values(), default=None)

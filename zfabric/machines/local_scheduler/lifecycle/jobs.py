@@ -1,4 +1,4 @@
-"""How jobs end: with their driver, or with the last detached actor; what is left of one is its row in the control store."""
+"""How jobs end: with their driver, or with the last detached actor. Only the job's row remains in the control store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, Address, job_id
 
 TOMBSTONES_KEPT = 1000
-"""Ended jobs whose rows stay, for people."""
+"""Ended jobs whose rows are retained, for users."""
 
 
 class Jobs:
@@ -60,10 +60,10 @@ class Jobs:
         self.detached = detached
         self.job_shutdown = job_shutdown
         self._tombstones: list[tuple[float, tuple[JobRecord, tuple[m.Rows, m.Rows]]]] = []
-        """Ends of jobs that the control store could not write: when to try again, and what."""
+        """Ends of jobs that the control store could not write: (when to repeat, what)."""
 
     def on_goodbye(self, now: float, source: Address, message: m.Goodbye) -> None:
-        """A driver or tool is done."""
+        """Handle the exit of a driver or tool."""
         process = self.tables.processes.get(source[1:])
         if process is None or self.direct.wait(source, message):
             return
@@ -74,19 +74,19 @@ class Jobs:
             self.departures.release(process)
 
     def driver_gone(self, job: JobRecord, now: float) -> None:
-        """A job ends with its driver, unless it has detached actors."""
+        """End a job with its driver, unless it has detached actors."""
         if job.driver is None or not self.detached.driver_gone(job, job.driver, now):
             self.end_job(job, now)
 
     def end_of_turn(self, now: float) -> None:
-        """End jobs whose actors have ended after their driver left, and those without a driver whose detached actors have died."""
+        """End jobs whose retired actors have ended, and jobs without a driver whose detached actors have died."""
         for job in self.job_shutdown.take_over(now):
             self.driver_gone(job, now)
         for job in self.detached.take_over():
             self.end_job(job, now)
 
     def end_job(self, job: JobRecord, now: float) -> None:
-        """Refuse everything more of a job, end its workers, free its values, delete its rows; then send its driver a farewell."""
+        """End a job: refuse its messages, end its workers, free its values, delete its rows; then send its driver a farewell."""
         if job.ended:
             return
         job.ended = True
@@ -119,7 +119,7 @@ class Jobs:
             for identifier in [each for each in table if each[:JOB_BYTES] == job.id]:
                 del table[identifier]
         puts, more = self.blocks.flush(rows_max=1 << 30)
-        # What happened is durable with the end of it, so that a timeline can be read as soon as the driver has gone.
+        # Its events are durable with its end, so that a timeline can be read as soon as the driver has exited.
         status = ("job", job.id, self.row(job, "ended"))
         if job.number > TOMBSTONES_KEPT and job_id(job.number - TOMBSTONES_KEPT) not in tables.jobs:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
@@ -134,16 +134,16 @@ class Jobs:
         self.tables.tasks.pop(task.id, None)
 
     def end_all(self, now: float, reason: str = "") -> None:
-        """The node is being stopped: every job ends with it. (A scheduler that recovers does not know them; the next node will.)
+        """End every job, since the node stops. (During recovery the jobs are not known; the next node ends them.)
 
-        Drivers are told ``reason``, if there is one.
+        Drivers receive ``reason``, if there is one.
         """
         for job in list(self.tables.jobs.values()) if not self.tables.recovering else ():
             job.reason = reason
             self.end_job(job, now)
 
     def _job_ended(self, now: float, about: tuple[JobRecord, tuple[m.Rows, m.Rows]], answer: m.Written) -> None:
-        """The job's tombstone is durable. Where the control store cannot write, it is written later, and nobody waits for it."""
+        """Send the driver a farewell once the end of its job is durable. If the control store cannot write, the end is written later."""
         job, _ = about
         if not answer.ok:
             self._tombstones.append((now + self.tables.config.store_retry_every, about))
@@ -171,11 +171,11 @@ class Jobs:
         )
 
     def tick(self, now: float) -> None:
-        """Write the ends of jobs that could not be written."""
+        """Repeat writes of ended jobs that have failed."""
         while self._tombstones and self._tombstones[0][0] <= now:
             _, about = self._tombstones.pop(0)
             self.requests.ask(m.Write, *about[1], then=self._job_ended, about=about)
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next."""
+        """When the next failed write is repeated."""
         return self._tombstones[0][0] if self._tombstones else None

@@ -1,4 +1,4 @@
-"""What a restarted local scheduler reads from the control store: functions, task rows and logs of jobs that live (see ``recovery``)."""
+"""What a restarted local scheduler reads from the control store: functions, task rows and logs of living jobs (see ``recovery``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES
 
 PAGE = 500
-"""Rows of the control store that are asked for at a time."""
+"""Rows of the control store per request."""
 
 
 class KeptRows:
@@ -35,7 +35,7 @@ class KeptRows:
 
     @property
     def complete(self) -> bool:
-        """Whether all that was asked for has come."""
+        """Whether all scans have ended."""
         return not self._open
 
     def ask(self) -> None:
@@ -45,7 +45,7 @@ class KeptRows:
             self.requests.ask(m.Scan, table, b"", b"", PAGE, then=self._found, about=table)
 
     def _found(self, now: float, table: str, message: m.Found) -> None:
-        """A page of a scan."""
+        """Store a page of a scan, and request the next."""
         if table in (LOG, CHECKPOINT):
             self.logs.adopt(table, message.rows)
         else:
@@ -58,7 +58,7 @@ class KeptRows:
                 self._then(now)
 
     def adopt_functions(self) -> None:
-        """Functions of jobs that live, also those whose exporter is gone."""
+        """Restore functions of living jobs, even if their exporter has exited."""
         tables = self.tables
         for key, value in self._functions:
             job = tables.jobs.get(key[:JOB_BYTES])
@@ -71,7 +71,7 @@ class KeptRows:
             job.functions[identifier] = function
 
     def adopt_rows(self) -> dict[bytes, tuple[m.Row, LineageBlock]]:
-        """Task rows of jobs that live, with their blocks; what is not needed of them is to be dropped from these."""
+        """Restore task rows of living jobs, with their blocks. The caller drops those that are not needed."""
         tables, blocks = self.tables, self.blocks
         rows: dict[bytes, tuple[m.Row, LineageBlock]] = {}
         for key, value in self._rows:

@@ -1,6 +1,6 @@
-"""Processes of a node: how they register, and what their death means.
+"""Processes of a node: how they register, and what follows from their death.
 
-There is one registration path. A process says ``Register``, repeats what it holds, and says ``Ready``; a process that starts has nothing to
+There is one way to register. A process sends ``Register``, repeats what it holds, and sends ``Ready``; a process that starts has nothing to
 repeat. After a restart of the daemon every process registers again (``rejoining``).
 """
 
@@ -28,11 +28,11 @@ from zfabric.protocol.ids import CONTROL, Address, job_id
 from zfabric.protocol.options import NO_ENVIRONMENT
 
 START_ATTEMPTS_MAX = 5
-"""Workers in a row that die before they register until the reason is shown to the drivers, and becomes their tasks' outcome."""
+"""Workers in a row that die before they register until drivers are shown the reason, and tasks fail with it."""
 
 
 class Membership:
-    """Which processes there are. ``deliver`` is the machine's: it hands over transitions."""
+    """The registered processes. ``deliver`` is the machine's: it delivers transitions."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Membership:
     # -- registration --
 
     def on_register(self, now: float, source: Address, message: m.Register) -> None:
-        """A process registers."""
+        """Register a process, or refuse it."""
         if message.protocol != m.PROTOCOL_VERSION:
             text = f"this cluster speaks protocol {m.PROTOCOL_VERSION}, you speak {message.protocol}; use the same release on both sides"
             self.tables.send(source, m.Refused("VersionMismatchError", text))
@@ -121,12 +121,12 @@ class Membership:
             job.driver = process
             self._welcome(process)
         elif process.job is not None:
-            self._welcome(process)  # The daemon before this one made its job, and died before it could say so.
+            self._welcome(process)  # An earlier daemon made its job, and died before it could send ``Welcome``.
         else:
             self.requests.ask(m.NewJob, then=self._job_numbered, about=(process.incarnation, message.namespace))
 
     def _job_numbered(self, now: float, about: tuple[bytes, str], answer: m.JobNumber | m.Written) -> None:
-        """The control store has given a new job its number, or cannot write."""
+        """Make the record of a new job that the control store has numbered, or refuse the driver."""
         incarnation, namespace = about
         if isinstance(answer, m.Written):
             self._refuse_job(incarnation, answer.text)
@@ -142,14 +142,14 @@ class Membership:
         self.workers.prestart(now)
 
     def _job_begun(self, now: float, process: ProcessRecord, answer: m.Written) -> None:
-        """A new job's row is durable: only now may its driver count on it, since a new daemon finds drivers by their jobs' rows."""
+        """Welcome the driver of a new job whose row is durable: a restarted daemon finds drivers by the rows of their jobs."""
         if answer.ok:
             self._welcome(process)
         else:
             self._refuse_job(process.incarnation, answer.text)
 
     def _refuse_job(self, incarnation: bytes, text: str) -> None:
-        """The control store cannot write, so there can be no new job."""
+        """Refuse a new job, since the control store cannot write."""
         process = self.tables.processes.get(incarnation)
         if process is not None:
             self.tables.tell(process, m.Refused("OutOfDiskError", f"no new job can be begun: {text}"))
@@ -159,7 +159,7 @@ class Membership:
         self.tables.tell(process, m.Welcome(m.PROTOCOL_VERSION, job, self.node, "", 0, self.tables.config.pairs()))
 
     def on_ready(self, now: float, source: Address, message: m.Ready) -> None:
-        """A process has reported all it holds."""
+        """Record that a process has reported everything it holds."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -173,7 +173,7 @@ class Membership:
     # -- workers come and go --
 
     def on_worker_spawned(self, now: float, source: Address, message: m.WorkerSpawned) -> None:
-        """The supervisor has started a worker, or could not."""
+        """Record the pid of a worker that the supervisor has started, or that it could not."""
         worker = self.tables.workers.get(message.token)
         if worker is None:
             return
@@ -191,13 +191,13 @@ class Membership:
         text = f"a worker could not be started: {error}"
         self.tables.say("error", text)
         if worker.environment != NO_ENVIRONMENT and worker.job is not None:
-            # The environment is to blame as far as anyone can know: its tasks get the reason, not an endless wait.
+            # The environment is the likeliest reason: its tasks fail with it instead of waiting for ever.
             for queue in worker.job.queues.values():
                 if queue.environment == worker.environment:
                     for task in list(queue.tasks):
                         self.outcomes.fail(task, "RuntimeEnvSetupError", text, ())
         elif self._failed_starts >= START_ATTEMPTS_MAX:
-            # Nobody waits for ever: what would have run on such workers gets the reason.
+            # Tasks for such workers fail with the reason instead of waiting for ever.
             self._failed_starts = 0
             for job in self.tables.jobs.values():
                 if job.driver is not None and not job.ended:
@@ -207,7 +207,7 @@ class Membership:
                         self.outcomes.fail(task, "WorkerCrashedError", text, ())
 
     def on_process_died(self, now: float, source: Address, message: m.ProcessDied) -> None:
-        """A process is proved dead."""
+        """Handle the proved death of a process."""
         self.logs.left(message.ended, self.tables.recovering)
         known = self.tables.by_pid.pop(message.pid, None)
         if isinstance(known, WorkerRecord):
@@ -216,7 +216,7 @@ class Membership:
             self.dispatcher.release(known)
             self.direct.worker_lost(known, message)
             void = self.outcomes.worker_lost(known, message)
-            self._deliver()  # Actors whose making failed are dead before the others are made again.
+            self._deliver()  # Actors whose making failed must be dead before the others restart.
             if known.actors or known.shared:
                 self.actors.worker_lost(known, message)
             if known.process is not None and void:
@@ -243,7 +243,7 @@ class Membership:
         self.tables.by_pid.pop(worker.pid, None)
         job = worker.job
         if worker.process is None and self.tables.store_address is not None:
-            self.tables.send(self.tables.store_address, m.ProcessGone(worker.token))  # What it may have said is to be late.
+            self.tables.send(self.tables.store_address, m.ProcessGone(worker.token))  # Its messages, if it sent any, must count as late.
         if worker.process is not None:
             self.departures.release(worker.process)
             if job is not None and job.driver is not None and not job.ended:
@@ -264,7 +264,7 @@ class Membership:
                 worker.started_at = now
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next."""
+        """When the next starting worker is late."""
         starting = (worker.started_at for worker in self.tables.workers.values() if worker.state == STARTING)
         first = min(starting, default=None)
         return None if first is None else first + self.tables.config.worker_start_seconds

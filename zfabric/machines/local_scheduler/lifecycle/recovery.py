@@ -1,13 +1,12 @@
-"""How a restarted scheduler becomes whole again: everything it is told, put together in an order in which nothing is missed.
+"""How a restarted scheduler rebuilds its tables: everything reported to it, combined in an order in which nothing is missed.
 
-Four sources, from the surest to the last resort: what processes say between ``Register`` and ``Ready`` (rows without an outcome,
-values, references, tasks that run), what lies in the arena and on disk, the functions and task rows in the control store, and
-what was said after ``Ready``, which is simply taken in at the end. During registration only ``Hold`` says that something is held; a
-row or a value alone does not.
+There are four sources, the most reliable first: messages of processes between ``Register`` and ``Ready`` (rows without an outcome, values,
+refs, running tasks); what is in the arena and on disk; functions and task rows in the control store; and messages sent after ``Ready``,
+which are handled last. During registration only ``Hold`` means that something is held; a row or a value alone does not.
 
-A task row that only the control store has belongs to a task that finished, since whoever submitted it would have said it again (and
-a driver says the rows of its workers that are gone: ``InheritTasks``). It comes back as lineage, done and without a value, and only if
-something that is held, or an unfinished row, names it; the value is made again when somebody asks for it.
+A task row that only the control store has belongs to a finished task: otherwise its submitter would have repeated it (a driver repeats the
+rows of dead workers: ``InheritTasks``). It is restored as lineage, done and without a value, and only if an object that is held, or an
+unfinished row, names it. The value is rebuilt when a process requests it.
 """
 
 from __future__ import annotations
@@ -83,22 +82,22 @@ HELD = frozenset(
         m.Goodbye,
     }
 )
-"""What waits until everybody has registered."""
+"""Messages that wait until all processes have registered."""
 HELD_QUESTIONS = ("actor", "actor log", "nothing")
-"""Likewise, of questions: what has a name is not known before, nor has anything that was said been taken in."""
+"""Queries that wait as well: their answers depend on names, or on messages that are not handled yet."""
 _AFTERWARDS = (
     m.TakenBack, m.Unblocked, m.FindActors, m.LogAppended, m.Checkpoint, m.ReplayProgress, m.CallCounts, m.CallOutcomes,
     m.Fetch, m.Release, m.Cancel, m.KillActor, m.ActorExiting, m.ActorEnded, m.Query, m.Goodbye,
 )  # fmt: skip
-"""What is taken in last, in its order."""
+"""Messages of registering processes that are handled last, in order."""
 _KNOWLEDGE = (m.Submit, m.Put, m.OfferResults)
-"""What a process knew, whatever has become of it since."""
+"""Messages whose content counts even if the sender has died since."""
 
 
 class Recovery:
-    """Gathers, then rebuilds the tables, once.
+    """Collects messages, then rebuilds the tables, once.
 
-    ``step`` takes in messages that were held back, ``deliver`` hands over transitions: both are the machine's.
+    ``step`` handles messages that were held back, ``deliver`` delivers transitions: both are the machine's.
     """
 
     def __init__(
@@ -138,31 +137,31 @@ class Recovery:
         self._later: list[tuple[Address, m.Message]] = []
         self._registered: set[bytes] = set()
         self._stored: dict[bytes, int] = {}
-        """Objects found in the arena and on disk, with their sizes."""
+        """Sizes of the objects found in the arena and on disk."""
         self._rows: dict[bytes, tuple[Row, Any]] = {}
         """Task rows of the control store, with their blocks."""
         self._entered: list[tuple[TaskRecord, WorkerRecord | None]] = []
-        """Unfinished tasks in the order in which they came, and the workers that have them."""
+        """Unfinished tasks in the order of their arrival, and the workers that have them."""
 
-    # -- gathering --
+    # -- collecting --
 
     def hold_back(self, source: Address, message: m.Message) -> None:
-        """Keep what a process says, apart by whether it is still registering."""
+        """Retain a message, separately by whether the sender is still registering."""
         (self._later if source[1:] in self._registered else self._said).append((source, message))
 
     def registered(self, process: bytes) -> None:
-        """A process has said all it holds; what it says from now on comes after."""
+        """Note that a process has reported everything it holds; its later messages are handled afterwards."""
         self._registered.add(process)
 
     def found_in_arena(self, message: m.ArenaFound) -> None:
-        """What the store before this one had taken over."""
+        """Record the objects that an earlier object store had sealed or spilled."""
         self._stored.update((object_id, size) for object_id, _, size in message.sealed)
         self._stored.update((object_id, size) for object_id, size, _ in message.spilled if object_id)
 
     # -- rebuilding --
 
     def rebuild(self, kept: KeptRows, now: float) -> None:
-        """Take in all of it."""
+        """Rebuild all tables from the retained messages and rows."""
         step = self.step
         kept.adopt_functions()
         self._rows = kept.adopt_rows()
@@ -213,7 +212,7 @@ class Recovery:
         self.tables.spare.extend(self._values())
 
     def go_on(self, now: float) -> None:
-        """Take in what was said after registration, in its order."""
+        """Handle messages that were sent after registration, in order."""
         for source, message in self._later:
             if type(message) is m.Yielded:
                 self._take_yielded(now, source, message)
@@ -221,7 +220,7 @@ class Recovery:
                 self.step(now, source, message)
 
     def _take_yielded(self, now: float, source: Address, message: m.Yielded) -> None:
-        """Values of streams. Those that the daemon before this one had accepted (True) are in the arena."""
+        """Handle values of streams. Those that an earlier daemon had accepted (True) are in the arena."""
         for task_id, _, index, value, _ in message.rows:
             if value is True and task_id in self.tables.streams:
                 self.known(ids.object_id(task_id, index + 1))
@@ -229,7 +228,7 @@ class Recovery:
 
     def _each(self, kind: type[Any], action: Any) -> None:
         for source, message in self._said:
-            # Of those who died since, what they knew still counts; what they held and ran does not.
+            # Values and rows of processes that have died since still count; their holds and running tasks do not.
             if type(message) is kind and (kind in _KNOWLEDGE or source[1:] in self.tables.processes):
                 action(source, message)
 
@@ -238,7 +237,7 @@ class Recovery:
         return [*tasks, *self.tables.objects.values()]
 
     def enter(self, row: Row, job: JobRecord, submitter: bytes = b"") -> TaskRecord | None:
-        """A record for a row, if its function is known; nothing is said of its state yet."""
+        """Make the record of a row, if its function is known; its state is set later."""
         function = job.functions.get(row[1])
         if function is None:
             return None
@@ -261,7 +260,7 @@ class Recovery:
         return task
 
     def _note_use(self, source: Address, message: m.RunningTasks) -> None:
-        """What a worker has of the node is its own before anything is given out."""
+        """Record the GPUs of a worker before resources are assigned."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         if worker is not None:
@@ -269,7 +268,7 @@ class Recovery:
             worker.used = worker.job is not None
 
     def on_hosted_actors(self, now: float, source: Address, message: m.HostedActors) -> None:
-        """A worker says which actors it is, to a daemon that was restarted."""
+        """Record the actors that a worker reports to a restarted daemon."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         if process is None or worker is None:
@@ -287,7 +286,7 @@ class Recovery:
                 return
 
     def _adopt_actor(self, row: Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:
-        """Take in an actor that lives. False if its class is not known: that died with its exporter and two daemons."""
+        """Restore an actor that lives. Return False if its class is lost: with its exporter and two daemons."""
         task = self.enter(row, job)
         if task is None:
             return False
@@ -300,7 +299,7 @@ class Recovery:
         return True
 
     def _restore_detached(self) -> None:
-        """Detached actors that only the control store still knows."""
+        """Restore detached actors that only the control store has."""
         for task_id, (row, _) in self._rows.items():
             job = self.tables.jobs.get(task_id[:JOB_BYTES])
             function = job.functions.get(row[1]) if job is not None else None
@@ -313,7 +312,7 @@ class Recovery:
                     add_holder(task, DETACHED)
 
     def _enter_running(self, source: Address, message: m.RunningTasks) -> None:
-        """Tasks a worker has, begun or not, are its own to run."""
+        """Restore the tasks that a worker has, running or queued."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         if process is None or worker is None:
@@ -329,18 +328,18 @@ class Recovery:
                 return
             if row[0] in self.tables.tasks:
                 continue
-            task = self.enter(row, job, b"")  # Whoever submitted it says so, and hears of it.
+            task = self.enter(row, job, b"")  # Its submitter repeats it, and receives the outcome.
             if task is not None:
                 task.attempt = attempt
                 if stopped:
                     task.facts().stopped = stopped
                 self._entered.append((task, worker))
-            elif begun:  # Nobody waits for it, and what is sent there would wait for its end.
+            elif begun:  # Nobody waits for it, and tasks sent to this worker would wait for its end.
                 self.workers.end(worker, "it runs a task of which nothing else survived")
                 return
 
     def _enter_submitted(self, source: Address, message: m.Submit) -> None:
-        """Rows without an outcome."""
+        """Restore rows without an outcome."""
         process = self.tables.processes.get(source[1:])
         for row in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
@@ -355,7 +354,7 @@ class Recovery:
                     self.admission.refuse_unknown(process, row)
             elif process is not None and task.row == row:
                 if task.state == DONE:
-                    self.outcomes.report_to(process, task)  # It made an actor, which has said so.
+                    self.outcomes.report_to(process, task)  # It made an actor, which has been reported.
                 if task.submitter != source[1:] and task.submitter in self.tables.processes:
                     task.facts().submitters += (task.submitter,)
                 task.submitter = process.incarnation
@@ -363,7 +362,7 @@ class Recovery:
                 self.admission.refuse_row(process, row)
 
     def _take_put(self, source: Address, message: m.Put) -> None:
-        """Values of the process itself."""
+        """Restore values that the sender has put."""
         for object_id, value, contained, durable in message.rows:
             self._take_value(source[1:], object_id, OK, value, contained)
             record = self.tables.find(object_id)
@@ -373,7 +372,7 @@ class Recovery:
                 self.tables.locates.append((object_id, source[1:]))
 
     def _take_offer(self, source: Address, message: m.OfferResults) -> None:
-        """Results a process has are adopted as accepted."""
+        """Restore results that a process has, as accepted."""
         for object_id, status, value, contained in message.rows:
             self._take_value(source[1:], object_id, status, value, contained)
 
@@ -392,12 +391,12 @@ class Recovery:
             self.tables.inline.replace(record, Stored(value[1]) if type(value) is tuple else value)
 
     def _take_expect(self, source: Address, message: m.ExpectResults) -> None:
-        """Results of calls: some have come into the arena, and their callers were not told; and streams of actors, not at their end."""
+        """Restore promised results, of which some are in the arena and not yet sent, and streams of actors that have not ended."""
         self._know((row[0],) for row in message.rows)
         self.call_results.expect(source, message, False)
 
     def _take_logged(self, source: Address, message: m.LogAppended | m.Checkpoint) -> None:
-        """What a log needs: known before it is taken in."""
+        """Restore objects to which a log refers, before the log's messages are handled."""
         self._know((message.refs,))
 
     def _take_hold(self, source: Address, message: m.Hold) -> None:
@@ -411,7 +410,7 @@ class Recovery:
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
 
     def _unheard(self) -> dict[bytes, tuple[WorkerRecord, int]]:
-        """Attempts that ended and of which the daemon before this one may not have heard: by task, the worker and the attempt."""
+        """Attempts that ended and that may not have been reported to an earlier daemon: by task id, the worker and the attempt."""
         found: dict[bytes, tuple[WorkerRecord, int]] = {}
 
         def note(source: Address, message: m.Completed) -> None:
@@ -430,10 +429,10 @@ class Recovery:
                 self.tables.inline.replace(record, Stored(size))
 
     def _go_on(self, task: TaskRecord, worker: WorkerRecord | None, now: float) -> None:
-        """An unfinished task is done after all, goes on where it is, or waits its turn."""
+        """Set the state of an unfinished task: done after all, running where it is, or ready."""
         values = task.values()
         if worker is not None and task.function.actor is not None and task.status != PENDING:
-            self.actors.forget_value(task)  # It was alive once, and is being made again there.
+            self.actors.forget_value(task)  # The actor lived before, and is being made again there.
             task.status = PENDING
         if values and all(record.status != PENDING for record in values):
             task.finish()
@@ -463,7 +462,7 @@ class Recovery:
                 self.admission.resolve(task)
 
     def _stop_void(self, now: float) -> None:
-        """What was submitted by attempts that came to nothing, and nobody else refers to: the next attempts submit it anew."""
+        """Stop what voided attempts had submitted and nobody else refers to: the next attempts submit it anew."""
         unfinished = [task for task, _ in self._entered if task.state != DONE]
         if any(value.holders is None for task in unfinished for value in task.values()):
             void = {prefix for task in unfinished for prefix in prefixes_of(task) - prefixes_of(task, earlier=0)}
@@ -482,7 +481,7 @@ class Recovery:
         if worker.state not in (LEASED, HOSTING):
             self.dispatcher.resume(worker, self.tables.queue_of(task))
 
-    # -- what only the arena or the control store knows --
+    # -- objects that only the arena or the control store has --
 
     def _know(self, several: Iterable[tuple[bytes, ...]]) -> None:
         for object_ids in several:
@@ -490,7 +489,7 @@ class Recovery:
                 self.known(object_id)
 
     def known(self, object_id: bytes) -> None:
-        """Bring an object back, if anything is known of it."""
+        """Restore an object from what is left of it, if anything is."""
         if self.tables.find(object_id) is not None:
             return
         self._restore(object_id)
@@ -503,21 +502,21 @@ class Recovery:
             self.tables.inline.replace(record, Stored(size))
         elif self.tables.maker_of(object_id) is not None:
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-            record.status = OK  # Without a value: it is made again when somebody asks for it.
+            record.status = OK  # Without a value: it is rebuilt when a process requests it.
         elif is_put(object_id):
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-            record.durable = True  # If it was not, the control store will say so.
+            record.durable = True  # If it was not durable, the control store will not find it.
             self.rebuilding.make_available(record, "its node's daemon died")
 
     def _orphan(self, object_id: bytes) -> ObjectRecord:
-        """A value whose row, if it ever had one, is not known."""
+        """Make the record of a value that has no known row."""
         record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
         if not is_put(object_id) and object_id[:TASK_BYTES] not in self.tables.streams:
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = False
         return record
 
     def _restore(self, object_id: bytes) -> None:
-        """Bring back the row that made an object, and those that it names: inputs first, since a row counts what it names."""
+        """Restore the row that made an object, and the rows of objects that it names: inputs first, since a row counts what it names."""
         agenda = deque([object_id[:TASK_BYTES]])
         restored: list[TaskRecord] = []
         while agenda:

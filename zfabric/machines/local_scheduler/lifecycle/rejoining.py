@@ -1,7 +1,7 @@
-"""A restarted scheduler asks every process that it can know of to register again, and waits for all of them.
+"""A restarted scheduler asks every living process to register again, and waits for all of them.
 
-Workers are known from the supervisor's table, drivers from the control store's jobs. Until the last of them is ready, or proved dead, what
-they report is held back; then ``recovery`` puts it together.
+It finds workers in the supervisor's table, and drivers in the control store's jobs. Until the last of them is ready, or proved dead, their
+reports are held back; then ``recovery`` rebuilds the tables from them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zfabric.protocol.options import NO_ENVIRONMENT
 
 
 class Rejoining:
-    """Knows whom a restarted scheduler waits for. ``Tables.recovering`` says whether it still does."""
+    """The processes for which a restarted scheduler waits. ``Tables.recovering`` says whether it still does."""
 
     def __init__(
         self,
@@ -44,18 +44,18 @@ class Rejoining:
         self.kept_rows = KeptRows(tables, blocks, requests, logs, self._maybe_recovered)
         self._table_known = self._jobs_known = not tables.recovering
         self._expected: dict[bytes, int] = {}
-        """Processes (by incarnation) that are to register again, and their pids."""
+        """Pids of processes that are to register again, by incarnation."""
         self._keep_due = False
         self._claimed: list[m.Row] = []
         """Rows of ``Sealed`` that processes sent while they registered."""
         self._abandoned: list[JobRecord] = []
-        """Jobs whose drivers died during recovery: they end when all that is left of them is known."""
+        """Jobs whose drivers died during recovery: they end when the tables are rebuilt."""
         self._early: list[tuple[Address, m.Message]] = []
-        """Registrations that came before it was known whose they may be."""
+        """Registrations that came before the jobs were read."""
         self._deadline: float | None = None
 
     def on_process_table(self, now: float, source: Address, message: m.ProcessTable) -> None:
-        """The supervisor's workers, after a restart of the daemon: each is asked to register again."""
+        """Ask each worker of the supervisor's table to register again."""
         if not self.tables.recovering:
             return
         self._table_known = True
@@ -71,7 +71,7 @@ class Rejoining:
         self.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._jobs_found)
 
     def _jobs_found(self, now: float, about: None, answer: m.Found) -> None:
-        """The control store's jobs: the drivers of those that run are asked to register again."""
+        """Ask the driver of each running job in the control store to register again."""
         for key, value in answer.rows:
             facts = unpack_row(value)
             if facts.get("status") != "running":
@@ -94,7 +94,7 @@ class Rejoining:
         self._maybe_recovered(now)
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
-        """Whether a message waits for the end of recovery."""
+        """Retain a message that must wait for the end of recovery. Return whether it does."""
         if self.tables.recovering and type(message) is m.Ready:
             self.recovery.registered(source[1:])
         if not self._jobs_known and type(message) in (m.Register, m.Ready):
@@ -106,19 +106,19 @@ class Rejoining:
         return False
 
     def ready(self, incarnation: bytes, now: float) -> None:
-        """A process has registered, and reported all it holds."""
+        """Record that a process has registered, and reported everything it holds."""
         self._expected.pop(incarnation, None)
         self._maybe_recovered(now)
 
     def dead(self, pid: int, now: float) -> None:
-        """A process is proved dead."""
+        """Record that a process is proved dead."""
         for incarnation, expected in list(self._expected.items()):
             if expected == pid:
                 del self._expected[incarnation]
         self._maybe_recovered(now)
 
     def abandon(self, job: JobRecord) -> None:
-        """The driver of a job died before recovery ended."""
+        """Note that the driver of a job died before recovery ended."""
         self._abandoned.append(job)
 
     def _maybe_recovered(self, now: float) -> None:
@@ -137,26 +137,26 @@ class Rejoining:
         self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 
     def keep(self) -> None:
-        """Send the store, at the end of the turn in which recovery ended, the values that are referred to."""
+        """Send the store the ids of needed values, at the end of the turn in which recovery ended."""
         if self._keep_due:
             self._keep_due = False
             stored = [record.object_id for record in self.tables.values() if type(record.value) is Stored]
-            stored += [row[0] for row in self.tables.locates]  # Its writer may look at a value that it has no ref to any more.
+            stored += [row[0] for row in self.tables.locates]  # Its writer may use a value to which it has no ref any more.
             if self.tables.store_address is not None:
-                # What was written after its writer had registered comes behind this: it may be in room that the writer said is unused.
+                # Values written after their writer registered come first: they may be in room that it had reported as unused.
                 claims = (m.Sealed(tuple(self._claimed)),) if self._claimed else ()
                 self.tables.before_batches += [Send(self.tables.store_address, each) for each in (*claims, m.RetainOnly(tuple(stored)))]
             self._claimed = []
 
     def on_arena_found(self, now: float, source: Address, message: m.ArenaFound) -> None:
-        """What lay in the arena and on disk when this incarnation began."""
+        """Record what was in the arena and on disk when this incarnation began."""
         self.recovery.found_in_arena(message)
 
     def on_running_tasks(self, now: float, source: Address, message: m.RunningTasks) -> None:
-        """Tasks of a worker that registers, which is news only to a scheduler that recovers (see ``recovery``)."""
+        """Do nothing: the message concerns only a scheduler that recovers (see ``recovery``)."""
 
     def tick(self, now: float) -> None:
-        """Processes that this scheduler waits for in vain: workers are killed, of drivers it is known when they are dead."""
+        """Kill workers that do not register again. Drivers are not waited for any longer: their death is noticed."""
         if self.tables.recovering and self._deadline is not None and now >= self._deadline:
             self._deadline = now + self.tables.config.recovery_seconds
             for incarnation, pid in list(self._expected.items()):
@@ -167,5 +167,5 @@ class Rejoining:
             self._maybe_recovered(now)
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next."""
+        """When the wait for processes ends."""
         return self._deadline if self.tables.recovering else None

@@ -1,1 +1,1 @@
-"""Answers to people, and the check that all tables agree."""
+"""Answers to users' queries, and the check that all tables agree."""

@@ -1,4 +1,4 @@
-"""Which actors there are, and why one is as it is. Calls do not pass the scheduler: only callers can explain them."""
+"""Listings of actors, and why one is in its state. Calls do not pass through the scheduler: only callers can explain them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ActorReports:
         }
 
     def counts(self) -> dict[str, int]:
-        """How many actors there are, by state."""
+        """Number of actors in each state."""
         found: dict[str, int] = {}
         for record in self.actors.records.values():
             state = state_of(record)
@@ -64,12 +64,12 @@ class ActorReports:
         return sorted(processes[each].pid for each in incarnations if each in processes)
 
     def named(self, name: str) -> list[bytes]:
-        """Living actors of that name, in every namespace; if there are none, dead ones that are known still."""
+        """Living actors with that name, in every namespace; if there are none, dead ones that still have a record."""
         living = [record.id for (_, known), record in self.actors.named.items() if known == name]
         return living or [record.id for record in self.actors.records.values() if name and record.name == name]
 
     def explain(self, record: ActorRecord, wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]) -> Diagnosis:
-        """Why an actor is as it is. ``wanted_by`` gives what a call waits for, ``queued`` why the creation waits."""
+        """Why an actor is in its state. ``wanted_by`` describes what a call waits for, ``queued`` why the creation waits."""
         row = self._row(record)
         facts: list[tuple[str, str]] = [("actor", brief(record.id)), ("class", record.class_name)]
         if record.name:
@@ -113,7 +113,7 @@ class ActorReports:
         return again + queued()
 
     def _turn(self, record: ActorRecord) -> str:
-        """What a living actor does: it runs a call, or waits while another actor of its process runs one."""
+        """Describe what a living actor does: it runs a call, or waits while another actor of its process runs one."""
         turn = record.worker.turn if record.worker is not None else ()
         if not turn:
             return "runs what it is called for"
@@ -125,13 +125,13 @@ class ActorReports:
         return f"waits for its turn, if it is called: {name} {brief(actor_id)}, which lives there too, runs its call {brief(call_id)}"
 
     def call_of(self, actor_id: bytes) -> str:
-        """A call of this actor as explanations name it; empty if there is no such actor."""
+        """Description of a call of this actor in explanations; empty if there is no such actor."""
         record = self.actors.records.get(actor_id)
         return f"call of {record.class_name} {brief(actor_id)}, {state_of(record)}" if record is not None else ""
 
 
 def state_of(record: ActorRecord) -> str:
-    """The state of an actor as people see it."""
+    """The state of an actor as users see it."""
     if record.state == ALIVE and record.gone:
         return "ending"
     if record.state == ALIVE and record.wait() is not None:
@@ -145,7 +145,7 @@ def _holders(record: ActorRecord) -> set[bytes]:
 
 
 def title(record: ActorRecord) -> str:
-    """An actor as people see it: its class, and its name if it has one."""
+    """An actor as users see it: its class, and its name if it has one."""
     return f"{record.class_name}, {record.name}" if record.name else record.class_name
 
 

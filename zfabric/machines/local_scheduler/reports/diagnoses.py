@@ -1,4 +1,4 @@
-"""Why a task, an object, an actor or a worker is as it is."""
+"""Why a task, an object, an actor or a worker is in its state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.names import brief
 
 ERROR_CHARACTERS = 200
-"""What an explanation says of an error's text."""
+"""Most characters of an error's text in an explanation."""
 
 
 class Diagnoses:
@@ -53,7 +53,10 @@ class Diagnoses:
         self.deadlocks = deadlocks
 
     def explain(self, subject: bytes, now: float | None = None) -> Diagnosis | None:
-        """Why the task, object, actor or worker with this id is as it is; for how long, if ``now`` is given. None if it is not known."""
+        """Why the task, object, actor or worker with this id is in its state; None if it has no record.
+
+        With ``now``, the facts say for how long.
+        """
         tables = self.tables
         worker = tables.workers.get(subject)
         if worker is not None:
@@ -179,9 +182,9 @@ class Diagnoses:
         return "failed" if task.state == DONE and failed(task) else STATE_NAMES[task.state]
 
     def elapsed(self, task: TaskRecord, now: float) -> float | None:
-        """Seconds for which a task has been running or blocked; before it begins, seconds since it was submitted. None if not known.
+        """Seconds for which a task has been running or blocked; before it begins, seconds since it was submitted. None if unknown.
 
-        No time is stored per task. A lineage block has the time at which its rows came, a worker the time at which its last task ended.
+        No time is stored per task. A lineage block has the arrival time of its rows, a worker the time at which its last task ended.
         """
         state, worker = self.state_of(task), task.worker
         since: float | None = None
@@ -194,7 +197,7 @@ class Diagnoses:
         return None if since is None else max(0.0, now - since)
 
     def name_of_running(self, worker: WorkerRecord, executing: bytes) -> str:
-        """The name of the task or actor that a worker runs, as in front of what it prints, or nothing. ``executing`` is the task's id."""
+        """Name of the task or actor that a worker runs, as in front of its output; else empty. ``executing`` is the task's id."""
         task = worker.inflight.get(executing)
         if task is not None:
             return task.name.rpartition("<locals>.")[2]
@@ -208,7 +211,7 @@ def running_since(worker: WorkerRecord) -> float:
 
 
 def span(seconds: float) -> str:
-    """A time span as people read it."""
+    """A time span for users."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -28,25 +28,25 @@ class Events:
         return bool(self._waiting)
 
     def take(self) -> m.Rows:
-        """The rows that wait. The caller writes them."""
+        """Take the rows that wait. The caller writes them."""
         rows, self._waiting = tuple(self._waiting), []
         return rows
 
     def attempts_ended(self, now: float, worker: WorkerRecord, message: m.Completed) -> None:
-        """A worker reported attempts that ended."""
+        """Add the attempts that a worker has reported as ended."""
         self._add(now, _attempts(self.node, worker, message, self.outcomes.renamed))
 
     def calls_ended(self, now: float, worker: WorkerRecord, message: m.CallTimes) -> None:
-        """A worker reported calls of actors that ended."""
+        """Add the calls of actors that a worker has reported as ended."""
         self._add(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments))
 
     def worker_died(self, now: float, worker: WorkerRecord, died: m.ProcessDied) -> None:
-        """Note the attempt that a death cut off, and the actors that ended with the process although nobody had killed them."""
+        """Add the attempt that a death cut off, and the actors that ended with the process without having been killed."""
         for event in self._deaths(now, worker, died):
             self._add(now, event)
 
     def _add(self, now: float, event: bytes) -> None:
-        """Events sort by the time at which the scheduler received them."""
+        """Add an event. Events sort by the time at which the scheduler received them."""
         self._last += 1
         key = int(now * 1e6).to_bytes(8, "big") + self._last.to_bytes(4, "big", signed=False)
         self._waiting.append(("event", key, event))

@@ -10,7 +10,7 @@ from zfabric.protocol.machine import InvariantViolation
 
 
 def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
-    """Raise InvariantViolation where two facts disagree. ``lineage_bytes``: what ``References`` has counted."""
+    """Raise InvariantViolation where two facts disagree. ``lineage_bytes`` is the count of ``References``."""
     held: dict[str, int] = {}
     for worker in tables.workers.values():
         for task in worker.inflight.values():

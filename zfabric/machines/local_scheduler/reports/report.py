@@ -1,7 +1,7 @@
-"""What a local scheduler can be asked: listings, status, pages of tables, and explanations.
+"""Queries that a local scheduler answers: listings, status, pages of tables, and explanations.
 
 An answer is plain data. The object store completes reports that need it (where a value is, how full the store is), the control store reads
-pages of its tables, and a process walks its own threads. Everything else is answered in the turn in which it was asked.
+pages of its tables, and a process inspects its own threads. All other queries are answered in the turn in which they arrive.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ COUNT_MAX = 50_000
 PAGE_MAX = 1000
 """Most rows of the control store in one answer."""
 FOUND_MAX = 20
-"""Most things named by what a person typed."""
+"""Most things that one text may name."""
 FROM_STORE = {"status": "statistics", "objects": "entries"}
-"""Reports that the object store completes, and what it is asked for them."""
+"""Reports that the object store completes, with the query that it receives."""
 
 
 class Reports:
@@ -86,7 +86,7 @@ class Reports:
             "namespace": self._namespace,
             "processes": self._processes,
             "nothing": self._nothing,
-            "output": self._nothing,  # The shell sends what workers have written, ahead of the answer.
+            "output": self._nothing,  # The shell sends the output of workers ahead of the answer.
         }
         """Queries answered in the same turn: (now, arguments) -> the answer."""
         self._relayed: dict[str, Callable[..., None]] = {
@@ -98,11 +98,11 @@ class Reports:
 
     @property
     def queries(self) -> list[str]:
-        """What may be asked."""
+        """Names of all queries."""
         return sorted((*self._reports, *self._relayed))
 
     def answer(self, now: float, source: Address, message: m.Query) -> None:
-        """Answer a query, now or once others have answered what it takes. What cannot be answered is refused with the reason."""
+        """Answer a query, now or once others have answered what it takes. A query that cannot be answered receives the reason."""
         token, what, arguments = message
         payload, error = None, ""
         try:
@@ -159,7 +159,7 @@ class Reports:
     # -- rows of the control store --
 
     def _ask_rows(self, source: Address, token: int, table: str, after: bytes = b"", limit: int = PAGE_MAX) -> None:
-        """Query a page of a table. The asker gets ``(rows, whether there are more)`` as an ``Answer``.
+        """Request a page of a table. The sender receives ``(rows, whether there are more)`` as an ``Answer``.
 
         The first page waits until all earlier writes are committed.
         """
@@ -174,12 +174,12 @@ class Reports:
             self.requests.ask(m.Write, (), (), then=self._read_rows, about=about)
 
     def _read_rows(self, now: float, about: tuple[Address, int, str, bytes, int], answer: m.Written | None = None) -> None:
-        """All that was written before is committed, or cannot be: read the page."""
+        """Read the page, since all earlier writes are committed or have failed."""
         _, _, table, after, limit = about
         self.requests.ask(m.Scan, table, b"", after, limit, then=self._rows_found, about=about)
 
     def _rows_found(self, now: float, about: tuple[Address, int, str, bytes, int], found: m.Found) -> None:
-        """The control store sent a page."""
+        """Send on a page from the control store."""
         self.tables.send(about[0], m.Answer(about[1], (found.rows, found.more), ""))
 
     # -- listings --
@@ -248,7 +248,7 @@ class Reports:
 
     def _status(self, now: float) -> dict[str, Any]:
         states = dict.fromkeys(TASK_STATES, 0)
-        # A question must not hold up a million tasks: past a slice of them, the states that have no table of their own are estimated.
+        # A query must not take as long as a million tasks need: beyond a slice of them, states without a table of their own are estimated.
         seen = 0
         for task in islice(self.tables.tasks.values(), COUNT_MAX):
             states["failed" if task.state == DONE and failed(task) else STATE_NAMES[task.state]] += 1
@@ -257,7 +257,7 @@ class Reports:
             share = len(self.tables.tasks) / seen
             states = {name: round(count * share) for name, count in states.items()}
         for worker in self.tables.workers.values():
-            blocked = sum(frame.task_id in worker.inflight for frame in worker.frames)  # Calls of actors wait, too, and are no tasks.
+            blocked = sum(frame.task_id in worker.inflight for frame in worker.frames)  # Calls of actors wait, too, and are not tasks.
             running = running_task(worker) is not None
             states["blocked"] += blocked
             states["running"] += running
@@ -306,7 +306,7 @@ class Reports:
         return None if explanation is None else (explanation.state, explanation.reason, explanation.facts)
 
     def _find(self, now: float, text: str) -> list[dict[str, str]]:
-        """What ``text`` may name: an id in hex or its beginning, the short form of an id, an actor's name, a worker's pid."""
+        """Things that ``text`` may name: by id in hex or its beginning, short form of an id, actor's name, or worker's pid."""
         tables = self.tables
         found = []
         matches = matcher(text)
@@ -338,14 +338,14 @@ class Reports:
         return self.actor_reports.listing(min(limit, LIST_LIMIT))
 
     def _named_actors(self, now: float) -> list[tuple[str, str]]:
-        """(namespace, name) of the living actors that have a name."""
+        """(namespace, name) of each living actor that has a name."""
         return sorted(self.actors.named)
 
     def _nothing(self, now: float) -> None:
-        """The answer has no content: it shows that what was sent before was handled."""
+        """Do nothing. The answer shows that everything sent before the query was handled."""
 
     def _actor(self, now: float, name: str, namespace: str) -> m.Row | None:
-        """The id of the living actor of that name, and what its handle is made of."""
+        """The id of the living actor with this name, and what its handle is made of."""
         record = self.actors.named.get((namespace, name))
         return None if record is None else (record.id, record.task.function.actor)
 
@@ -355,7 +355,7 @@ class Reports:
         return None if record is None else (record.name, record.task.function.actor)
 
     def _namespace(self, now: float, job: bytes) -> str:
-        """The namespace of a job, which its driver chose and its tasks ask for."""
+        """The namespace of a job, which its driver chose and its tasks use."""
         known = self.tables.jobs.get(job)
         return "" if known is None else known.namespace
 

@@ -22,11 +22,11 @@ class Starvation:
         self.pool = pool
         self.dispatcher = dispatcher
         self._since: float | None = None
-        """Since when demands have waited in every turn. Whether actors hold what they want is looked up only when a request is due."""
+        """Since when demands have waited in every turn. Whether actors hold those resources is checked only when a request is due."""
         self._due = 0.0
 
     def end_of_turn(self, now: float) -> None:
-        """Note whether something waits."""
+        """Note whether a demand waits."""
         if not self.dispatcher.starved:
             self._since = None
         elif self._since is None:
@@ -36,11 +36,11 @@ class Starvation:
         self._since, self._due = now, now + self.tables.config.collect_seconds
 
     def next_deadline(self) -> float | None:
-        """When the next request is due, if actors hold what is wanted."""
+        """When the next request is due, if actors hold what the demands need."""
         return self._due if self._since is not None else None
 
     def tick(self, now: float) -> None:
-        """Ask all processes for a collection, if something waits for what actors hold."""
+        """Request a collection from all processes, if demands wait for resources of actors."""
         if self._since is None or now < self._due:
             return
         if not self._actors_hold_it():
