@@ -1,4 +1,4 @@
-"""The actors of a worker process: their instances, and the functions that their calls run."""
+"""The actors of a worker process: their instances, and the methods that calls run."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
     "__ray_call__": lambda instance, function, *args, **kwargs: function(instance, *args, **kwargs),
     "__ray_terminate__": _terminate,
 }
-"""Methods that every actor has, by Ray's names: to wait until it is made, to have a function called with it, to end it for good."""
+"""Methods that every actor has, under Ray's names: wait until it is created, call a function with it, end it for good."""
 
 
 class Crew(Protocol):
-    """Runs calls besides the main thread."""
+    """What runs calls outside the main thread: threads or an event loop."""
 
     def hand_out(self) -> None:
-        """Start as many of the queued calls as may run. Called by the main thread."""
+        """Start as many queued calls as may run. Called by the main thread."""
 
     def wanted(self) -> bool:
         """Whether a queued call may start. The caller holds the lock."""
 
     def alone(self, action: Callable[[], None]) -> None:
-        """Run ``action`` where calls run, at a moment when none does. Called by the main thread."""
+        """Run ``action`` in a thread that runs calls, while none runs. Called by the main thread."""
 
     def interrupt(self, item: Item | Invocation) -> bool:
-        """Interrupt what runs. False if that is not possible at this moment. The caller holds the lock."""
+        """Interrupt a call. Return False if that is not possible at this moment. The caller holds the lock."""
 
     def runs_here(self, item: Item | Invocation) -> bool:
-        """Whether this very thread or asyncio task runs a call, rather than one that the call has started."""
+        """Whether this very thread or asyncio task runs a call. False for threads and tasks that the call has started."""
 
 
 class Host:
-    """The instances that live in this process, by actor, and who runs their calls."""
+    """The instances of this process's actors, and the crew that runs their calls."""
 
     def __init__(self, worker: Worker, calls: Calls, lock: threading.RLock) -> None:
         self._worker = worker
@@ -62,20 +62,20 @@ class Host:
         self._lock = lock
         self.instances: dict[bytes, Any] = {}
         self.crew: Crew | None = None
-        """Runs calls, if the main thread does not."""
+        """Runs calls; None if the main thread does."""
         self.loop: Crew | None = None
         """Runs async tasks."""
         self.leaving = False
         """Whether the actor has ended itself."""
         self.leaves_at = 0.0
-        """When the process exits at the latest then, whatever still runs in other threads."""
+        """When the process exits at the latest after that, even if other threads still run."""
         self.gone: list[bytes] = []
-        """Actors that have ended, in a process that actors share, and whose instances are still here."""
+        """Lightweight actors that have ended and whose instances are still here."""
 
     def begin(self, item: Item, instance: Any, crew: Crew | None) -> Any:
-        """Add the instance of a new actor; calls may come. The caller holds the lock.
+        """Add the instance of a new actor, which may be called from now on. The caller holds the lock.
 
-        Returns the instance of an earlier life of the actor, if it is still here, for the caller to release without the lock.
+        Return the instance of an earlier life of the actor, if it is still here. The caller releases it without the lock.
         """
         self.crew = crew
         before = self.instances.get(item.row[0])
@@ -86,7 +86,7 @@ class Host:
         return before
 
     def begin_shared(self, item: Item, instance: Any) -> None:
-        """Add the instance of a new actor that shares this process."""
+        """Add the instance of a new lightweight actor."""
         assert self._worker.turns is not None
         with self._lock:
             before = self.begin(item, instance, self.crew)
@@ -95,7 +95,7 @@ class Host:
         del before
 
     def method(self, item: Invocation) -> Callable[..., Any]:
-        """The function that a call runs. AttributeError if there is no such method."""
+        """Return the method that a call runs. Raises AttributeError if there is none of this name."""
         instance = self.instances.get(item.actor_id)
         if instance is None:
             raise FabricError("the actor has ended")
@@ -117,18 +117,18 @@ class Host:
         return found
 
     def class_of(self, item: Invocation) -> str:
-        """The name of the class of the actor that is called."""
+        """Return the class name of the called actor."""
         return type(self.instances.get(item.actor_id)).__qualname__
 
     @property
     def done(self) -> bool:
-        """Whether this process has nothing more to do as an actor."""
+        """Whether the actors of this process have nothing more to do."""
         mailbox = self._mailbox
         retired = mailbox.retiring and not mailbox.waiting and not self._calls.pending
         return (self.leaving or retired) and mailbox.settled
 
     def may_retire(self) -> bool:
-        """Whether the process may exit. After an actor has ended itself, threads and pending promises delay that for so long only."""
+        """Whether the process may exit. After an actor has ended itself, threads and promises delay that until ``leaves_at``."""
         if not self.done:
             return False
         stays = self._worker.running_calls or (self.leaving and self._calls.results.awaited)
@@ -140,9 +140,9 @@ class Host:
             _leave(self.instances.popitem()[1])
 
     def release_gone(self) -> bool:
-        """Release actors that have ended, in a process that actors share; ``__del__`` runs as the last reference goes.
+        """Release lightweight actors that have ended; ``__del__`` runs with the last reference.
 
-        Returns whether the daemon is to be notified that some have ended.
+        Return whether the daemon must be notified that some have ended.
         """
         while self.gone:
             with self._lock:
@@ -152,8 +152,8 @@ class Host:
 
 
 def _of_class(instance: Any, name: str) -> Callable[..., Any]:
-    """A method whose name the instance uses for something else: what callers know is the class's."""
-    import inspect
+    """Return the class's method of a name that the instance uses for another attribute."""
+    import inspect  # Rarely needed; workers start sooner without it.
 
     kind = type(instance)
     attribute: Any = inspect.getattr_static(kind, name)
@@ -163,7 +163,7 @@ def _of_class(instance: Any, name: str) -> Callable[..., Any]:
 
 
 AT_THE_END: dict[str, tuple[Any, ...]] = {"__ray_shutdown__": (), "__exit__": (None, None, None)}
-"""Methods that are called at a clean end of an actor, if its class has them, with their arguments. The first is Ray's."""
+"""Method names -> arguments: called at an actor's clean end if its class has them. The first is Ray's."""
 
 
 def leaves(instance: Any) -> bool:
@@ -176,7 +176,7 @@ def _leave(instance: Any) -> None:
         try:
             if hasattr(type(instance), name):
                 getattr(type(instance), name)(instance, *arguments)
-        except (Exception, SystemExit):  # its end is nobody's result, so this is where it is told of
-            import traceback
+        except (Exception, SystemExit):  # No caller gets this error, so it is printed.
+            import traceback  # Only needed here.
 
             print(f"zfabric warning: {type(instance).__qualname__}.{name} raised:\n{traceback.format_exc()}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a worker runs, for people: the task context, the stacks, the names in front of its output, and ``breakpoint()``."""
+"""Introspection of a worker: the task context, stacks, names in front of output, and ``breakpoint()``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zfabric.runtime.worker_connection import WorkerConnection
 
 
 class Introspection:
-    """Answers what runs here."""
+    """Describes what a worker runs."""
 
     def __init__(self, connection: WorkerConnection, contexts: Contexts, functions: LoadedFunctions, gpus: AssignedGpus) -> None:
         self._directory = connection.session.directory
@@ -34,10 +34,10 @@ class Introspection:
         self._functions = functions
         self._gpus = gpus
         self._printing: tuple[bytes, str] = (b"", "")
-        """The id of what has printed last, and its name."""
+        """(id, name) of the task or call that printed last."""
 
     def context(self) -> TaskContext | None:
-        """The attempt on top, or the call that this thread or coroutine runs."""
+        """Describe the task or call of this thread or coroutine; None if none runs."""
         item = self._contexts.here
         if item is None:
             return None
@@ -55,7 +55,7 @@ class Introspection:
     # -- output --
 
     def name_of_writer(self) -> str:
-        """The name in front of lines that this thread or coroutine prints: the task's, or the actor's; empty if none runs."""
+        """Return the name in front of lines that this thread or coroutine prints: the task's or actor's, empty if none runs."""
         item = self._contexts.here
         if item is None:
             return ""
@@ -80,16 +80,16 @@ class Introspection:
     # -- stacks --
 
     def threads(self, runners: Iterable[CodeType]) -> Rows:
-        """The stacks of this worker's threads, and of the coroutines of its event loops.
+        """Return the stacks of this worker's threads and of the coroutines of its event loops.
 
-        ``runners`` are functions whose variables ``item`` and ``started`` say what runs in the frames above theirs, and since when.
+        ``runners`` are functions whose variables ``item`` and ``started`` are the task or call in the frames above, and when it began.
         """
         loops = [each for each in (self._host.crew, self._host.loop) if isinstance(each, Loop)]
         coroutines = [task.get_coro() for loop in loops for task in list(loop.running.values()) if task is not None]
         return own_threads(dict.fromkeys(runners, self._run_by), coroutines)
 
     def _run_by(self, variables: dict[str, Any]) -> Run | None:
-        """What one of the runners runs, by its variables."""
+        """Describe what a runner runs, by its variables."""
         item, started = variables.get("item"), variables.get("started")
         return None if item is None or started is None else (self._functions.name_of(item), item.row[0], clock() - started)
 
@@ -99,7 +99,7 @@ class Introspection:
         """Wait at ``breakpoint()`` for ``zfabric debug``, unless the environment variable PYTHONBREAKPOINT says otherwise."""
         if os.environ.get("PYTHONBREAKPOINT"):
             return sys.__breakpointhook__(*args, **kwargs)
-        from zfabric.runtime.debugger import wait_at_breakpoint
+        from zfabric.runtime.debugger import wait_at_breakpoint  # ``pdb`` is only loaded when it is used.
 
         item = self._contexts.here
 

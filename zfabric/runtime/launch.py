@@ -1,11 +1,10 @@
-"""Starting a session, and ending it: what ``init()`` does for an embedded cluster and ``zfabric start`` for a lasting one.
+"""Starts and ends a session, for ``init()`` (embedded cluster) and ``zfabric start`` (lasting cluster).
 
-The first task's result is to be there within 400 ms of ``init()`` in a cold process, so a launch does the least: it makes the
-session's directory, spawns the supervisor's interpreter, hands it the specification through a pipe, and returns; the
-client meanwhile loads what it needs and then looks for the daemon's pointer file. Nothing is passed in ``argv`` or in the
-environment, which others can read.
+In a cold process, the first task's result must arrive within 400 ms of ``init()``. So a launch does little: it makes the session's
+directory, spawns the supervisor's interpreter, sends it the specification through a pipe, and returns. Meanwhile the client loads its
+modules, and then looks for the daemon's pointer file. Nothing is passed in ``argv`` or the environment, which other users can read.
 
-The pipe stays open as the embedded session's lifeline: however the driver ends, the supervisor sees the pipe's end.
+The pipe stays open as the lifeline of an embedded session: the supervisor detects its end, however the driver ends.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from zfabric.runtime.session import EMBEDDED, KEEP_VARIABLE, STARTED, Session, S
 DAEMON_ENTRY = "zfabric.runtime.daemon:run"
 WORKER_ENTRY = "zfabric.runtime.worker:run"
 IMPORTS = ("zmq", "msgpack", "lmdb", "cloudpickle", "zfabric.runtime.daemon", "zfabric.runtime.worker")
-"""What is loaded once per node, and shared by all its processes."""
+"""Modules that are loaded once per node and shared by all its processes."""
 
 FILES_MIN = 128
 """Fewest files that a process must be allowed to open: the daemon has one or two for each process of the cluster."""
@@ -36,12 +35,12 @@ THREADS_MIN = 64
 """Fewest processes and threads that a user must be allowed to have: each process of a cluster has four or five threads."""
 
 STORE_BYTES_MIN = 2 * 2**20
-"""Smallest object store, unless there is to be none: it is a multiple of this (``supervisor.ARENA_ALIGNMENT``)."""
+"""Smallest object store in bytes, if there is one. Its size is a multiple of this (``supervisor.ARENA_ALIGNMENT``)."""
 
 EXIT_SECONDS = 1.0
-"""How long a supervisor that has given up its lock may take to be gone."""
+"""Seconds within which a supervisor exits after it has released its lock."""
 
-_LIFELINE, _LOCK = 0, 3  # as in zfabric.runtime.supervisor, which the launcher has no need to import
+_LIFELINE, _LOCK = 0, 3  # As in zfabric.runtime.supervisor, which the launcher need not import.
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from zfabric.runtime.supervisor import main; main()"
 
 
@@ -66,22 +65,22 @@ class Launched:
         return self._pidfd >= 0 and not processes.wait_pidfd(self._pidfd, 0.0)
 
     def failure(self) -> str:
-        """Why the session ended by itself; empty while it runs.
+        """Return why the session ended by itself; empty while it runs.
 
-        A supervisor that exits gives up its lock before its end can be seen, which is waited for.
+        A supervisor releases its lock shortly before it exits; this waits for the exit.
         """
         if self.alive() and (self.session.alive() or not processes.wait_pidfd(self._pidfd, EXIT_SECONDS)):
             return ""
         return self.session.failure() or tail(f"{self.session.logs}/supervisor.err") or "the supervisor was killed"
 
     def detach(self) -> None:
-        """Let go of a started session: it goes on, and this process no longer answers for it."""
+        """Detach from a started session, which goes on."""
         self._release()
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the session: its processes, shared memory and files. Killed if it is not gone after ``timeout`` seconds.
+        """End the session with its processes, shared memory and files. After ``timeout`` seconds, kill it.
 
-        Returns when all is gone. Does nothing when repeated.
+        Return when nothing is left. A second call does nothing.
         """
         if self._pidfd < 0 or os.getpid() != self._owner:
             return
@@ -93,12 +92,12 @@ class Launched:
             processes.wait_pidfd(self._pidfd, 1.0)
         try:
             os.waitpid(self.pid, 0)
-        except ChildProcessError:  # the program reaps its children by itself
+        except ChildProcessError:  # The program reaps its children itself.
             pass
         self.session.remove()
         self._release()
         if self.keep and sys.stderr is not None:
-            with contextlib.suppress(OSError, ValueError):  # nobody may read it
+            with contextlib.suppress(OSError, ValueError):  # It may be closed.
                 print(
                     f"zfabric: logs and tables are kept; `zfabric sessions` lists them (session {self.session.identifier})", file=sys.stderr
                 )
@@ -130,12 +129,12 @@ def launch(
     worker: str = WORKER_ENTRY,
     imports: Sequence[str] = IMPORTS,
 ) -> Launched:
-    """Start a session and return at once; the daemon is ready when ``Session.daemon()`` names it, or ``failure()`` says why not.
+    """Start a session and return at once. The daemon is ready when ``Session.daemon()`` names it; ``failure()`` describes a failed start.
 
-    ``kind`` "embedded" ends with this process, "started" when ``stop`` is called. ``arena_size`` is in bytes, -1 for what
-    ``config`` says, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``base`` is the directory
-    for temporary files. ``ZFABRIC_KEEP`` in the environment has logs and tables kept when the session ends. FabricError if the session
-    cannot be made, ConfigError if ``config`` asks for what is not there.
+    ``kind`` "embedded" ends with this process, "started" when ``stop`` is called. ``arena_size`` is in bytes, -1 for that of
+    ``config``, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``base`` is the directory
+    for temporary files. With ``ZFABRIC_KEEP`` in the environment, logs and tables remain when the session ends. Raises FabricError if the
+    session cannot be made, ConfigError if ``config`` names a missing directory or more than the machine has.
     """
     settings = _checked(config or Config(), arena_size)
     if not sys.executable:
@@ -172,7 +171,7 @@ def launch(
     payload = specification.pack()
     try:
         _write(lifeline, len(payload).to_bytes(4, "big") + payload)
-    except BrokenPipeError:  # it died at once; ``failure`` tells
+    except BrokenPipeError:  # It died at once; ``failure`` describes why.
         pass
     if kind == STARTED:
         launched._close_lifeline()
@@ -181,7 +180,7 @@ def launch(
 
 
 def _checked(config: Config, arena_size: int) -> Config:
-    """The settings, with directories that exist; what would only fail in another process is refused here, in words."""
+    """Return the settings with absolute paths. Raises ConfigError for what would fail later, in another process."""
     files = processes.open_files_max()
     if files < FILES_MIN:
         raise ConfigError(
@@ -214,9 +213,9 @@ def _checked(config: Config, arena_size: int) -> Config:
 
 
 def _spawn(session: Session, lock: int) -> tuple[int, int]:
-    """Start the supervisor; its pid and the writing end of its lifeline."""
+    """Start the supervisor. Return its pid and the writing end of its lifeline."""
     ends = os.pipe2(os.O_CLOEXEC)
-    # Sources above all targets, so that no duplication overwrites a descriptor still needed.
+    # Sources are numbered above all targets, so that no duplication overwrites a needed descriptor.
     sources = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10) for descriptor in (ends[0], lock)]
     os.close(ends[0])
     try:
@@ -230,11 +229,11 @@ def _spawn(session: Session, lock: int) -> tuple[int, int]:
                 (os.POSIX_SPAWN_DUP2, 1, 2),
                 (os.POSIX_SPAWN_DUP2, sources[1], _LOCK),
             ],
-            setsid=True,  # Ctrl-C in the terminal is for the driver
+            setsid=True,  # Ctrl-C in the terminal must only reach the driver.
             setsigmask=[],
             setsigdef=[signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE],
         )
-    except BaseException:  # Ctrl-C too: nobody else knows this end
+    except BaseException:  # Ctrl-C, too: nothing else would close this end.
         os.close(ends[1])
         raise
     finally:
@@ -244,7 +243,7 @@ def _spawn(session: Session, lock: int) -> tuple[int, int]:
 
 
 def _package_parent() -> str:
-    """Where ``zfabric`` was imported from, in case it is not on a fresh interpreter's path."""
+    """Return the directory that contains ``zfabric``, which may not be on a fresh interpreter's path."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -254,7 +253,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def stop(session: Session, timeout: float = 10.0) -> bool:
-    """End a session that any process of this user started, with any version of zfabric. False if it was dead already."""
+    """End a session of this user, made by any version of zfabric. Return False if it was dead already."""
     pidfd = processes.open_pidfd(*session.supervisor()) if session.alive() else None
     if pidfd is None:
         return False

@@ -1,8 +1,7 @@
-"""Lines of output as people see them: whose they are, without terminal escapes, progress bars and crash reports shortened.
+"""Lines of workers' output as they are shown: with their writer, without terminal escapes, with short progress bars and crash reports.
 
-A worker's output is a file of bytes. A *mark* in it, a line of its own that ``mark`` makes, names the task or the actor that writes what
-follows; one without a name ends that. Marks are written only by what prints (see ``printing``), so output that has none before it, such
-as that of a thread or a child process, has no name.
+A worker's output is a file of bytes. A *mark* is a line that names the task or actor that writes the following lines; a mark without a
+name ends that. ``printing`` writes marks. Output without a mark before it, such as that of a child process, has no name.
 """
 
 from __future__ import annotations
@@ -14,27 +13,27 @@ from collections.abc import Iterator
 NAME_MAX = 80
 """Longest name in front of a line, in characters."""
 ZFABRIC = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-"""Where this package is: its frames in a crash report are not the user's."""
+"""The directory of this package, whose frames are left out of crash reports."""
 
 _MARK = re.compile(r"(.*)\x1e\(([^\x1e]*)\)\x1e")
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _COLOUR_END = "\x1b[0m"
 _UNSEEN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09}
-"""Control characters, but for the tab, as text."""
+"""Control characters except the tab -> text."""
 CRASH = "Fatal Python error: "
-"""What a crash report of Python's begins with."""
+"""The beginning of Python's crash reports."""
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in (.*)')
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
 
 
 def mark(name: str) -> str:
-    """What begins the output of the task or actor with this name; with an empty one, what ends it."""
+    """Return the mark that begins the output of the task or actor with this name, or with an empty name ends it."""
     return f"\x1e({name[:NAME_MAX].translate(_UNSEEN)})\x1e\n"
 
 
 def visible(line: str) -> str:
-    """A line with control characters as text, so that it cannot do anything to a terminal but set colours, which end with it.
+    """Replace control characters by text. Only colours remain, and they end with the line.
 
     >>> visible("\\x1b[2Jgone? \\x1b[31mred")
     '\\\\x1b[2Jgone? \\x1b[31mred\\x1b[0m'
@@ -50,33 +49,33 @@ def visible(line: str) -> str:
 
 
 def last_written(line: str) -> str:
-    """What a terminal would show of a line that was rewritten after carriage returns: the last of them that has any text."""
+    """Return what a terminal shows of a line with carriage returns: the last piece that has text."""
     if "\r" not in line:
         return line
     return next((piece for piece in reversed(line.split("\r")) if piece), "")
 
 
 def is_of_program(path: str, function: str) -> bool:
-    """Whether a frame is the program's: neither this package's nor one with which every thread begins."""
+    """Whether a frame is user code: neither of this package nor one with which every thread begins."""
     return not (path.startswith(ZFABRIC) or (path.endswith("/threading.py") and function.rpartition(".")[2] in _THREAD_START))
 
 
 class Lines:
-    """The lines of one file, in order: who wrote each, and how it is shown. ``name`` is that of the last mark."""
+    """Reads the lines of one file: who wrote each, and how it is shown. ``name`` is that of the last mark."""
 
     __slots__ = ("_crashed", "_ours", "_thread", "name")
 
     def __init__(self) -> None:
         self.name = ""
         self._crashed = False
-        """Whether these lines are a crash report of Python's (``faulthandler``)."""
+        """Whether the lines are a crash report of Python (``faulthandler``)."""
         self._thread = ""
         """The first line of the thread whose frames follow, until it is shown."""
         self._ours: bool | None = None
-        """Whether the thread's last frame was of this package; None once all that is the user's has been shown."""
+        """Whether the thread's last frame was of this package; None once all its frames of user code were shown."""
 
     def read(self, data: bytes) -> Iterator[tuple[str, str]]:
-        """``(name, line)`` for each line of ``data`` that is shown."""
+        """Yield ``(name, line)`` for each line of ``data`` that is shown."""
         for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
             marked = _MARK.fullmatch(line) if "\x1e" in line else None
             if marked is not None:
@@ -88,7 +87,7 @@ class Lines:
                 self.name = marked[2]
 
     def _shown(self, line: str) -> tuple[str, ...]:
-        """The line; of a crash report, only the frames of the user's that ran last in each thread, and the thread they are of."""
+        """Return the lines to show for one line. In a crash report, these are each thread's innermost frames of user code."""
         if line.startswith(CRASH):
             self._crashed, self._thread, self._ours = True, "", None
             return (line,)

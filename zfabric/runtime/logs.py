@@ -1,13 +1,13 @@
-"""Logs: what daemon and supervisor say of themselves; and the output of workers: where it lies, how the daemon follows it, what is kept.
+"""Logs of daemon and supervisor, and the output of workers: its files, how the daemon follows them, and how they are rotated.
 
-A worker's standard output and error are files that it appends to (``O_APPEND``), so that nothing it prints is lost with it
-or with the daemon, and printing never waits for anybody. The daemon looks in now and then and passes new complete lines on
-to the driver. What is in them is read as ``lines`` says. A file that has grown past a limit is copied aside and truncated; its writer
-goes on at the new end. Of one that is more than twice as large by then, only its last bytes are copied, as many as the limit.
+A worker appends its standard output and error to files (``O_APPEND``). So no output is lost with the worker or the daemon, and printing
+never waits. The daemon reads the files regularly and passes new complete lines on to the driver (``lines`` parses them). A file that has
+grown past a limit is copied and truncated; its writer goes on at the new end. If it is more than twice as large as the limit by then, only
+its last bytes are copied, as many as the limit.
 
-A worker may print faster than lines can be shown. What is shown then skips ahead and says so; the files have the rest.
+A worker may print faster than lines can be shown. The shown output then skips ahead, with a notice; the files have the rest.
 
-Logs are for people, and no work depends on them: where the disk is full, what cannot be written is missing, and all goes on.
+No work depends on logs: on a full disk, lines are missing, and everything else goes on.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from zfabric.runtime.stacks import dump_path
 
 STREAMS = ("out", "err")
 CHUNK_BYTES = 64 * 1024
-"""Most bytes of one file passed on per call, so that a call stays well below a millisecond; also the longest line kept whole."""
+"""Most bytes of one file passed on per call, so that a call takes well below a millisecond. Longer lines are split."""
 BACKLOG_BYTES = 1024 * 1024
-"""Output that may wait to be passed on; what is older than this is skipped."""
+"""Most bytes of output that may wait to be passed on; older output is skipped."""
 DEAD_KEPT = 64
-"""Dead workers whose files are kept for people to read; the oldest go first."""
+"""Number of dead workers whose files remain; the oldest are deleted first."""
 
 PROGRESS_EVERY = 1.0
-"""How often a line that is rewritten (a progress bar) is shown, in seconds."""
+"""Least seconds between two versions of a rewritten line (a progress bar)."""
 
 LogRow = tuple[int, str, str, str]
-"""(pid, name, stream, text): who wrote it (empty: not known), and one or more lines, without the last one's newline."""
+"""(pid, name of the writer or empty, stream, text); the text is one or more lines, without the last newline."""
 
 
 def log(text: str) -> None:
-    """One line in the log of this process."""
+    """Write one line to the log of this process."""
     with contextlib.suppress(OSError):
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def log_path(directory: str, token: bytes, stream: str) -> str:
-    """The file that the worker with this token writes ``stream`` ("out" or "err") to."""
+    """Return the path of the file to which a worker writes ``stream`` ("out" or "err")."""
     return f"{directory}/worker-{token.hex()}.{stream}"
 
 
 def note_worker(directory: str, token: bytes, pid: int) -> None:
-    """Write down, beside the logs, which process the worker with this token is: people look for what a pid printed, also later."""
+    """Record a worker's pid beside the logs, so that its output can be found by pid later."""
     with contextlib.suppress(OSError), open(f"{directory}/workers", "ab", opener=_private, buffering=0) as file:
         file.write(b"%s %d\n" % (token.hex().encode(), pid))
 
@@ -61,19 +61,19 @@ def _private(path: str, flags: int) -> int:
 
 
 def worker_pids(directory: str) -> dict[bytes, int]:
-    """The pids of a session's workers by token, dead ones included, in the order of their start."""
+    """Return the pids of a session's workers by token, dead workers included, in the order of their start."""
     try:
         with open(f"{directory}/workers", encoding="ascii") as file:
-            whole = [line.split() for line in file if line.endswith("\n")]  # the disk may have been full in the middle of one
+            whole = [line.split() for line in file if line.endswith("\n")]  # A full disk may have cut a line.
             return {bytes.fromhex(token): int(pid) for token, pid in whole}
     except FileNotFoundError:
         return {}
 
 
 def tail(path: str, lines: int = 20, size: int = 4096) -> str:
-    """The last lines of a file, of what was rotated away if it is empty; at most ``size`` bytes.
+    """Return the last lines of a file, at most ``size`` bytes; of its rotated copy if it is empty.
 
-    After a crash they are the first lines of Python's account of it instead, which begins with what matters.
+    After a crash, return the first lines of Python's crash report instead, which has the cause first.
     """
     for candidate in (path, f"{path}.1"):
         try:
@@ -85,14 +85,14 @@ def tail(path: str, lines: int = 20, size: int = 4096) -> str:
             continue
         crash = data.rfind(CRASH.encode())
         data = data[crash:] if crash >= 0 else data[-size:]
-        kept = [line for _, line in Lines().read(data.rstrip())]
-        if any(kept):
-            return "\n".join(kept[:lines] if crash >= 0 else kept[-lines:])[: 2 * size]
+        lines_found = [line for _, line in Lines().read(data.rstrip())]
+        if any(lines_found):
+            return "\n".join(lines_found[:lines] if crash >= 0 else lines_found[-lines:])[: 2 * size]
     return ""
 
 
 class _Follower:
-    """One file, read up to ``offset``; ``partial`` is a line whose end has not been written yet."""
+    """One followed file, read up to ``offset``. ``partial`` is a line whose end has not been written yet."""
 
     __slots__ = ("_progress", "_progress_at", "lines", "offset", "partial", "path")
 
@@ -102,21 +102,21 @@ class _Follower:
         self.partial = b""
         self.lines = Lines()
         self._progress = b""
-        """What was last shown of a line that is rewritten."""
+        """The version of a rewritten line that was shown last."""
         self._progress_at = 0.0
-        """When it is shown next, at the earliest."""
+        """The earliest time to show the next version."""
 
     def read(self, limit: int) -> bytes:
-        """New bytes, up to ``limit``, after skipping what is too old to be shown."""
+        """Return new bytes, up to ``limit``. Too old ones are skipped, with a notice."""
         try:
-            if os.stat(self.path).st_size == self.offset:  # as most often; opening it costs five times as much
+            if os.stat(self.path).st_size == self.offset:  # The usual case; opening the file costs five times as much.
                 return b""
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return b""
         try:
             size = os.fstat(descriptor).st_size
-            if size < self.offset:  # somebody else truncated it
+            if size < self.offset:  # Another process truncated it.
                 self.offset = 0
             if size == self.offset:
                 return b""
@@ -133,7 +133,7 @@ class _Follower:
             os.close(descriptor)
 
     def new_lines(self, now: float, limit: int = CHUNK_BYTES) -> bytes:
-        """New complete lines; a line longer than a chunk comes in pieces, and of one that is rewritten the last of it, now and then."""
+        """Return new complete lines. A line longer than a chunk is split; of a rewritten one, a version is returned now and then."""
         data = self.partial + self.read(limit)
         end = data.rfind(b"\n") + 1
         if len(data) - end > CHUNK_BYTES:
@@ -141,27 +141,27 @@ class _Follower:
         whole, self.partial = data[:end], data[end:]
         if self._progress and whole:
             if last_written(whole.split(b"\n", 1)[0].decode(errors="replace")) == self._progress.decode(errors="replace"):
-                whole = whole.split(b"\n", 1)[1]  # It ended as it was last shown.
+                whole = whole.split(b"\n", 1)[1]  # Its last version was shown already.
             self._progress = b""
         if b"\r" in self.partial:
             written = self.partial.rstrip(b"\r").rpartition(b"\r")[2]
-            self.partial = b"\r" + written  # The rest was overwritten: it is neither shown nor kept.
+            self.partial = b"\r" + written  # Overwritten text is dropped.
             if now >= self._progress_at and written not in (b"", self._progress):
                 self._progress, self._progress_at = written, now + PROGRESS_EVERY
                 whole += written + b"\n"
         return whole
 
     def rest(self) -> bytes:
-        """All that is left, an unfinished line included."""
+        """Return all unread bytes, an unfinished line included."""
         data, self.partial = self.partial, b""
         data += self.read(BACKLOG_BYTES)
         progress, self._progress = self._progress, b""
         return b"" if progress and data.strip(b"\r\n") == progress else data
 
     def rotate(self, files: int, max_bytes: int, now: float) -> bytes:
-        """Copy the file aside, keeping ``files`` copies, and truncate it; return the lines that were still unread.
+        """Copy the file, with at most ``files`` copies, and truncate it. Return its unread lines.
 
-        Of a file of more than twice ``max_bytes`` only the last so many are copied.
+        Of a file larger than twice ``max_bytes``, only the last ``max_bytes`` are copied.
         """
         for number in range(files - 1, 0, -1):
             if os.path.exists(f"{self.path}.{number}"):
@@ -169,7 +169,7 @@ class _Follower:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if files > 0:
-                with contextlib.suppress(OSError):  # Where there is no room for a copy, there is some after this.
+                with contextlib.suppress(OSError):  # On a full disk there is no copy; truncating makes room.
                     _copy(descriptor, f"{self.path}.1", max_bytes)
             unread = self.new_lines(now, BACKLOG_BYTES)
             os.ftruncate(descriptor, 0)
@@ -190,7 +190,7 @@ class _Follower:
 
 
 def _copy(source: int, path: str, max_bytes: int) -> None:
-    """Copy the last bytes until the end is reached, so that as little as possible is written between copying and truncating."""
+    """Copy the last bytes until the end is reached, so that little is written between copying and truncating."""
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(source).st_size
@@ -207,9 +207,9 @@ class _Worker(NamedTuple):
 
 
 class LogTailer:
-    """Follows the output of a node's workers. ``max_bytes`` per file before rotation, ``files`` rotated copies kept.
+    """Follows the output of a node's workers. Files are rotated at ``max_bytes``, with at most ``files`` copies.
 
-    ``clock`` gives seconds: a line that is rewritten all the time is shown once in a while.
+    ``clock`` returns seconds; it limits how often a rewritten line is shown.
     """
 
     def __init__(self, directory: str, max_bytes: int, files: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -221,7 +221,7 @@ class LogTailer:
         self._dead: list[bytes] = []
 
     def poll(self, pids_by_token: Mapping[bytes, int]) -> list[LogRow]:
-        """New complete lines of these workers, a row for each that wrote some to a stream; rotates what has grown too large."""
+        """Return new complete lines of these workers, as rows by worker, stream and writer. Rotate files that are too large."""
         rows = []
         now = self._clock()
         for token, pid in pids_by_token.items():
@@ -233,12 +233,12 @@ class LogTailer:
         return rows
 
     def flush(self, token: bytes, pid: int = 0) -> list[LogRow]:
-        """What is left of a worker that ended, its last line even if unfinished. ``pid`` is needed if it was never polled."""
+        """Return the unread output of a worker that ended, an unfinished line included. ``pid`` is needed if it was never polled."""
         worker = self._worker(token, pid)
         return [row for stream, follower in worker.followers for row in _rows(worker.pid, stream, follower, follower.rest())]
 
     def sign(self, token: bytes, name: str, text: str) -> None:
-        """Add a line, in the name of a task or an actor, to what a worker that has ended wrote to its standard error, if it did."""
+        """Append a line, in the name of a task or actor, to a dead worker's standard error, if that has any output."""
         path = log_path(self.directory, token, "err")
         with contextlib.suppress(OSError):
             if os.stat(path).st_size:
@@ -246,13 +246,13 @@ class LogTailer:
                     file.write(f"{mark(name)}{text}\n".encode(errors="replace"))
 
     def forget(self, token: bytes) -> None:
-        """The worker has ended. Empty files go at once; of the others those of the last ``DEAD_KEPT`` workers are kept."""
+        """Stop following a worker that ended. Delete its empty files, and those of all but the last ``DEAD_KEPT`` workers."""
         with contextlib.suppress(OSError):
             os.unlink(dump_path(self.directory, token))
         for _, follower in self._worker(token, 0).followers:
             follower.delete(self.files, only_empty=True)
             with contextlib.suppress(OSError):
-                if os.stat(follower.path).st_size > self.max_bytes:  # Its last words were that many.
+                if os.stat(follower.path).st_size > self.max_bytes:  # Its last output was that long.
                     follower.rotate(self.files, self.max_bytes, self._clock())
         del self._workers[token]
         self._dead.append(token)
@@ -270,6 +270,6 @@ class LogTailer:
 
 
 def _rows(pid: int, stream: str, follower: _Follower, data: bytes) -> list[LogRow]:
-    """New lines of a file, those together that one task or actor wrote."""
+    """Make rows of a file's new lines, one for each run of lines with the same writer."""
     found = groupby(follower.lines.read(data), itemgetter(0)) if data else ()
     return [(pid, name, stream, "\n".join(line for _, line in lines)) for name, lines in found]

@@ -1,11 +1,11 @@
-"""What a worker's code prints: named after the task or actor that does so, and shown before what its caller gets.
+"""Output of user code: it gets the name of its task or actor, and is shown before the outcome reaches the caller.
 
-``sys.stdout`` and ``sys.stderr`` of a worker are ``NamedOutput``: a *mark* (see ``lines``) goes before the first thing that a task or a
-call writes, and ``Client.printed`` says that it has written something. Only then does its end cost anything: its output is closed, and
-``OutputWritten`` goes ahead of its outcome, so that the daemon looks into the files first. Whoever gets an outcome past the daemon gets
-``OutputWritten`` too: a driver then has the daemon look before ``get`` returns, and a worker passes it on with its own outcome.
+``sys.stdout`` and ``sys.stderr`` of a worker are ``NamedOutput``. They write a *mark* (see ``lines``) before a task's or call's first
+output, and set ``Client.printed``. If that is set at the end of a task or call, its output is closed, and ``OutputWritten`` is sent ahead
+of the outcome, so that the daemon reads the files first. A process that gets an outcome directly gets ``OutputWritten`` directly, too: a
+driver has the daemon read the files before ``get`` returns, and a worker sends it on with its own outcome.
 
-What goes to the descriptors directly, from C or a child process, has no name (in an actor's process: neither), and comes a little later.
+Output written straight to the descriptors, by C code or a child process, has no name and is shown a little later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zfabric.runtime.lines import mark
 
 
 class NamedOutput(io.TextIOWrapper):
-    """A text stream that marks who writes. ``name_of_writer`` is asked at each write."""
+    """A text stream that marks its writers. ``name_of_writer`` is called at each write."""
 
     def __init__(self, stream: io.TextIOWrapper, name_of_writer: Callable[[], str], machine: Client) -> None:
         binary = io.BufferedWriter(io.FileIO(stream.fileno(), "wb", closefd=False))
@@ -33,14 +33,14 @@ class NamedOutput(io.TextIOWrapper):
         """The name in the last mark."""
 
     def write(self, text: str, /) -> int:
-        """See ``io.TextIOWrapper``."""
+        """Write a mark if the writer has changed, then the text."""
         self._mark(self._writer())
         self._machine.printed = True
         return super().write(text)
 
     @property
     def buffer(self) -> Any:
-        """The binary stream below: whoever asks for it is about to write."""
+        """The binary stream below, with a mark: its caller is about to write."""
         if self._marked != (name := self._writer()):
             self._mark(name)
             self.flush()
@@ -48,7 +48,7 @@ class NamedOutput(io.TextIOWrapper):
         return super().buffer
 
     def close_output(self) -> None:
-        """What was written so far is whole: a line without an end has one here."""
+        """End the writer's output, an unfinished line included."""
         self._mark("")
         self.flush()
 
@@ -59,15 +59,15 @@ class NamedOutput(io.TextIOWrapper):
 
 
 def name_output(name_of_writer: Callable[[], str], machine: Client) -> Callable[[], None]:
-    """Have this process's standard streams mark who writes; returns what closes the output of one that has ended.
+    """Have this process's standard streams mark their writers. Return a function that closes the output of a task or call.
 
-    Records of ``logging`` that no handler takes have their level and their logger in front. (No handler is added: ``basicConfig`` in a
-    task would do nothing then.)
+    ``logging`` records without a handler are printed with their level and logger. No handler is added: ``basicConfig`` in a
+    task would do nothing then.
     """
     streams = []
     for name in ("stdout", "stderr"):
         before: Any = getattr(sys, name)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # The stream may be user code's, closed, or None.
             before.flush()
         stream = NamedOutput(before, name_of_writer, machine)
         setattr(sys, name, stream)
@@ -77,7 +77,7 @@ def name_output(name_of_writer: Callable[[], str], machine: Client) -> Callable[
 
     def close_output() -> None:
         for stream in streams:
-            with contextlib.suppress(OSError, ValueError):  # The disk is full, or the program has closed it.
+            with contextlib.suppress(OSError, ValueError):  # The disk is full, or the program has closed the stream.
                 stream.close_output()
 
     return close_output

@@ -1,11 +1,11 @@
-"""Actors that outlive their process, in their process: checkpoints are taken, and the state of the process before this one is restored.
+"""Takes checkpoints of actors, and restores an actor's state from the checkpoint and log of its last process.
 
-What the log contains and when results may leave is decided in ``machines.worker.call_log``; this module handles the user's objects. A
-replay runs the calls in the order in which they ran, in the main thread, before anybody receives the actor's address. Their outcomes are
-not sent again, but for large values that may have been lost with the last process. What a replayed call submits, puts or calls is new,
-under names of its own; but for calls of its own actor, which are in the log (``own_calls``).
+``machines.worker.call_log`` decides what a log contains and when outcomes may be sent; this module handles the user's objects. A replay
+runs calls in their original order, in the main thread, before any process receives the actor's address. It sends no outcomes again,
+except large values that may have been lost with the last process. Whatever a replayed call submits, puts or calls is new and has new
+names, except calls of its own actor, which are in the log (``own_calls``).
 
-Of actors that run several calls at once there are checkpoints alone: ``machines.worker.quiescence`` decides when they are taken.
+Actors that run several calls at once have checkpoints and no log: ``machines.worker.quiescence`` decides when they are taken.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from zfabric.runtime.user_code import UserCode
 from zfabric.runtime.worker_connection import WorkerConnection
 
 READ_PATIENCE = 600.0
-"""Seconds that a page of the log may take to come: the daemon may be restarted meanwhile."""
+"""Seconds within which a page of the log must arrive: the daemon may be restarted meanwhile."""
 PROGRESS_EVERY = 0.25
-"""Seconds between reports of how far a replay is."""
+"""Seconds between reports of a replay's progress."""
 
 
 class Replayer:
@@ -58,32 +58,32 @@ class Replayer:
         self.user_code = user_code
         self.writes = writes
         self.replays: dict[bytes, Replay] = {}
-        """Actors whose calls are run again now."""
+        """Replays that run now, by actor."""
         self._functions = functions
 
-    # -- actors that are made --
+    # -- creating actors --
 
     def maker_of(self, kind: Callable[..., Any], item: Item) -> Callable[..., Any]:
-        """What makes an instance of the class ``kind`` for this attempt: ``kind`` itself, or its log.
+        """Return the function that creates the instance of class ``kind``: ``kind`` itself, or one that restores it.
 
-        Of a task that runs calls again for the sake of a lost value: what does that, and returns nothing.
+        For a task that rebuilds a call's lost value, return the function that does so.
         """
         if is_remake(item.row):
             return _Remaker(self, item, kind).remake  # type: ignore[arg-type]
         every = option(self.worker.functions[item.row[1]][3], "checkpoint_every")
         return kind if every is None else _Maker(self, item, kind, every).make  # type: ignore[arg-type]
 
-    # -- calls of an actor by itself --
+    # -- calls of an actor to itself --
 
     def caller_of(self, actor_id: bytes) -> Item | Invocation | None:
-        """What runs here, if it is of this very actor."""
+        """Return the task or call here if it is of this actor, else None."""
         item = self.contexts.of_thread
         return item if item is not None and actor_of(item) == actor_id else None
 
     # -- checkpoints --
 
     def checkpoint(self, log: CallLog, instance: Any, kind: type) -> None:
-        """Take a checkpoint. Raises SerializationError, which names the path to what cannot be pickled, or ObjectTooLargeError."""
+        """Take a checkpoint. Raises SerializationError, which names the attribute that cannot be pickled, or ObjectTooLargeError."""
         name, connection = kind.__qualname__, self.connection
         with connection.lock:
             log.own.forget_all_but(connection.machine.calls.pending)
@@ -98,7 +98,7 @@ class Replayer:
             log.checkpoint(packed.to_bytes(), packed.contained)
 
     def checkpoint_if_due(self, item: Invocation) -> None:
-        """Take a checkpoint after a call, if it is time for one. If that fails, warn: the log goes on."""
+        """Take a checkpoint after a call, if one is due. If that fails, print a warning; the log goes on."""
         log = self.worker.mailbox.logs.get(item.actor_id)
         instance = self.host.instances.get(item.actor_id)
         if log is None or not log.due or instance is None:
@@ -107,7 +107,7 @@ class Replayer:
         self._try_checkpoint(log, instance, "a restart will run more calls again")
 
     def checkpoint_when_quiet(self) -> None:
-        """Take the checkpoint of an actor whose calls run beside each other, if one is due and none runs; warn if it cannot be taken."""
+        """Take a concurrent actor's checkpoint, if one is due and no call runs. Print a warning if it cannot be taken."""
         gate, crew = self.worker.gate, self.host.crew
         if gate is None or crew is None:
             return
@@ -141,7 +141,7 @@ class Replayer:
         except (
             Exception,
             SystemExit,
-        ) as error:  # whatever the user's __zf_save__ and __reduce__ raise: it cannot end the actor
+        ) as error:  # Errors of the user's __zf_save__ and __reduce__ must not end the actor.
             with self.connection.lock:
                 log.no_checkpoint()
             if not isinstance(error, (SerializationError, ObjectTooLargeError)):
@@ -150,29 +150,29 @@ class Replayer:
 
 
 class Replay:
-    """Calls that the replayed calls of an actor have made of their own actor: these are not made again."""
+    """Calls that an actor's replayed calls made to the actor itself. They are not made again."""
 
     def __init__(self, connection: WorkerConnection, contexts: Contexts, actor_id: bytes, calls: Sequence[LoggedCall], live: bool) -> None:
         self._connection = connection
         self._contexts = contexts
         self.actor_id = actor_id
         self.live = live
-        """Whether the actor is made here, and not calls of it run beside it."""
+        """Whether the actor itself is restored here. Else calls are run again for a lost value."""
         self.recalled: set[bytes] = set()
-        """Calls whose values are needed here, and are not in the log: they are reported once more when the calls run again."""
+        """Calls whose values are needed here and are not in the log. They are reported when the calls run again."""
         self._ended = _endings(calls)
         self._number = calls[0].number if calls else 0
         self._made = _calls_of(calls[0]) if calls else deque()
-        """Calls made by the call that runs. Those in the first one's row may have been made by ``__init__``, too."""
+        """Calls made by the running call. Those in the first one's row may have been made by ``__init__``."""
 
     def begin(self, call: LoggedCall) -> None:
-        """This call is run again next."""
+        """Prepare to run this call again."""
         if call.number != self._number:
             self._number = call.number
             self._made = _calls_of(call)
 
     def called(self, method: str, returns: int) -> bytes | None:
-        """The id of the next call that what runs has made of its actor, with one more ref to its values; None if it had made no more."""
+        """Return the id of the next call that the running one made to its actor, and hold its values. None if it made no more."""
         if self._made and self._made[0][1] == method:
             call_id: bytes = self._made.popleft()[0]
         elif self.live:
@@ -189,7 +189,7 @@ class Replay:
 
 
 def _endings(calls: Sequence[LoggedCall]) -> dict[bytes, Row]:
-    """(status, outputs) of each call that has ended, by call id."""
+    """Return (status, outputs) of each call that has ended, by call id."""
     return {
         **{call.call_id: (call.status, call.outputs) for call in calls},
         **{row[0]: row[1] for call in calls for row in call.calls if is_note(row)},
@@ -201,7 +201,7 @@ def _calls_of(call: LoggedCall) -> deque[Row]:
 
 
 class _Maker:
-    """Makes the instance of a logged actor."""
+    """Creates or restores the instance of a logged actor."""
 
     def __init__(self, replayer: Replayer, item: Item, kind: type, every: int) -> None:
         self.replayer = replayer
@@ -210,16 +210,16 @@ class _Maker:
         self.kind = kind
         self.actor_id: bytes = item.row[0]
         self.namer: Namer | None = None
-        """The namer of what replayed calls submit. None: each has its own, in this life of the actor."""
+        """The namer of replayed calls' submissions. None: each call has its own, in this life of the actor."""
         options = replayer.worker.functions[item.row[1]][3]
         self.log = (CheckpointLog if option(options, "unlogged", False) else CallLog)(self.actor_id, item.attempt, every)
         self.log.readonly = frozenset(option(options, "readonly", ()))
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
-        """Make it from its last checkpoint and the calls after it; anew if there are none."""
+        """Restore the instance from its last checkpoint and the calls after it; create it if there are none."""
         replayer, connection, log = self.replayer, self.connection, self.log
         saved, last = newest(self._rows(CHECKPOINT))
-        blocks = list(blocks_after(last, self._rows(LOG)))  # Nothing waits for answers while it holds the lock.
+        blocks = list(blocks_after(last, self._rows(LOG)))  # Read before the lock is taken: this waits for answers.
         with connection.lock:
             replayer.worker.mailbox.logs[self.actor_id] = log
             if isinstance(log, CheckpointLog):
@@ -236,13 +236,13 @@ class _Maker:
                 self._replay(instance, calls)
         finally:
             replayer.replays.pop(self.actor_id, None)
-            connection.machine.dropped.extend(waiting)  # Whoever needs their values has refs by now.
+            connection.machine.dropped.extend(waiting)  # Replayed calls hold the values that they need.
         return instance
 
     def _call_again(self) -> list[bytes]:
-        """Make the actor's calls of itself that have not run again, by this process. The caller holds the lock.
+        """Repeat the actor's calls to itself that have not run. The caller holds the lock.
 
-        Returns their values, and the values of other such calls that they need.
+        Return the ids of their values, and of other calls' values that they need.
         """
         values = []
         for call_id, (status, outputs) in self.log.own.needed.items():
@@ -265,10 +265,10 @@ class _Maker:
     def _replay(self, instance: Any, calls: list[LoggedCall]) -> None:
         replayer, connection, log = self.replayer, self.connection, self.log
         replayer.host.instances[self.actor_id] = instance
-        told_at = 0.0
+        reported_at = 0.0
         for done, call in enumerate(calls):
-            if clock() >= told_at:
-                told_at = clock() + PROGRESS_EVERY
+            if clock() >= reported_at:
+                reported_at = clock() + PROGRESS_EVERY
                 with connection.lock:
                     log.say_progress(done, len(calls))
                     connection.flush()
@@ -288,22 +288,22 @@ class _Maker:
                 function, _, args, kwargs = replayer.user_code.prepare(item)
                 value = function(*args, **kwargs)
                 del args, kwargs
-            except BaseException as error:  # as it did, most often, when it ran first
+            except BaseException as error:  # Usually it raised the same error the first time.
                 if call.status == OK:
                     self._warn(f"{call.method} (call {call.number}) raised {type(error).__name__} in a replay and had not at first")
                 return
             if call.call_id in replay.recalled:
-                call = call._replace(caller=connection.incarnation)  # Who called was the process before this one.
+                call = call._replace(caller=connection.incarnation)  # The caller was this actor's previous process.
             elif not self._wants(call):
                 return
             status, outputs, extra = replayer.user_code.packed(item, value)
-            connection.retained.pop(call.call_id, None)  # Nobody receives an error of a replay.
+            connection.retained.pop(call.call_id, None)  # No process receives the error of a replay.
             if status == OK:
                 with connection.lock:
                     replayer.worker.mailbox.made_again(self.log, call, outputs, extra[0] if extra is not None else ())
                     replayer.writes.finish(call.call_id)
                     if call.call_id in replay.recalled:
-                        connection.flush()  # The scheduler receives it before a request for it, and before what is inside is released.
+                        connection.flush()  # Report it before it is requested, and before refs inside it are released.
 
     def _wants(self, call: LoggedCall) -> bool:
         return self.log.wants(call)
@@ -313,17 +313,17 @@ class _Maker:
 
 
 class _Remaker(_Maker):
-    """Runs calls again, beside the actor, up to the one that made a lost value."""
+    """Runs calls again, in a separate process, up to the one that made a lost value."""
 
     def __init__(self, replayer: Replayer, item: Item, kind: type) -> None:
         super().__init__(replayer, item, kind, 0)
         self.actor_id, lost = option(item.row[4], "remake")
         self.log = CallLog(self.actor_id, item.attempt, 0)
         self._call_id: bytes = lost[:TASK_BYTES]
-        self.namer = replayer.contexts.namer()  # That of this task: as children of calls there are those of the actor's lives.
+        self.namer = replayer.contexts.namer()  # The task's namer: the calls' own names belong to the actor's lives.
 
     def remake(self, *args: Any, **kwargs: Any) -> None:
-        """Run them from the last checkpoint before it."""
+        """Run the calls from the last checkpoint before the lost value's call up to that call."""
         replayer, connection, log = self.replayer, self.connection, self.log
         parts, blocks = list(self._rows(CHECKPOINT)), list(self._rows(LOG))
         number = next((call.number for block in blocks_after(0, blocks) for call in calls_in(block) if call.call_id == self._call_id), None)
@@ -341,14 +341,14 @@ class _Remaker(_Maker):
             del replayer.replays[self.actor_id]
             replayer.host.instances.pop(self.actor_id, None)
         with connection.lock:
-            connection.flush()  # The value is reported before the end of this.
+            connection.flush()  # The value is reported before this task's outcome.
 
     def _wants(self, call: LoggedCall) -> bool:
         return call.call_id == self._call_id
 
 
 def _loaded(state: bytes, kind: type) -> Any:
-    """Restore the instance from a checkpoint."""
+    """Load the instance from a checkpoint."""
     value = serialization.load_instance(state, kind)
     if getattr(kind, "__zf_save__", None) is None:
         return value

@@ -1,6 +1,6 @@
-"""How a worker reports what ran: ends of calls, values of streams, output, and what its slot says should it die.
+"""Reports of a worker: outcomes of calls, values of streams, output, and its slot, which is read if the worker dies.
 
-The ends of plain tasks, and of calls that the main thread runs, are reported by ``running``, with what is common to all from here.
+``running`` reports tasks and calls of the main thread, with the functions here that all of them share.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from zfabric.runtime.user_code import Ending
 from zfabric.runtime.worker_connection import WorkerConnection
 
 REPORT_ROWS = 512
-"""Outcomes that are sent without waiting for more."""
+"""Number of outcomes that are sent without waiting for more."""
 TASK = slice(0, TASK_BYTES)
-"""Where in the slot the id of the running task is."""
+"""The part of the slot with the id of the running task or call."""
 NOTHING = bytes(TASK_BYTES)
-"""What is there while nothing runs."""
+"""The id in the slot while nothing runs."""
 
 
 class Reporter:
-    """Reports of one worker. ``close_output`` ends the output of what has printed something."""
+    """Sends the reports of one worker. ``close_output`` ends the output of a task or call that has printed."""
 
     def __init__(
         self, connection: WorkerConnection, contexts: Contexts, writes: UnreportedWrites, close_output: Callable[[], None]
@@ -44,16 +44,16 @@ class Reporter:
         self._close_output = close_output
         self._log_to_driver = connection.config.log_to_driver
 
-    # -- the slot: what is known if this process dies --
+    # -- the slot, which outlives this process --
 
     def mark(self, item: Item | Invocation | None) -> None:
-        """Write into the slot what runs now. None: what the main thread waits in, or nothing."""
+        """Write the running task or call into the slot. None: the top of the main thread's stack, if there is one."""
         if item is None:
             item = self._contexts.top
         self.slot[TASK] = item.row[0] if item is not None else NOTHING
 
     def count(self, gate: Gate) -> None:
-        """Write into the slot how many calls have ended, of an actor that has checkpoints and no log."""
+        """Write into the slot how many calls have ended of an actor with checkpoints and no log."""
         COUNT.pack_into(self.slot, TASK_BYTES, gate.log.number, gate.log.attempt, gate.log.actor_id)
         if gate.wants_shell:
             self._connection.post.ring()
@@ -74,12 +74,12 @@ class Reporter:
         if receiver and known:
             connection.post.send_envelopes(receiver, [(CLIENT, WORKER, m.OutputWritten())], clock())
 
-    # -- ends --
+    # -- outcomes --
 
     def end_beside(
         self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True
     ) -> Item | Invocation | None:
-        """Report what ran beside others. Claims and returns the next call of its group, if there is one."""
+        """Report a call or task that ran beside others. Claim and return the next call of its group, if there is one."""
         status, outputs, extra = outcome
         connection, worker = self._connection, self._worker
         with connection.lock:
@@ -121,9 +121,9 @@ class Reporter:
         seconds: float,
         answered: bool = False,
     ) -> bool:
-        """Fix the outcome of a call; return whether it is held back (``Worker.finish_call``).
+        """Fix the outcome of a call. Return whether it waits for a commit (``Worker.finish_call``).
 
-        ``answered``: its caller has it already. The caller holds the lock.
+        ``answered`` says whether the outcome was sent to the call's caller already. The lock is held.
         """
         worker = self._worker
         reason = worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
@@ -145,7 +145,7 @@ class Reporter:
     # -- streams --
 
     def send_yield(self, row: Row) -> None:
-        """Report the next value of a stream, as soon as that is worth a message, and receive how far the stream may go."""
+        """Report the next value of a stream, in batches, and receive how far the stream may go."""
         connection, worker = self._connection, self._worker
         with connection.lock:
             if self._machine.printed:
@@ -163,5 +163,5 @@ class Reporter:
 
 
 def receiver_of(item: Item | Invocation) -> bytes:
-    """The process that may get the outcome of this directly: the caller, or the driver that has submitted the task directly."""
+    """Return the process that may get the outcome directly: a call's caller, or a task's driver if it submitted directly."""
     return item.caller if isinstance(item, Invocation) else item.driver

@@ -1,12 +1,12 @@
-"""The loop of a worker's main thread: it claims tasks and calls, runs them one after the other, and reports what came of them.
+"""The loop of a worker's main thread: it claims tasks and calls, runs them one after the other, and reports their outcomes.
 
-The main thread takes from its queue under the lock, runs, reports in batches, and waits for more. What waits in ``get`` may have other
-tasks run on top of it (see ``waiting``).
+The main thread claims under the lock, runs without it, reports in batches, and waits for more. Other tasks may run on top of one that
+waits in ``get`` (see ``waiting``).
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # Beneath ``signal``, whose enumerations cost as much as running a small task.
+import _signal  # type: ignore[import-not-found]  # The enumerations of ``signal`` cost as much as running a small task.
 import contextlib
 
 from zfabric.adapters.processes import flush_output
@@ -27,14 +27,14 @@ from zfabric.runtime.reporting import NOTHING, REPORT_ROWS, TASK, receiver_of
 from zfabric.runtime.shared_process import SharedProcess
 from zfabric.runtime.user_code import Ending
 
-LAST_WORD_SECONDS = 2.0
-"""Seconds that an actor which ends itself waits until the daemon has received that (the daemon may be restarting)."""
+END_REPORT_SECONDS = 2.0
+"""Seconds that an actor which ends itself waits for the daemon to receive that. The daemon may be restarting."""
 
 
 class TaskLoop:
-    """Runs what its worker is given, in the main thread.
+    """Runs tasks and calls in the main thread.
 
-    What a plain task needs of the other parts stands in attributes of this class.
+    The class copies what a plain task needs of other parts into its attributes.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class TaskLoop:
         self._shared = shared
         self._replayer = replayer
         self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
-        """The signals that the main thread has blocked when no user code has run."""
+        """The signals that the main thread blocks before user code runs."""
         self._first_unreported = 0.0
 
-    # -- what runs next --
+    # -- choosing --
 
     def run(self) -> None:
-        """Run until told to stop, which raises SystemExit."""
+        """Run until the process must exit, then raise SystemExit."""
         worker, host = self._worker, self._host
         asyncs = worker.async_functions
         try:
@@ -122,9 +122,9 @@ class TaskLoop:
 
         def wanted() -> bool:
             if host.leaving and not leaving:
-                return True  # Set in another thread: this one waits until then, and no longer.
+                return True  # Another thread has set it; the deadline is new.
             if worker.mailbox.queue and host.crew is None and worker.turns is None and not host.leaving:
-                return True  # As most often in an actor's process.
+                return True  # The usual case in an actor's process.
             if worker.turns is not None:
                 return worker.turn_free or bool(host.gone)
             calls = not host.leaving and (host.crew.wanted() if host.crew is not None else worker.mailbox.queue)
@@ -132,22 +132,22 @@ class TaskLoop:
             return bool(calls or gate or worker.queue or worker.inline or host.may_retire())
 
         self._restore_signals()
-        flush_output()  # Lines that are not at their end: they may be the last ones.
+        flush_output()  # An unfinished line may be the last one.
         self._connection.wait_until(wanted, host.leaves_at if leaving and host.leaves_at > clock() else None)
 
     def _retire(self) -> None:
-        """Exit as an actor's process, once the daemon has received all that it has to send: else it would be taken for a death."""
+        """Exit an actor's process after the daemon has received its messages: otherwise this would count as a crash."""
         self._host.end()
         self._attempts.returned = None
         if self._host.leaving:
-            # The daemon must know that the actor ends for good before it notices the death, or it would restart it: the answer shows that.
+            # The daemon must receive that the actor ended for good before it detects the exit, or it would restart the actor.
             with contextlib.suppress(FabricError):
-                self._client.query("nothing", timeout=LAST_WORD_SECONDS)
+                self._client.query("nothing", timeout=END_REPORT_SECONDS)
         self._connection.close_at_end()
         raise SystemExit(0)
 
     def _restore_signals(self) -> None:
-        """Unblock what tasks have blocked, or those after them could not be interrupted. Not for each: it is a call of the system.
+        """Unblock signals that tasks have blocked, so that later tasks can be interrupted. It is a system call, so not done for each task.
 
         An actor may block signals on purpose, in order to wait for them.
         """
@@ -156,10 +156,10 @@ class TaskLoop:
         else:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, self._mask)
 
-    # -- one after the other --
+    # -- running --
 
     def execute(self, item: Item | Invocation, claim: bool = False) -> Item | Invocation | None:
-        """Run it, and with ``claim`` what comes next, and so on. Returns what was claimed and is to run beside others."""
+        """Run a task or call; with ``claim``, go on with the next ones. Return a claimed async task, which runs beside others."""
         if not self._machine.job:
             self._machine.job = item.row[0][:JOB_BYTES]
         lock, handler, stack, namers, asyncs = self._lock, self._handler, self._stack, self._namers, self._worker.async_functions
@@ -171,7 +171,7 @@ class TaskLoop:
             while True:
                 stack.append(item)
                 if _signal.getsignal(INTERRUPT) is not handler:
-                    _signal.signal(INTERRUPT, handler)  # A library of the program's has replaced it.
+                    _signal.signal(INTERRUPT, handler)  # A library has replaced it.
                 started = clock()
                 try:
                     ending = run(item)
@@ -191,7 +191,7 @@ class TaskLoop:
                     self._reporter.mark(None)
                     break
                 item = following
-                namers[-1] = None  # While nothing runs: finalizers submit at any moment, and would take the names of what is next.
+                namers[-1] = None  # Before the next one runs: finalizers may submit at any moment, and must not use its names.
         finally:
             namers.pop()
         if self._worker.mailbox.logs and type(item) is Invocation:
@@ -199,7 +199,7 @@ class TaskLoop:
         return following
 
     def _end(self, item: Item | Invocation, ending: Ending, started: float, ended: float, claim: bool) -> Item | Invocation | None:
-        """Report its outcome, and return what comes next, if that is claimed. The caller holds the lock."""
+        """Report an outcome. With ``claim``, claim and return the next task or call. The caller holds the lock."""
         status, outputs, extra = ending
         worker = self._worker
         held = False
@@ -224,7 +224,7 @@ class TaskLoop:
             self._reporter.mark(None)
             self._restore_signals()
             self._connection.flush()
-            self._connection.look()  # so that the queue does not run dry
+            self._connection.look()  # New tasks may have arrived.
         following = None
         if claim and worker.turns is None and not (self._host.leaving or worker.mailbox.logs):
             following = worker.begin(item if type(item) is Item and not self._host.instances else None)
@@ -237,7 +237,7 @@ class TaskLoop:
         return following
 
     def _answer(self, item: Item | Invocation, status: int, outputs: Row, now: float) -> bool:
-        """Send the outcome directly to the process that waits for it, ahead of all else, if that is allowed. The caller holds the lock."""
+        """Send an outcome straight to the process that waits for it, if that is permitted. Return whether it was. The lock is held."""
         answer = self._worker.answer(item, status, outputs) if not self._machine.has_unsent else None
         if answer is None:
             return False

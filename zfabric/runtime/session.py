@@ -1,24 +1,24 @@
-"""Session directories: all that a cluster has on disk on one node, and how its processes find each other.
+"""Session directories: the files of a cluster on one node, by which its processes find each other.
 
 ``<tmp>/zfabric-<uid>/s-<8 hex>/`` holds::
 
-    lock           flock'ed by the supervisor for its life: a free lock is a dead session
-    session.json   what the session is: supervisor, configuration, resources, arena
+    lock           locked by the supervisor as long as it lives: a free lock is a dead session
+    session.json   the description of the session: supervisor, configuration, resources, arena
     daemon         the incarnation of the daemon's socket, replaced atomically by each new daemon
-    sockets/       ipc sockets, each named by the incarnation of the process that bound it, and those for datagrams beside them
+    sockets/       ipc and datagram sockets, named by the incarnation of the process that bound them; slots of workers
     logs/          output of daemon, template, workers and supervisor
-    store/         the control store, unless it lies elsewhere
-    spill/         objects that the arena has no room for, unless they go elsewhere
+    store/         the control store, unless it is elsewhere
+    spill/         spilled objects, unless they are elsewhere
     failure        why the session ended by itself, if it did
 
-All of it belongs to one user: the parent directory is refused unless it is that user's and closed to all others, so
-nothing inside needs further care. The names are short since the path of an ipc socket must stay below 108 bytes.
+All files belong to one user. A parent directory that other users own or may enter is refused, so the files inside need no further
+protection. The names are short, since the path of an ipc socket must be shorter than 108 bytes.
 
-With ``ZFABRIC_KEEP`` set, logs, store and ``session.json`` stay when the session has ended, as ``<tmp>/zfabric-<uid>/kept-<8 hex>/``; those
-of the last ``KEPT_MAX`` such sessions.
+With ``ZFABRIC_KEEP`` set, logs, store and ``session.json`` remain after the end, as ``<tmp>/zfabric-<uid>/kept-<8 hex>/``, for the last
+``KEPT_MAX`` such sessions.
 
-A directory is born locked (under a lock of the parent, so that no sweep sees it before), the lock goes over to the
-supervisor by inheritance, and a sweep removes what nobody holds. That needs no pid and no age.
+A directory is created locked, under a lock of the parent, so that no sweep finds it unlocked. The supervisor inherits the lock. A sweep
+removes directories whose lock is free, without checking a pid or an age.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.protocol.names import is_text
 
 SOCKET_PATH_MAX = 100
-"""Longest path of an ipc socket in bytes: the kernel takes 107, and ZeroMQ prefixes some."""
+"""Longest path of an ipc socket in bytes: the kernel permits 107, and ZeroMQ adds a prefix."""
 _FIXED_PART = len("/zfabric-4294967295/s-00000000/sockets/") + 2 * INCARNATION_BYTES + len(SUFFIX)
 
 EMBEDDED, STARTED = "embedded", "started"
 KEEP_VARIABLE = "ZFABRIC_KEEP"
-"""Environment variable that says whether a session is kept that this process starts: neither empty nor "0"."""
+"""Environment variable: unless it is empty or "0", logs and tables of sessions that this process starts remain after their end."""
 KEPT = "kept-"
 KEPT_MAX = 20
-"""Ended sessions that are kept; the oldest go first. Their logs and events are bounded while they run."""
+"""Number of ended sessions whose files remain; the oldest are deleted first. Logs and events are bounded while a session runs."""
 
 
 class Specification(NamedTuple):
-    """What a supervisor is told at its start.
+    """What a launcher sends to the supervisor that it starts.
 
-    ``directory`` is the session's. ``kind`` is "embedded" (ends with the launcher) or "started" (ends when told to).
-    ``launcher`` and ``launcher_started`` name the launching process. ``arena_size`` is -1 for what ``config`` says, 0 for
+    ``directory`` is the session's. ``kind`` is "embedded" (ends with the launcher) or "started" (ends when it is stopped).
+    ``launcher`` and ``launcher_started`` name the launching process. ``arena_size`` is -1 for that of ``config``, 0 for
     no arena. ``paths`` is the workers' ``sys.path`` (empty: the supervisor's own). ``daemon`` and ``worker`` are entry points,
     "module:function"; ``imports`` are the modules loaded once, before processes are forked.
     """
@@ -77,17 +77,17 @@ class Specification(NamedTuple):
     worker: str
     imports: tuple[str, ...]
     keep: bool = False
-    """Whether logs and tables stay when the session has ended."""
+    """Whether logs and tables remain after the session's end."""
 
     def pack(self) -> bytes:
-        """The specification as bytes."""
-        # Paths may be no text: what Python makes of names that are not UTF-8 goes as it is.
+        """Pack the specification into bytes."""
+        # Paths whose names are not UTF-8 travel as Python represents them.
         packed: bytes = msgpack.packb((PROTOCOL_VERSION, *self), unicode_errors="surrogateescape")
         return packed
 
     @classmethod
     def unpack(cls, payload: bytes) -> Specification:
-        """What ``pack`` packed; VersionMismatchError if another version did."""
+        """Unpack what ``pack`` packed. Raises VersionMismatchError if another version packed it."""
         protocol, *fields = msgpack.unpackb(payload, use_list=False, unicode_errors="surrogateescape")
         if protocol != PROTOCOL_VERSION:
             raise VersionMismatchError(f"the launcher speaks protocol {protocol}, the supervisor {PROTOCOL_VERSION}")
@@ -95,7 +95,7 @@ class Specification(NamedTuple):
 
 
 class Session:
-    """One session directory, for whoever has something to do there. Makes nothing by itself; see ``create``."""
+    """One session directory. The constructor makes no files; ``create`` does."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -109,7 +109,7 @@ class Session:
 
     @classmethod
     def create(cls, base: str | None = None) -> tuple[Session, int]:
-        """A new, empty session and the descriptor that holds its lock."""
+        """Create an empty session. Return it with the descriptor that holds its lock."""
         parent = user_directory(base)
         with _locked_parent(parent):
             while True:
@@ -125,14 +125,14 @@ class Session:
             os.mkdir(f"{session.directory}/{name}", 0o700)
         return session, lock
 
-    # -- what the session is --
+    # -- the description --
 
     def write_description(self, description: dict[str, Any]) -> None:
-        """Write ``session.json`` (the supervisor does, once)."""
+        """Write ``session.json``. The supervisor does so, once."""
         _replace(f"{self.directory}/session.json", json.dumps(description).encode())
 
     def describe(self) -> dict[str, Any]:
-        """What the supervisor wrote. FabricError if it has not yet, VersionMismatchError if another version did.
+        """Return ``session.json``. Raises FabricError if it has not been written, VersionMismatchError if another version wrote it.
 
         Keys: protocol, python (its version), directory, kind, supervisor (pid), started (its start ticks), launcher (pid), created (seconds
         since the epoch), config (name → value), resources (name → amount), namespace, arena (path), arena_size, store, spill.
@@ -160,14 +160,14 @@ class Session:
         return description
 
     def kind(self) -> str:
-        """ "embedded" or "started", whatever version of zfabric made the session; empty if it is not there, or just being made."""
+        """Return "embedded" or "started", for sessions of any version; empty if it is missing or not described yet."""
         try:
             return str(self._written().get("kind", ""))
         except (OSError, ValueError):
             return ""
 
     def supervisor(self) -> tuple[int, int]:
-        """Its pid and start ticks, whatever version of zfabric made the session. FabricError if it has not written them yet."""
+        """Return the supervisor's pid and start ticks, for sessions of any version. Raises FabricError if they are not written yet."""
         try:
             description = self._written()
             return int(description["supervisor"]), int(description["started"])
@@ -175,7 +175,7 @@ class Session:
             raise FabricError(f"{self.directory} is not a running session: {error}") from None
 
     def config(self) -> Config:
-        """The session's configuration."""
+        """Return the session's configuration."""
         if self._config is None:
             self._config = Config.of(self.describe()["config"])
         return self._config
@@ -183,20 +183,20 @@ class Session:
     # -- the daemon's socket --
 
     def socket_path(self, incarnation: bytes) -> str:
-        """Where the process of this incarnation binds its ipc socket."""
+        """Return the path of the ipc socket of an incarnation."""
         return f"{self.sockets}/{incarnation.hex()}"
 
     def publish_daemon(self, incarnation: bytes) -> None:
-        """From now on clients find the daemon at this incarnation's socket; call it once the socket is bound.
+        """Publish the daemon's incarnation to clients. Called once its socket is bound.
 
-        It is a link to nowhere, since a name takes no room: a new daemon is found also where the disk is full.
+        The incarnation is the target of a symbolic link, which needs no room on a full disk.
         """
         temporary = f"{self.directory}/daemon.{os.getpid()}"
         os.symlink(incarnation.hex(), temporary)
         os.replace(temporary, f"{self.directory}/daemon")
 
     def daemon(self) -> tuple[bytes, str] | None:
-        """The daemon's incarnation and the path of its socket; None if no daemon has got that far."""
+        """Return the daemon's incarnation and the path of its socket; None if no daemon is published yet."""
         try:
             incarnation = bytes.fromhex(os.readlink(f"{self.directory}/daemon"))
         except (OSError, ValueError):
@@ -204,29 +204,29 @@ class Session:
         return incarnation, self.socket_path(incarnation)
 
     def remove_sockets(self, incarnation: bytes) -> None:
-        """Delete those of a process that has died."""
+        """Delete the sockets of a process that has died."""
         for path in (self.socket_path(incarnation), path_of(self.sockets, incarnation)):
             with suppress(OSError):
                 os.unlink(path)
 
     def sweep_sockets(self) -> None:
-        """Delete the sockets of processes that were killed, which a new daemon finds. Not what is read after their deaths."""
-        names = os.listdir(self.sockets)  # Before the look at who is there: what is bound in between is not in the list.
+        """Delete the sockets of dead processes, for a new daemon. Slots remain: they are read later."""
+        names = os.listdir(self.sockets)  # Listed first, so that a socket bound meanwhile is not in the list.
         with open("/proc/net/unix", "rb") as file:
             bound = {os.path.basename(line.split()[-1]) for line in file}
         for name in names:
             if os.fsencode(name.partition(".")[0]) not in bound and not name.endswith(".slot"):
                 os.unlink(f"{self.sockets}/{name}")
 
-    # -- its end --
+    # -- the end --
 
     def fail(self, reason: str) -> None:
-        """Leave word of why the session ends by itself, if there is room for it."""
+        """Record why the session ends by itself, unless the disk is full."""
         with suppress(OSError):
             _replace(f"{self.directory}/failure", reason.encode(errors="replace"))
 
     def failure(self) -> str:
-        """Why the session ended by itself; empty if it did not."""
+        """Return why the session ended by itself; empty if it did not."""
         try:
             with open(f"{self.directory}/failure", "rb") as file:
                 return file.read().decode(errors="replace")
@@ -234,7 +234,7 @@ class Session:
             return ""
 
     def alive(self) -> bool:
-        """Whether a supervisor holds the session."""
+        """Whether a supervisor holds the session's lock."""
         lock = _take_lock(f"{self.directory}/lock")
         if lock is None:
             return os.path.exists(f"{self.directory}/lock")
@@ -242,12 +242,12 @@ class Session:
         return False
 
     def spill_path(self, directory: str) -> str:
-        """Where spilled objects go: a directory of this session's own in ``directory`` (empty: in the session's)."""
+        """Return the directory for spilled objects: one for this session in ``directory``, or if that is empty, in the session's."""
         name = os.path.basename(self.directory).removeprefix("dead-")
         return f"{directory}/zfabric-spill-{name}" if directory else f"{self.directory}/spill"
 
     def _note_end(self) -> None:
-        """Put into ``session.json`` that the session has ended, and that its directory has another name now."""
+        """Record in ``session.json`` the end of the session and the new name of its directory."""
         description = self._written()
         store = str(description["store"])
         if os.path.dirname(store) == description["directory"]:
@@ -255,7 +255,7 @@ class Session:
         self.write_description({**description, "directory": self.directory, "store": store, "ended": time.time()})
 
     def _kept(self) -> str:
-        """Where to, if it is to be kept; empty if it is not, or is already and is to go."""
+        """Return the new path if the files are to remain; empty if they are not, or were renamed already."""
         try:
             found = bool(self._written().get("keep"))
         except (OSError, ValueError):
@@ -264,7 +264,7 @@ class Session:
         return f"{parent}/{KEPT}{self.identifier}" if found and not name.startswith(KEPT) else ""
 
     def _spill_elsewhere(self) -> str:
-        """The directory of spilled objects, if it is this session's own and lies outside of it."""
+        """Return the directory of spilled objects, if it belongs to this session and is not inside its directory."""
         try:
             path = str(self._written()["spill"])
         except (OSError, ValueError, KeyError):
@@ -273,40 +273,40 @@ class Session:
 
     @property
     def identifier(self) -> str:
-        """The part of the directory's name that is this session's own, running or kept: eight hexadecimal digits."""
+        """The eight hexadecimal digits in the name of the directory."""
         return os.path.basename(self.directory).rpartition("-")[2]
 
     def remove(self) -> None:
-        """Delete the directory, or what of it is not kept. Only for who knows that the session is dead."""
+        """Delete the directory, or rename it if it is to be kept. The session must be dead."""
         if not os.path.exists(self.directory):
             return
-        import shutil
+        import shutil  # Most processes never need it.
 
         kept = self._kept()
         if kept:
             shutil.rmtree(self._spill_elsewhere() or f"{self.directory}/spill", ignore_errors=True)
             shutil.rmtree(self.sockets, ignore_errors=True)
-            with suppress(OSError):  # The launcher does this, too.
+            with suppress(OSError):  # The launcher may have done this.
                 os.rename(self.directory, kept)
                 Session(kept)._note_end()
             for session in kept_sessions(os.path.dirname(os.path.dirname(kept)))[:-KEPT_MAX]:
                 shutil.rmtree(session.directory, ignore_errors=True)
             return
         shutil.rmtree(self._spill_elsewhere() or self.directory, ignore_errors=True)
-        for _ in range(20):  # a process that is being killed may still be making files
+        for _ in range(20):  # A process that is being killed may still make files.
             shutil.rmtree(self.directory, ignore_errors=True)
             if not os.path.exists(self.directory):
                 return
-            time.sleep(0.005)  # its death follows from the supervisor's, and this process cannot wait for what is not its child
+            time.sleep(0.005)  # It dies soon, and this process cannot wait for it: it is no child.
 
 
 # --- finding sessions -----------------------------------------------------------------------------------------------------------
 
 
 def user_directory(base: str | None = None) -> str:
-    """The directory of this user's sessions, made if need be. FabricError if others could get at it.
+    """Return the directory of this user's sessions; make it if it is missing. Raises FabricError if other users could use it.
 
-    ``base`` is where it lies: by default ``$TMPDIR`` if the paths of sockets fit below it (and are UTF-8), else ``/tmp``.
+    ``base`` is its parent: by default ``$TMPDIR`` if the paths of sockets fit below it (and are UTF-8), else ``/tmp``.
     """
     if base is None:
         base = os.environ.get("TMPDIR", "").rstrip("/")
@@ -333,19 +333,19 @@ def user_directory(base: str | None = None) -> str:
 
 
 def find_sessions(base: str | None = None) -> list[Session]:
-    """This user's living sessions that have been described, oldest first: by ticks since the boot, since the wall clock may be set back."""
+    """List this user's living sessions, oldest first. Their age is in ticks since boot: the wall clock may be set back."""
     parent = user_directory(base)
     found = {}
     for name in os.listdir(parent):
         session = Session(f"{parent}/{name}")
         if name.startswith("s-") and session.alive():
-            with suppress(OSError, ValueError):  # It is just being made, or has ended meanwhile.
+            with suppress(OSError, ValueError):  # It is not described yet, or has just ended.
                 found[session] = (int(session._written().get("started", 0)), os.stat(f"{session.directory}/session.json").st_mtime_ns)
     return sorted(found, key=found.__getitem__)
 
 
 def kept_sessions(base: str | None = None) -> list[Session]:
-    """This user's sessions that have ended and were kept, in the order in which they began."""
+    """List this user's ended sessions whose files remain, in the order in which they began."""
     parent = user_directory(base)
     found = {}
     for name in os.listdir(parent):
@@ -368,7 +368,7 @@ def sweep(base: str | None = None) -> list[str]:
                 lock = _take_lock(f"{path}/lock")
                 if lock is None and os.path.exists(f"{path}/lock"):
                     continue
-                os.rename(path, f"{parent}/dead-{name}")  # so that deleting, which may take long, needs no lock
+                os.rename(path, f"{parent}/dead-{name}")  # Deleting may take long, and then needs no lock.
                 if lock is not None:
                     os.close(lock)
                 claimed.append(path)
@@ -379,7 +379,7 @@ def sweep(base: str | None = None) -> list[str]:
 
 
 def started_session(base: str | None = None) -> Session | None:
-    """The living session of ``zfabric start``, the latest if there are several; None if there is none."""
+    """Return the latest living session of ``zfabric start``; None if there is none."""
     return next((session for session in reversed(find_sessions(base)) if session.kind() == STARTED), None)
 
 
@@ -387,7 +387,7 @@ def started_session(base: str | None = None) -> Session | None:
 
 
 def _replace(path: str, content: bytes) -> None:
-    """Give the file this content at one stroke: readers see the old or the new, whole."""
+    """Replace a file's content atomically."""
     temporary = f"{path}.{os.getpid()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
@@ -396,7 +396,7 @@ def _replace(path: str, content: bytes) -> None:
 
 
 def _take_lock(path: str) -> int | None:
-    """A descriptor that holds the lock file's lock; None if another process does, or there is no such file."""
+    """Lock a file and return the descriptor. None if another process holds the lock, or the file is missing."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

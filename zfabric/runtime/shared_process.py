@@ -1,4 +1,4 @@
-"""A process that several lightweight actors share: one of them runs at a time, and the others have their turn while it waits."""
+"""Turns of lightweight actors that share a process: one call runs at a time, and others run while it waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Wanted = tuple[bytes, ...]
 
 
 class SharedProcess:
-    """Gives turns to threads. ``worker.turns`` decides whose turn it is; nothing here is used while that is None."""
+    """Gives turns to threads. ``worker.turns`` decides which call has the turn; without it, this class is not used."""
 
     def __init__(self, connection: WorkerConnection, contexts: Contexts, runner: CallRunner) -> None:
         self._connection = connection
@@ -25,7 +25,7 @@ class SharedProcess:
         self._contexts = contexts
         self._runner = runner
         self._bells: dict[bytes, threading.Semaphore] = {}
-        """What wakes calls that wait for their turn, by actor."""
+        """Semaphores that wake calls waiting for their turn, by actor."""
 
     def add_actor(self, item: Item, instance: Any) -> None:
         """Add the instance of a new actor."""
@@ -44,13 +44,13 @@ class SharedProcess:
             turns.on_free = self._ring_for_turn
 
     def release_gone(self) -> None:
-        """Release actors that have ended, and notify the daemon."""
+        """Release instances of actors that have ended, and notify the daemon."""
         if self._host.release_gone():
             with self._connection.lock:
                 self._connection.flush()
 
     def hand_out(self) -> None:
-        """Start what comes next, if nothing runs: in another thread, or in the main thread if that is idle."""
+        """Start the next call, if the turn is free: in another thread, or in the main thread if that is idle."""
         with self._connection.lock:
             if not self._worker.turn_free:
                 return
@@ -65,14 +65,14 @@ class SharedProcess:
     # -- turns --
 
     def run_here(self) -> Item | Invocation | None:
-        """What this thread runs. None in a thread that such a call has started, or of the program's own."""
+        """Return the task or call that this thread runs. None in threads that user code started."""
         if self._contexts.in_main:
             return self._contexts.top
         item, crew = current_call.get(), self._host.crew
         return item if item is not None and crew is not None and crew.runs_here(item) else None
 
     def lend(self, wanted: Wanted) -> bytes:
-        """Lend the turn of the call whose thread waits. Returns its actor; empty if none runs. The caller holds the lock."""
+        """Lend the turn of the call to which this waiting thread belongs. Return its actor; empty if none runs. The lock is held."""
         turns = self._worker.turns
         assert turns is not None
         item = self.run_here() or current_call.get()
@@ -83,15 +83,15 @@ class SharedProcess:
         return lender
 
     def end_lending(self, lender: bytes, wanted: Wanted) -> None:
-        """The thread waits no longer."""
+        """End ``lend``: the thread no longer waits."""
         with self._connection.lock:
             if self._worker.turns is not None:
                 self._worker.turns.lend_no_more(lender, wanted)
 
     def await_turn(self, item: Item | Invocation) -> None:
-        """Wait until what runs meanwhile has ended, or waits. Nothing else ends this wait: two calls would run at the same time.
+        """Wait for the turn: until the call that runs meanwhile has ended or waits. Two calls must not run at the same time.
 
-        An interrupt is raised once it is this call's turn.
+        So an interrupt is only raised once this call has the turn.
         """
         actor_id = actor_of(item)
         interrupt: BaseException | None = None
@@ -110,7 +110,7 @@ class SharedProcess:
             raise interrupt
 
     def _ring_for_turn(self, actor_id: bytes) -> None:
-        """It is the turn of a call that has waited. The caller holds the lock."""
+        """Wake the call of an actor that now has the turn. The caller holds the lock."""
         bell = self._bells.get(actor_id)
         if bell is not None:
             bell.release()

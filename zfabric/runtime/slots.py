@@ -1,8 +1,8 @@
-"""What outlives a worker process: its slot, a page that it writes and the daemon reads when it is dead, or does not answer.
+"""Slots: files of one page that workers write through a mapping. The daemon reads a slot when its worker is dead or does not answer.
 
-In it is the task on top of the stack, and, of an actor that has checkpoints and whose calls are not logged, how many have ended: exact
-at any moment, and without a message. A page that counts calls stays until the same actor leaves a newer one, or is no more: a daemon that
-reads it may die before the actor lives again, and the next one is to know it, too. Which of several is the newest, its attempt says.
+It holds the id of the task on top of the stack. For an actor with checkpoints and no log, it also holds how many calls have ended: an exact
+number at any moment, without a message. A slot with a count remains until the actor leaves a newer one or has ended: a daemon that
+reads it may die before the actor is restarted, and the next daemon needs the count, too. The attempt shows which slot is the newest.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import Row
 
 COUNT = struct.Struct(f"<QQ{TASK_BYTES}s")
-"""Behind the task: how many calls have ended, in which attempt of which actor."""
+"""After the task id: number of ended calls, attempt, actor id."""
 _SUFFIX = ".slot"
 
 
 def slot_path(directory: str, token: bytes) -> str:
-    """Where a worker's is."""
+    """Return the path of a worker's slot."""
     return f"{directory}/{token.hex()}{_SUFFIX}"
 
 
 def open_slot(directory: str, token: bytes) -> mmap.mmap:
-    """A worker's own. Where the disk is full it is lost with it, and the daemon suspects the first of the tasks that the worker had."""
+    """Open this worker's slot. On a full disk it is private memory; after a crash the daemon then blames the worker's first task."""
     descriptor = os.open(slot_path(directory, token), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # An error now, rather than a SIGBUS when it is first written to.
+        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # Fail now, rather than with SIGBUS at the first write.
         return mmap.mmap(descriptor, mmap.PAGESIZE)
     except OSError:
         return mmap.mmap(-1, mmap.PAGESIZE)
@@ -39,15 +39,15 @@ def open_slot(directory: str, token: bytes) -> mmap.mmap:
 
 
 class Slots:
-    """Those of the dead, and of who is to die."""
+    """Reads the slots of dead workers, and of workers that do not answer."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self._counting: dict[bytes, tuple[int, str]] = {}
-        """Pages that count calls, and of which attempts they are, by actor."""
+        """(attempt, path) of slots with a count of calls, by actor."""
 
     def executing(self, token: bytes) -> bytes:
-        """The task on top in a worker that may live; empty: none, or not known."""
+        """Return the task on top in a worker that may live; empty if there is none or no slot."""
         try:
             with open(slot_path(self.directory, token), "rb") as file:
                 found = file.read(TASK_BYTES)
@@ -56,7 +56,7 @@ class Slots:
         return found if any(found) else b""
 
     def executes(self, token: bytes, task_id: bytes) -> bool:
-        """Whether a living worker has this task on top of its stack; also if nobody can tell, since the disk is full."""
+        """Whether a living worker has this task on top of its stack. True if its slot is empty because the disk was full."""
         try:
             with open(slot_path(self.directory, token), "rb") as file:
                 return file.read(TASK_BYTES) in (task_id, b"")
@@ -64,7 +64,7 @@ class Slots:
             return False
 
     def read(self, token: bytes) -> tuple[bytes, tuple[Row, ...]]:
-        """The task that was on top (empty: none), and rows as in ``ProcessDied.ended``."""
+        """Read a dead worker's slot: return the task on top (empty: none), and rows as in ``ProcessDied.ended``."""
         path = slot_path(self.directory, token)
         try:
             with open(path, "rb") as file:
@@ -83,13 +83,13 @@ class Slots:
         return executing if any(executing) else b"", ((actor_id, ended),) if newest else ()
 
     def read_others(self, living: Collection[bytes]) -> tuple[Row, ...]:
-        """What all have left that are not among the living."""
+        """Read the slots of all workers that are not living; return rows as in ``ProcessDied.ended``."""
         names = (name.removesuffix(_SUFFIX) for name in sorted(os.listdir(self.directory)) if name.endswith(_SUFFIX))
         rows = [row for token in map(bytes.fromhex, names) if token not in living for row in self.read(token)[1]]
-        return tuple({row[0]: row for row in rows}.values())  # The last that was read of an actor is the newest.
+        return tuple({row[0]: row for row in rows}.values())  # The last row of an actor is the newest.
 
     def release_all_but(self, actors: Container[bytes]) -> None:
-        """What others have left is of no use to anybody."""
+        """Delete the slots with counts of all other actors."""
         for actor_id in [each for each in self._counting if each not in actors]:
             _remove(self._counting.pop(actor_id)[1])
 
