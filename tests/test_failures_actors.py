@@ -364,6 +364,22 @@ def test_links_to_callers_that_have_gone_are_closed(tmp_path: Path, lightweight:
         eventually(lambda each=each, count=count: value_of(each.links.remote()) <= count, "links to the dead are closed")
 
 
+def test_the_link_by_which_a_call_was_cancelled_is_closed_with_its_actor(tmp_path: Path) -> None:
+    """It is another one than that of the calls: their process has a thread of its own for such requests."""
+    peers: dict[bytes, Any] = interface.current().post.peers  # type: ignore[union-attr]
+    before = set(peers)
+    patient = Patient.remote()
+    mark = tmp_path / "begun"
+    running = patient.loop.remote(str(mark))
+    eventually(mark.exists, "the call runs")
+    zf.cancel(running)
+    assert isinstance(failure(running), zf.TaskCancelledError)
+    own = peers.keys() - before
+    assert len(own) == 2
+    zf.kill(patient)
+    eventually(lambda: peers.keys().isdisjoint(own), "links to the dead are closed")
+
+
 @zf.remote
 class Holder:
     """Keeps what it was made with."""

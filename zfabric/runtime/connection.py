@@ -25,7 +25,7 @@ from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError, NotInitializedError
 from zfabric.machines.client import Client
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT
+from zfabric.protocol.ids import CLIENT, control_of
 from zfabric.protocol.messages import Row, Rows
 from zfabric.runtime.session import Session
 from zfabric.runtime.terminal import Terminal
@@ -225,8 +225,9 @@ class Connection:
         """Close links to actors' processes that have ended."""
         while self.machine.calls.gone:
             ended = self.machine.calls.gone.pop()
-            self.post.forget(ended)
-            self._peers.discard(ended)
+            for incarnation in (ended, control_of(ended)):  # The second one received requests to stop calls.
+                self.post.forget(incarnation)
+                self._peers.discard(incarnation)
 
     def _settle(self) -> None:
         """Let go of what finalizers dropped. The caller holds the lock."""
