@@ -67,7 +67,7 @@ def create_arena(directory: str, size: int) -> int:
         os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, size)
         if not directory:
-            import fcntl
+            import fcntl  # Only the supervisor creates arenas.
 
             fcntl.fcntl(descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
     except OSError:
@@ -77,7 +77,7 @@ def create_arena(directory: str, size: int) -> int:
 
 
 class Arena:
-    """This process's view of the arena at ``path``: read-only for readers, writable besides for those who write.
+    """This process's mapping of the arena at ``path``: read-only, and a second, writable one if ``writable``.
 
     Offsets are those of payloads, as in all messages. Raises OSError if the file cannot be opened or is of another size.
     """
@@ -106,7 +106,7 @@ class Arena:
         self._index_end = data_start(self.size)
 
     def close(self) -> None:
-        """Close the file; views that are still used stay valid."""
+        """Close the file. Views in use remain valid."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -116,15 +116,15 @@ class Arena:
     # -- values --
 
     def view(self, offset: int, size: int) -> memoryview:
-        """The payload at ``offset``, read-only."""
+        """Return the payload at ``offset``, read-only."""
         return self._readable[offset : offset + size]
 
     def private(self, offset: int, size: int) -> memoryview:
-        """The payload at ``offset``, for writes that do not change it for others. Raises OSError if it cannot be mapped."""
+        """Return a private copy-on-write view of the payload at ``offset``. Raises OSError if it cannot be mapped."""
         return private_view(self._descriptor, offset, size)
 
     def writable(self, offset: int, size: int) -> memoryview:
-        """The payload at ``offset``, writable, for the process that has the grant."""
+        """Return the payload at ``offset``, writable, for the process that has the grant."""
         return self._memory[offset : offset + size]
 
     def seal(self, offset: int, object_id: bytes, size: int, digest: bytes = b"") -> None:
@@ -146,13 +146,13 @@ class Arena:
         Returns False if a restart would not find it: its header is not sealed, or the index has no room.
         """
         if state == FREED:
-            # The header stays as it is: its room may be somebody else's by now, with a header of its own.
+            # The header is left as it is: its room may belong to another object by now.
             slot = self._slots.pop(offset, None)
             if slot is not None:
                 self._memory[slot * INDEX_ENTRY_BYTES + _STATE_AT] = FREED
                 self._free_slots.append(slot)
             return True
-        # Read by a system call, since a claim that nobody vouches for may point to where no memory is.
+        # Read by a system call: a wrong offset from a client may point to unallocated memory.
         magic, version, sealed, size, object_id, _ = _HEADER.unpack(os.pread(self._descriptor, HEADER_BYTES, offset - HEADER_BYTES))
         if (magic, version, sealed) != (_MAGIC, _VERSION, SEALED):
             return False
@@ -183,7 +183,7 @@ class Arena:
         return self._slots_used - 1
 
     def find_sealed(self) -> list[tuple[bytes, int, int]]:
-        """(object_id, offset, size) of all objects in the index. A restarted daemon calls it before it marks anything."""
+        """Return (object_id, offset, size) of all objects in the index. A restarted daemon calls this before ``mark``."""
         used = min(round_up(os.lseek(self._descriptor, 0, os.SEEK_HOLE), _INDEX_STEP), self._index_end)
         index = os.pread(self._descriptor, used, 0)
         self._index_ready = used
@@ -232,7 +232,7 @@ class Arena:
         return ""
 
     def _make_huge(self, offset: int, size: int) -> int:
-        """Make huge pages behind these whole pieces, and record whether they came slowly; returns ``size``."""
+        """Make huge pages behind these whole pieces, and record whether that was slow. Return ``size``."""
         assert self._mapping is not None
         began = time.thread_time()
         for piece in range(offset, offset + size, PIECE):

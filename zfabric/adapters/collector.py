@@ -1,8 +1,8 @@
-"""Python's cyclic garbage collector, which reads every container in each of its passes.
+"""Hides refs from Python's cyclic garbage collector, which reads every container in each pass.
 
-A program has as many refs as tasks, and a pass of the collector reads every one of them and its id, from memory that no cache holds
-any more. A ref has neither a dict nor a slot for anything but its id and its client. A cycle can go through it only by way of the
-client, which lives until it is shut down and keeps no refs then. So the collector could find nothing in refs.
+A program may have as many refs as tasks. Each pass would read all of them and their ids, from memory that is no longer in any cache.
+A ref has only two slots, for its id and its client, and no dict. So a cycle through a ref also goes through the client, which lives until
+it is shut down and then has no refs. The collector could never find garbage in refs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-untrack: Callable[[Any], None] = ctypes.pythonapi["PyObject_GC_UnTrack"]  # by item: one of our own, which nobody else declares
-"""The collector does not look at this object any more. What counts its references frees it as before, finalizer and weak refs included;
-a cycle through it would stay for ever."""
+untrack: Callable[[Any], None] = ctypes.pythonapi["PyObject_GC_UnTrack"]  # By item: a new function object, whose types only we declare.
+"""Hide an object from the collector. Reference counting still frees it, with finalizers and weak refs. A cycle through it would never be
+freed."""
 untrack.argtypes, untrack.restype = (ctypes.py_object,), None  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A store's rows as people read them: from a directory that no daemon has open, or from the rows of a ``Scan``.
+"""A store's rows in readable form: from a directory that no daemon has open, or from the rows of a ``Scan``.
 
 Everything in the tables is msgpack and shown as plain data: short bytes in hex, longer ones by their length. Users'
 pickles are shown as bytes; nothing is unpickled.
@@ -56,7 +56,7 @@ def describe_rows(table: str, rows: Iterable[Pair]) -> Iterator[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` without bytes: what JSON can carry."""
+    """Return ``value`` without bytes, for JSON."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value).hex() if len(value) <= HEX_BYTES_MAX else f"<{len(value)} bytes>"
     if isinstance(value, dict):

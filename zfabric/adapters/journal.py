@@ -1,22 +1,22 @@
 """The journal: the control store's tables in one LMDB environment, opened by one process.
 
-Acknowledged rows are in a committed transaction. A transaction is there whole or not at all, also after
-``kill -9`` at any instruction, since LMDB writes new pages beside the old ones and then flips one root page.
+Acknowledged rows are in a committed transaction. A transaction is on disk whole or not at all, even after
+``kill -9`` at any instruction, since LMDB writes new pages beside the old ones and then replaces one root page.
 
 **Durability.** "process": the commit runs inline and syncs nothing. The kernel has the pages, so they outlive
-every process, but not a power loss, and LMDB without sync may be *corrupt* after one. So the directory has a stamp with
-the boot it was written in. A store of another boot is renamed aside, which is reported, and a new one is begun; nothing of
-the old boot still runs that could miss it. The same happens to a store that is damaged (``adapters.store_check``). "power": rows
+every process, but not a power loss, after which LMDB without sync may be *corrupt*. So the directory has a stamp with
+the boot in which it was written. A store of another boot is renamed and reported, and a new one is begun; no process of
+the old boot still needs it. The same happens to a damaged store (``adapters.store_check``). "power": rows
 are put on the caller's thread (on a second thread, which competes for the interpreter, they cost two hundred times as much),
 and another thread makes the one synced ``commit()`` of the filled transaction.
 
 **The stamp is a file of its own**, not a row: it must be read before LMDB maps a file that may be corrupt or of another
 format, since LMDB trusts the file that it maps. It is written and synced before the data file exists.
 
-**Not a write map.** ``writemap`` halves the price of a tiny commit, but writes through a mapping of a sparse file, where a full
-disk is a SIGBUS instead of an error.
+**No write map.** ``writemap`` halves the price of a tiny commit, but writes through a mapping of a sparse file: a full
+disk would be a SIGBUS instead of an error.
 
-**No locks of LMDB's** (``lock=False``): one ``flock`` of ours keeps other processes out, and one rule keeps our own reads
+**No locks of LMDB** (``lock=False``): one ``flock`` of ours excludes other processes, and one rule makes our own reads
 safe. A writer never reuses the pages of the last committed state, so a read may see that state during the next
 commit, as long as the read ends before the commit after that begins. Reads during a commit therefore share one
 snapshot, taken before that commit and dropped after it.
@@ -47,9 +47,9 @@ from zfabric.machines.common.tables import TABLES, Pair
 from zfabric.protocol.messages import PROTOCOL_VERSION
 
 STORE_VERSION = 3
-"""Version of what the tables hold and how; another one is refused."""
+"""Version of the contents and formats of the tables; any other is refused."""
 LMDB_MAJOR = 0
-"""The engine of the binding that writes our files: 0 for LMDB 0.9, 1 for 1.0 (see docs/decisions/0002-lmdb-format.md)."""
+"""The LMDB engine that writes our files: 0 for LMDB 0.9, 1 for 1.0 (see docs/decisions/0002-lmdb-format.md)."""
 LMDB_DATA_VERSION = 1
 """The file format of that engine, as its meta pages state it (LMDB 1.0 writes 3)."""
 
@@ -61,7 +61,7 @@ _HEADROOM_MIN = 1 << 20
 _UNSYNCED = "was written without sync before this boot and may be corrupt"
 
 Done = Callable[[str], None]
-"""Called once per commit: with "" when it is durable, else with the reason why it was rolled back."""
+"""Called once per commit: with an empty string when it is durable, else with the reason why it was rolled back."""
 
 
 class Transaction(Protocol):
@@ -88,15 +88,15 @@ class _Stamp(NamedTuple):
 
 
 def boot_id() -> str:
-    """The name of this boot of the machine."""
+    """Return the id of this boot of the machine."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
 class Journal:
-    """The tables on disk. ``Journal.open`` makes one; it belongs to one thread.
+    """The tables on disk. ``Journal.open`` makes one; only one thread may use it.
 
-    ``report`` is a message for people about the opening (a directory set aside), or empty.
+    ``report`` is a message for users if a damaged store was set aside, or empty.
     """
 
     def __init__(self, path: str, size: int, durability: str, lock: int, report: str = "") -> None:
@@ -116,12 +116,12 @@ class Journal:
 
     @classmethod
     def open(cls, path: str, size: int, durability: str, boot: str | None = None, thorough: bool = False, in_use: bool = False) -> Journal:
-        """Open (or begin) the store in the directory ``path``, which may grow to ``size`` bytes.
+        """Open or begin the store in the directory ``path``, which may grow to ``size`` bytes.
 
-        VersionMismatchError for a format we do not know, ConfigError for a directory that is not ours, FabricError if
-        another process has it open. A directory of an earlier boot written without sync is set aside (see ``report``), and so
-        is one that is damaged; ``thorough`` reads it from its beginning to its end to find out, and judges its rows. A damaged
-        store of which a session has living jobs (``in_use``) is a FabricError: what these hold is nowhere else.
+        Raises VersionMismatchError for an unknown format, ConfigError for a directory that is no store, FabricError if
+        another process has it open. A store of an earlier boot written without sync is set aside (see ``report``), and so
+        is a damaged one. ``thorough`` searches the whole store and its rows for damage. If a damaged store is ``in_use``, this raises
+        FabricError: the session's jobs need its rows, which are nowhere else.
         """
         boot = boot or boot_id()
         path = os.path.abspath(path)
@@ -151,7 +151,7 @@ class Journal:
             journal._environment.sync(True)
             _write_stamp(path, ours)
             return journal
-        except BaseException as error:  # whatever it was, the directory is not ours
+        except BaseException as error:  # After any error, the directory must be unlocked.
             os.close(lock)
             if isinstance(error, lmdb.MemoryError):
                 raise FabricError(
@@ -165,7 +165,7 @@ class Journal:
     # -- reading ---------------------------------------------------------------------------------------------------------
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        """The committed value of ``key``, or None."""
+        """Return the committed value of ``key``, or None."""
         if not key:
             return None
         with self._read() as transaction:
@@ -173,7 +173,7 @@ class Journal:
             return value
 
     def scan(self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000) -> list[Pair]:
-        """Up to ``limit`` committed rows whose keys start with ``prefix`` and come after ``after``, in key order."""
+        """Return up to ``limit`` committed rows whose keys start with ``prefix`` and come after ``after``, in key order."""
         rows: list[Pair] = []
         start = max(prefix, after)
         with self._read() as transaction, transaction.cursor(db=self._tables[table]) as cursor:
@@ -188,7 +188,7 @@ class Journal:
         return rows
 
     def floor(self, table: str, prefix: bytes, key: bytes) -> Pair | None:
-        """The committed row with the largest key that starts with ``prefix`` and is not past ``key``."""
+        """Return the committed row with the largest key that starts with ``prefix`` and is not greater than ``key``, or None."""
         with self._read() as transaction, transaction.cursor(db=self._tables[table]) as cursor:
             at_or_past = cursor.set_range(key)
             found = (cursor.key() == key or cursor.prev()) if at_or_past else cursor.last()
@@ -202,7 +202,7 @@ class Journal:
     def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
         """Apply all of these in one transaction, then call ``done``: inline, or from the commit thread ("power").
 
-        One commit is under way at a time; asking for the next one earlier waits.
+        One commit is under way at a time: an earlier call waits.
         """
         self._settle(wait=True)
         try:
@@ -236,10 +236,10 @@ class Journal:
         return self._put(transactions)
 
     def _make_room(self, deleting: bool) -> None:
-        """Set how far the map may grow: to its size, or a little past what is used now if the transaction only deletes.
+        """Set how far the map may grow: to its size, or if the transaction only deletes, a little past its used part.
 
-        What a transaction frees can be used from the second one after it on, so tiny rows of "meta" may grow the map too: the
-        one by which the control store tries whether it can write again is the one in between.
+        What a transaction frees can be reused by the second transaction after it. The one in between is a tiny row of "meta", by which
+        the control store tests whether it can write again. So such rows may grow the map, too.
         """
         size = self._size
         if deleting:
@@ -261,7 +261,7 @@ class Journal:
                         cursor.putmulti(rows)
                 for table, key in transaction.deletes:
                     filled.delete(key, db=self._tables[table])
-        except BaseException:  # our own bugs too: a transaction left open would keep every later one out
+        except BaseException:  # After a bug, too: an open transaction would block every later one.
             filled.abort()
             raise
         return filled
@@ -287,7 +287,7 @@ class Journal:
         return f"the control store in {self.path} cannot be written: {error}"
 
     def _settle(self, wait: bool = False) -> None:
-        """After the commit, drop its snapshot, and open the environment again if it may be broken."""
+        """Drop the snapshot after its commit, and reopen the environment if it may be broken."""
         if self._snapshot is not None and (wait or self._idle.is_set()):
             self._idle.wait()
             self._snapshot.abort()
@@ -319,14 +319,14 @@ class Journal:
 
 
 class ReadOnlyJournal(Journal):
-    """A store that no daemon has open, as it is: nothing is set aside, stamped or written."""
+    """A store that no daemon has open, for reading: nothing is set aside, stamped or written."""
 
     def __init__(self, path: str, lock: int) -> None:
         super().__init__(path, 0, "process", lock)
 
     @classmethod
     def look_into(cls, path: str) -> ReadOnlyJournal:
-        """Open ``path`` for reading. Refuses what ``Journal.open`` refuses, and what it would set aside."""
+        """Open ``path`` for reading. Raises as ``Journal.open`` does, and FabricError for a store which that would set aside."""
         path = os.path.abspath(path)
         if not os.path.isdir(path):
             raise ConfigError(f"there is no control store in {path}")
@@ -350,7 +350,7 @@ class ReadOnlyJournal(Journal):
             raise
 
     def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
-        """Refused."""
+        """Call ``done`` with a refusal."""
         done(f"the control store in {self.path} is open for reading only")
 
     def _open_environment(self) -> tuple[lmdb.Environment, dict[str, Any]]:
@@ -362,7 +362,7 @@ class ReadOnlyJournal(Journal):
 
 
 def _take_directory(path: str, former: int = -1) -> int:
-    """Make the directory if it is not there, and lock it; the lock's file descriptor, which is ``former`` if that is given."""
+    """Make the directory if it is missing, and lock it. Return the lock's file descriptor; that is ``former`` if given."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     status = os.stat(path)
     if status.st_uid != os.geteuid():
@@ -386,9 +386,9 @@ def _lock(path: str) -> int:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever locked it before may have set the directory aside, our lock with it.
+            # The last process with the lock may have renamed the directory, and our lock with it.
             if os.path.samestat(os.fstat(file), os.stat(name)):
-                os.ftruncate(file, os.pwrite(file, str(os.getpid()).encode(), 0))  # in place: a full disk has no room to begin anew
+                os.ftruncate(file, os.pwrite(file, str(os.getpid()).encode(), 0))  # In place: this needs no room on a full disk.
                 return file
         except BlockingIOError:
             holder = os.pread(file, 20, 0).decode(errors="replace") or "another process"
@@ -448,13 +448,13 @@ def _check_format(path: str, stamp: _Stamp) -> None:
 
 
 def _damage(path: str, thorough: bool, rows: bool = True) -> str:
-    """What is wrong with the data file, as the rest of a sentence; empty if nothing is. (A format we do not know was refused before.)"""
+    """Describe damage of the data file, as the rest of a sentence; empty if there is none. Unknown formats were refused before."""
     problem = find_damage(os.path.join(path, _DATA), thorough, rows)
     return f"is damaged ({_DATA}: {problem})" if problem else ""
 
 
 def _data_version(path: str) -> int:
-    """The format that the data file's first meta page states, 0 if there is none yet."""
+    """Return the format in the data file's first meta page, 0 if there is none yet."""
     try:
         with open(os.path.join(path, _DATA), "rb") as file:
             head = file.read(64)

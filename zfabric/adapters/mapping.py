@@ -1,4 +1,4 @@
-"""Ranges of files as memory: shared by all processes that map them, or private, so that writes stay in this process."""
+"""Ranges of files as memory: shared by all processes that map them, or private to this process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Mapping:
-    """``size`` bytes of a file from ``offset`` (of a page), unmapped when the last view of them is gone. The file may be closed before.
+    """A mapping of ``size`` bytes of a file from ``offset``, a multiple of the page size. The file may be closed afterwards.
 
-    Address and offset agree within 2 MiB, so that huge pages stay huge. Raises OSError if the range cannot be mapped.
+    It is unmapped when the last view of it is released. Address and offset agree modulo 2 MiB, so that huge pages stay huge. Raises
+    OSError if the range cannot be mapped.
     """
 
     def __init__(self, descriptor: int, offset: int, size: int, writable: bool, private: bool = False) -> None:
@@ -42,13 +43,13 @@ class Mapping:
         _libc.munmap(end, spare + spare_size - end)
 
     def memory(self) -> memoryview:
-        """All of it. The mapping lives as long as this view or any view made of it."""
+        """Return a view of all of it. The mapping lives as long as this view and views made from it."""
         memory: Any = (ctypes.c_ubyte * self.size).from_address(self.address)
         memory.owner = self
         return memoryview(memory).cast("B")
 
     def advise(self, offset: int, size: int, advice: int) -> None:
-        """Advise the kernel about the use of a part of it (``madvise``). A refusal has no consequence."""
+        """Advise the kernel about the use of a part (``madvise``). Errors are ignored."""
         _libc.madvise(self.address + offset, size, advice)
 
     def __del__(self) -> None:
@@ -57,9 +58,7 @@ class Mapping:
 
 
 def private_view(descriptor: int, offset: int, size: int) -> memoryview:
-    """``size`` bytes of a file from ``offset``, writable: writes stay in this process, and the file is unchanged. OSError if it cannot be
-    mapped.
-    """
+    """Map ``size`` bytes of a file from ``offset`` privately: writes do not change the file. Raises OSError if that fails."""
     if not size:
         return memoryview(bytearray())
     before = offset % mmap.PAGESIZE

@@ -1,7 +1,7 @@
-"""A journal in memory, with the journal's interface: for tests, and for the simulator, where it is the disk.
+"""A journal in memory, with the interface of ``Journal``, for tests and for the simulator.
 
-With ``deferred``, every commit is pending until ``complete`` is called, as with the commit thread of "power". ``crash`` loses pending
-commits, and returns the journal that the next process finds.
+With ``deferred``, every commit waits until ``complete`` is called, as with the commit thread of "power". ``crash`` drops waiting
+commits, and returns the journal for the next process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Rows = dict[str, dict[bytes, bytes]]
 
 
 class MemoryJournal:
-    """The tables as dictionaries. ``full`` is the reason why commits fail, empty while they do not."""
+    """The tables as dictionaries. While ``full`` is not empty, commits fail with it as the reason."""
 
     report = ""
 
@@ -28,11 +28,11 @@ class MemoryJournal:
         self._under_way: list[tuple[Sequence[Transaction], Done]] = []
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        """The committed value of ``key``, or None."""
+        """Return the committed value of ``key``, or None."""
         return self._rows[table].get(key)
 
     def scan(self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000) -> list[Pair]:
-        """Up to ``limit`` committed rows whose keys start with ``prefix`` and come after ``after``, in key order."""
+        """Return up to ``limit`` committed rows whose keys start with ``prefix`` and come after ``after``, in key order."""
         keys, values = self._keys(table), self._rows[table]
         index = bisect.bisect_right(keys, after) if after >= prefix and after else bisect.bisect_left(keys, prefix)
         rows: list[Pair] = []
@@ -42,7 +42,7 @@ class MemoryJournal:
         return rows
 
     def floor(self, table: str, prefix: bytes, key: bytes) -> Pair | None:
-        """The committed row with the largest key that starts with ``prefix`` and is not past ``key``."""
+        """Return the committed row with the largest key that starts with ``prefix`` and is not greater than ``key``, or None."""
         keys = self._keys(table)
         index = bisect.bisect_right(keys, key) - 1
         if index < 0 or not keys[index].startswith(prefix):
@@ -50,7 +50,7 @@ class MemoryJournal:
         return keys[index], self._rows[table][keys[index]]
 
     def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
-        """Apply all of these together, then call ``done``: at once, or by ``complete``."""
+        """Apply all of these in one transaction, then call ``done``: at once, or in ``complete``."""
         while self._under_way:
             self.complete()
         self._under_way.append((transactions, done))
@@ -58,7 +58,7 @@ class MemoryJournal:
             self.complete()
 
     def complete(self) -> bool:
-        """End the commit under way, if there is one: apply it, or roll it back if the journal is ``full``."""
+        """End the commit under way: apply it, or roll it back if the journal is ``full``. Return False if there is none."""
         if not self._under_way:
             return False
         transactions, done = self._under_way.pop(0)
@@ -74,12 +74,12 @@ class MemoryJournal:
         return True
 
     def crash(self) -> MemoryJournal:
-        """What the next process finds: everything committed, nothing that was under way. This one is over."""
+        """Drop the commits under way. Return the journal for the next process, with everything committed."""
         self._under_way.clear()
         return MemoryJournal(self._deferred, self._rows)
 
     def close(self) -> None:
-        """End the commit under way."""
+        """End the commits under way."""
         while self.complete():
             pass
 

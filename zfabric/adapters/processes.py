@@ -1,8 +1,8 @@
 """The operating system's view of processes and of the machine: identity, death, memory, limits. Linux only.
 
 A pid names a process only until it is reaped. So a process that is not a child of ours is named by (pid, start ticks)
-and held by a pidfd; a child of ours keeps its pid until we reap it. Limits are those of this process: its CPU affinity
-and the control groups around it (both versions of them), not those of the hardware.
+and referred to by a pidfd; a child of ours has its pid until we reap it. Limits are those of this process: its CPU affinity
+and its control groups (of both versions), not those of the hardware.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 STACK_BYTES = 512 * 2**20
-"""Stack of a worker's main thread: room for tasks that run on top of each other, 1,500 deep. Only touched pages cost memory."""
+"""Stack size of a worker's main thread in bytes: room for 1,500 tasks on top of each other. Only touched pages use memory."""
 WORKER_OOM_SCORE = 500
-"""The kernel's out-of-memory killer takes workers before the processes that would notice and retry."""
+"""Makes the kernel's out-of-memory killer choose workers rather than the processes that would retry their tasks."""
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,29 +40,29 @@ def _prctl(option: int, argument: int | bytes) -> None:
 
 
 def set_name(name: str) -> None:
-    """The name of this process (its first 15 bytes) in ``ps`` and ``top``."""
+    """Set the name of this process in ``ps`` and ``top`` (the first 15 bytes)."""
     _prctl(_PR_SET_NAME, name.encode()[:15] + b"\0")
 
 
 def become_subreaper() -> None:
-    """From now on, descendants whose parent ended become children of this process."""
+    """Make descendants whose parent has ended children of this process, from now on."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when ``parent`` ends; end now if it already has. Call it after the process got its final parent."""
+    """Have this process killed when ``parent`` ends; exit if it has ended. Call this once the process has its final parent."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def thread_count() -> int:
-    """Number of threads of this process, including those that Python does not know."""
+    """Return the number of threads of this process, including those not started by Python."""
     return len(os.listdir("/proc/self/task"))
 
 
 def redirect(output: str, errors: str) -> None:
-    """Make ``/dev/null`` the standard input and append standard output and error to these files, line by line."""
+    """Make ``/dev/null`` the standard input; append standard output and error to these files, line by line."""
     flush_output()
     for path, flags, number in (
         (os.devnull, os.O_RDONLY, 0),
@@ -78,13 +78,13 @@ def redirect(output: str, errors: str) -> None:
 
 
 def open_files_max() -> int:
-    """How many files this process may open."""
+    """Return how many files this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def threads_max() -> int:
-    """How many processes and threads this user may have; root may have any number."""
+    """Return how many processes and threads this user may have; root may have any number."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return sys.maxsize if soft == resource.RLIM_INFINITY or not os.geteuid() else soft
 
@@ -96,7 +96,7 @@ def why_no_process(error: OSError) -> str:
 
 
 def working_directory() -> str:
-    """The working directory of this process; empty if it was deleted."""
+    """Return the working directory of this process; empty if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -104,13 +104,13 @@ def working_directory() -> str:
 
 
 def module_paths() -> tuple[str, ...]:
-    """The absolute paths where this process finds its modules. A path relative to a deleted working directory leads nowhere."""
+    """Return the absolute paths where this process finds modules, without paths relative to a deleted working directory."""
     here = working_directory()
     return tuple(os.path.normpath(os.path.join(here, path)) for path in sys.path if here or os.path.isabs(path))
 
 
 def limit_worker() -> None:
-    """Limits of a process that runs user code: a deep stack, no core dumps, first choice of the out-of-memory killer."""
+    """Set the limits of a process that runs user code: a deep stack, no core dumps, first choice of the out-of-memory killer."""
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     soft = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
@@ -118,12 +118,12 @@ def limit_worker() -> None:
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(str(WORKER_OOM_SCORE))
-    except OSError:  # some containers forbid it; it is a preference, nothing depends on it
+    except OSError:  # Some containers forbid it. It is only a preference.
         pass
 
 
 def run_and_exit(body: Callable[[], object]) -> NoReturn:
-    """Run ``body`` as the rest of this forked process: nothing of the caller's frames runs after it."""
+    """Run ``body``, then exit this forked process without returning to the caller's frames."""
     code = 1
     try:
         body()
@@ -132,7 +132,7 @@ def run_and_exit(body: Callable[[], object]) -> NoReturn:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
-    except BaseException:  # nothing may go on in the frames of the process that was forked
+    except BaseException:  # The caller's frames belong to the forked process's parent and must not go on.
         sys.excepthook(*sys.exc_info())
     finally:
         try:
@@ -144,7 +144,7 @@ def run_and_exit(body: Callable[[], object]) -> NoReturn:
 def flush_output() -> None:
     """Flush standard output and error. On a full disk they stay unwritten, and no error is raised."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # User code may have replaced the stream by one that raises anything.
             stream.flush()
 
 
@@ -152,7 +152,7 @@ def flush_output() -> None:
 
 
 def start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since boot; with the pid, its identity. 0 if there is none."""
+    """Return when a process started, in clock ticks since boot; 0 if there is none. With the pid it identifies a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -162,7 +162,7 @@ def start_ticks(pid: int) -> int:
 
 
 def open_pidfd(pid: int, started: int = 0) -> int | None:
-    """A pidfd of the process; None if it is gone, or did not start at ``started`` (0: any)."""
+    """Open a pidfd of a process. None if it has ended, or did not start at ``started`` (0: any time)."""
     try:
         descriptor = os.pidfd_open(pid)
     except (ProcessLookupError, OSError):
@@ -174,14 +174,14 @@ def open_pidfd(pid: int, started: int = 0) -> int | None:
 
 
 def wait_pidfd(descriptor: int, timeout: float) -> bool:
-    """Whether the process ended, after at most ``timeout`` seconds."""
+    """Wait up to ``timeout`` seconds for the end of a process. Return whether it has ended."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout) * 1000))
 
 
 def signal_pidfd(descriptor: int, number: int) -> bool:
-    """Send the signal; False if the process is gone."""
+    """Send a signal. Return False if the process has ended."""
     try:
         signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
@@ -190,16 +190,16 @@ def signal_pidfd(descriptor: int, number: int) -> bool:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to a child of ours that was not reaped yet, and to the process group it leads."""
+    """Send SIGKILL to an unreaped child of ours, and to the process group that it leads."""
     for kill in (os.kill, os.killpg):
         try:
             kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # not a group leader (yet), or nothing but set-uid programs left in it
+        except (ProcessLookupError, PermissionError):  # It leads no group yet, or only set-uid programs are left in it.
             pass
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, zombies included."""
+    """Return the pids of a process's children, zombies included."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
             return [int(child) for child in file.read().split()]
@@ -230,7 +230,7 @@ def kill_children(timeout: float = 5.0) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that is this process's own (resident, not counting pages of files and of the arena); 0 if it is gone."""
+    """Return a process's own resident memory in bytes, without pages of files and of the arena; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             fields = file.read().split()
@@ -243,7 +243,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def cpu_count() -> int:
-    """CPUs this process may use: its affinity, and the quotas of its control groups (a part of a CPU counts as one)."""
+    """Return how many CPUs this process may use, by affinity and control groups. A part of a CPU counts as one."""
     count = float(len(os.sched_getaffinity(0)))
     for directory in _control_groups("cpu"):
         quota = _read(f"{directory}/cpu.max").split() or [
@@ -256,7 +256,7 @@ def cpu_count() -> int:
 
 
 def visible_gpus() -> tuple[str, ...] | None:
-    """The names of the GPUs in ``CUDA_VISIBLE_DEVICES``; None if it is not set, and all may be used."""
+    """Return the names of the GPUs in ``CUDA_VISIBLE_DEVICES``; None if it is not set, and all may be used."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return None
@@ -265,7 +265,7 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 
 def gpu_count() -> int:
-    """NVIDIA GPUs this process may use: those ``CUDA_VISIBLE_DEVICES`` names, or all the machine has."""
+    """Return how many NVIDIA GPUs this process may use: those in ``CUDA_VISIBLE_DEVICES``, or all of the machine."""
     visible = visible_gpus()
     if visible is not None:
         return len(visible)
@@ -273,13 +273,13 @@ def gpu_count() -> int:
 
 
 def memory_total() -> int:
-    """Memory this process and its like may use, in bytes: the machine's, or the least limit of the control groups around it."""
+    """Return the usable memory in bytes: that of the machine, or the least limit of this process's control groups."""
     total = _machine_memory()["MemTotal"]
     return min([total, *(limit for limit, _ in _memory_groups())])
 
 
 def memory_available() -> int:
-    """Memory that can still be taken without swapping or hitting a limit, in bytes."""
+    """Return how many bytes of memory can be allocated without swapping or reaching a limit."""
     memory = _machine_memory()
     available = memory.get("MemAvailable", memory["MemFree"])
     return max(0, min([available, *(limit - used for limit, used in _memory_groups())]))
@@ -291,7 +291,7 @@ def _machine_memory() -> dict[str, int]:
 
 
 def _memory_groups() -> Iterator[tuple[int, int]]:
-    """(limit, memory in use that cannot be dropped) of each control group around this process that has a limit."""
+    """Yield (limit, used memory that cannot be dropped) of each control group of this process with a limit."""
     for directory in _control_groups("memory"):
         for limit_name, used_name, cache_name in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -304,7 +304,7 @@ def _memory_groups() -> Iterator[tuple[int, int]]:
 
 
 def _control_groups(controller: str) -> Iterator[str]:
-    """The directories of this process's control groups for ``controller``, innermost first."""
+    """Yield the directories of this process's control groups for ``controller``, innermost first."""
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -113,7 +113,7 @@ def note_reference(object_id: bytes) -> bool:
 
 @contextlib.contextmanager
 def trying() -> Iterator[None]:
-    """Pickle something to see whether that works: refs in it leave for nowhere."""
+    """Pickle a value to test whether that works. Refs in it are not recorded."""
     previous, _collecting.references = _collecting.references, {}
     try:
         yield
@@ -124,7 +124,7 @@ def trying() -> Iterator[None]:
 # --- plain or not ---------------------------------------------------------------------------------------------------------------
 
 _CLOUD, _BARE, _BUFFERED = 0, 1, 2
-"""How to pickle: by cloudpickle; by the C pickler; by the C pickler with buffers and refs looked after."""
+"""How to pickle: by cloudpickle; by the C pickler; by the C pickler with handling of buffers and refs."""
 
 
 def _scan(value: Any) -> int:

@@ -36,7 +36,7 @@ EVENTS, POLLIN, DONTWAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT)
 _option: Any = zmq.backend.Socket.get
 _recv: Any = zmq.backend.Socket.recv
 _send: Any = zmq.backend.Socket.send
-"""Beneath ``zmq.Socket``, whose enumerations cost more than what they are passed to."""
+"""Methods of the base class: the enumerations in those of ``zmq.Socket`` cost more than the calls."""
 
 
 class Peer:
@@ -48,7 +48,7 @@ class Peer:
         self.path = path
         """The path at which it receives datagrams."""
         self.socket: zmq.Socket[bytes] | None = None
-        """Opened for the first frame that goes through ZeroMQ."""
+        """The socket for frames through ZeroMQ, opened for the first one."""
         self.admitted = False
         """Whether a socket may be opened to it although it is not registered (``Transport.admits``)."""
         self.link = link
@@ -58,7 +58,7 @@ class Peer:
 
 
 class Transport:
-    """All sockets of one incarnation. Sending and links belong to the owner's lock; ``poll`` and ``receive`` to one thread at a time."""
+    """All sockets of one incarnation. Sending and links need the owner's lock; one thread at a time may ``poll`` and ``receive``."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: str, incarnation: bytes, config: Config) -> None:
         self.context = context
@@ -88,7 +88,7 @@ class Transport:
         self._bell = -1
 
     def peer(self, incarnation: bytes) -> Peer:
-        """The peer with this incarnation, made on first use."""
+        """Return the peer with this incarnation; make it on first use."""
         peer = self.peers.get(incarnation)
         if peer is None:
             link = Link(self.config.link_window, self.config.link_repeat)
@@ -104,7 +104,7 @@ class Transport:
         return socket
 
     def send(self, sends: Iterable[Outgoing], now: float) -> None:
-        """Send messages, each with the role that sends it. Messages to one peer leave as one frame, or a few if there are many rows."""
+        """Send messages, each with its sender's role: one frame to each peer, or a few if there are many rows."""
         for incarnation, envelopes in batches(sends):
             self.send_envelopes(incarnation, envelopes, now)
 
@@ -150,13 +150,13 @@ class Transport:
         if peer.link.heard >= peer.long_way and len(frame) <= FRAME_BYTES and self._datagrams.send(peer.path, frame):
             return
         if peer.socket is None and not self._open(incarnation, peer):
-            return  # The link repeats what is to arrive.
+            return  # The link will repeat the frame.
         peer.long_way = peer.link.next_out - 1
         peer.backlog.append(frame)
         self._drain(incarnation, peer)
 
     def _open(self, incarnation: bytes, peer: Peer) -> bool:
-        """Open the socket to a peer; False if it may not have one, or none is left."""
+        """Open the socket to a peer. Return False if it is not admitted, or no descriptor is left."""
         if self.admits is not None and not peer.admitted and not self.admits(incarnation):
             return False
         try:
@@ -199,17 +199,17 @@ class Transport:
             if deadline is None or deadline > now:
                 continue
             for sequence, body in peer.link.due(now):
-                if not (peer.backlog and body):  # Nothing is lost of what has not left yet.
+                if not (peer.backlog and body):  # Frames in the backlog cannot be lost.
                     self._push(incarnation, peer, encode_body(sequence, peer.link.received, body))
         deadlines = (peer.link.next_deadline() for peer in self.peers.values())
         self._due_at = min((deadline for deadline in deadlines if deadline is not None), default=math.inf)
 
     def next_deadline(self) -> float | None:
-        """The time at which ``tick`` is due next."""
+        """Return the time at which ``tick`` is due next, if at all."""
         return None if self._due_at == math.inf else self._due_at
 
     def poll(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for a frame, or for ``ring``."""
+        """Wait up to ``timeout`` seconds for a frame or for ``ring``. Return whether there was one."""
         ready = zmq_poll(self.sources, max(0, int(timeout * 1000 + 0.999)))
         if not ready:
             return False
@@ -226,7 +226,7 @@ class Transport:
         return self._has_datagram or self.router in ready
 
     def hang_bell(self) -> None:
-        """From the next ``poll`` on, ``ring`` ends it."""
+        """Enable ``ring`` to end ``poll``, from the next ``poll`` on."""
         if self._bell < 0:
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self.sources.append((self._bell, POLLIN))
@@ -237,7 +237,7 @@ class Transport:
             os.eventfd_write(self._bell, 1)
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """A frame that has arrived, undecoded, with its sender's incarnation; None if there is none.
+        """Return (sender's incarnation, undecoded frame) for a frame that has arrived; None if there is none.
 
         It may be a datagram only if ``poll`` or ``readable`` has just returned True.
         """
@@ -253,10 +253,10 @@ class Transport:
         while True:
             try:
                 sender = _recv(router, DONTWAIT)
-                # A message has a part behind its sender, and says itself whether one more follows: asking the socket costs twice as much.
+                # A message has a part after its sender. The part records whether another follows; querying the socket costs twice as much.
                 part = _recv(router, DONTWAIT, False)
             except zmq.Again:
-                return None  # Nothing has come.
+                return None  # No message has arrived.
             if len(sender) == INCARNATION_BYTES and not part.more:
                 return sender, part.bytes
             while part.more:
@@ -271,7 +271,7 @@ class Transport:
         return self._has_datagram or bool(_option(self.router, EVENTS) & POLLIN)
 
     def receive(self, limit: int = 64) -> list[tuple[bytes, bytes]]:
-        """Up to ``limit`` frames that have arrived, as ``take`` returns them."""
+        """Return up to ``limit`` frames that have arrived, as ``take`` does."""
         frames: list[tuple[bytes, bytes]] = []
         while (frame := self.take()) is not None:
             frames.append(frame)
@@ -298,18 +298,16 @@ class Transport:
         return [envelope for batch in ready for envelope in batch]
 
     def _salvage(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
-        """The readable messages of a frame that cannot be decoded as a whole. The link goes on: a repetition of the frame would be no
-        better.
-        """
+        """Return the readable messages of a frame that cannot be decoded as a whole. To the link, the frame counts as received."""
         try:
-            sequence, acknowledged, said = salvage(frame)
+            sequence, acknowledged, salvaged = salvage(frame)
         except MalformedFrame:
             return []
-        if sender not in self.peers and not any(isinstance(message, Unread) and message.name == "Register" for _, _, message in said):
-            return []  # Of what a stranger sends, only a registration is answered: its process waits for that.
+        if sender not in self.peers and not any(isinstance(message, Unread) and message.name == "Register" for _, _, message in salvaged):
+            return []  # Of an unknown peer, only a registration is answered: its process waits for that.
         peer = self.peer(sender)
         known = sequence <= peer.link.received
-        delivered, answers = settle(said)
+        delivered, answers = settle(salvaged)
         ready = peer.link.receive(sequence, acknowledged, delivered, now)
         self._due_at = min(self._due_at, now)
         if answers and not known:
@@ -317,7 +315,7 @@ class Transport:
         return [envelope for batch in ready for envelope in batch]
 
     def forget(self, incarnation: bytes) -> list[Envelope]:
-        """Close the socket to a peer that is gone; return the messages that it had not acknowledged."""
+        """Close the socket to a dead peer. Return the messages that it had not acknowledged."""
         peer = self.peers.pop(incarnation, None)
         self._congested.discard(incarnation)
         if peer is None:
@@ -327,7 +325,7 @@ class Transport:
         return peer.link.unacknowledged()
 
     def close(self, flush: float = 0.0) -> None:
-        """Close every socket. Frames in flight have ``flush`` seconds to leave."""
+        """Close every socket. Frames in flight have ``flush`` seconds to be sent."""
         for peer in self.peers.values():
             if peer.socket is not None:
                 peer.socket.close(int(flush * 1000))

@@ -1,9 +1,9 @@
-"""Whether a control store's file can be trusted, checked before LMDB maps it.
+"""Checks a control store's data file for damage, before LMDB maps it.
 
-LMDB follows the page numbers in its file without a check against the file's end. A file that was cut short is a SIGBUS, and one with
-foreign bytes gives arbitrary results. This module reads the file by system calls, page by page (LMDB 0.9's format,
+LMDB follows the page numbers in its file without checking them against the file's end. A truncated file causes a SIGBUS, and one with
+wrong bytes gives arbitrary results. This module reads the file by system calls, page by page (LMDB 0.9's format,
 ``docs/decisions/0002-lmdb-format.md``): both trees from their roots, each page once, each within the file. It checks the rows, too: a row
-that a machine could not process would end every daemon that reads it.
+that a machine cannot process would crash every daemon that reads it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _DEPTH_MAX = 32
 
 
 class _Damage(Exception):
-    """The file is not as LMDB writes it; the text says why."""
+    """Raised where the file is not as LMDB writes it; the text describes the damage."""
 
 
 def find_damage(path: str, thorough: bool, rows: bool = True) -> str:
-    """Why the store's data file at ``path`` cannot be trusted; the empty string if it can, or is not there.
+    """Describe damage of the store's data file at ``path``. Return an empty string if there is none, or no file.
 
-    ``thorough`` reads all of it, and judges its rows if ``rows``. Otherwise only what every opening needs is read, unless that looks
-    suspicious.
+    ``thorough`` reads the whole file, and checks its rows if ``rows``. Otherwise only the first pages are read, unless the file is shorter
+    than they say.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -56,7 +56,7 @@ def find_damage(path: str, thorough: bool, rows: bool = True) -> str:
         if not file.size:
             return ""
         file.read_meta()
-        # The last pages may never have been written, if nothing refers to them: that is no reason to doubt the rest.
+        # The last pages may be missing if nothing refers to them. That is no damage.
         if thorough or file.size < (file.last + 1) * file.page_size:
             for table, key, value in file.rows():
                 problem = _row_problem(table, key, value) if thorough and rows else ""
@@ -108,7 +108,7 @@ class _File:
                 newest, self.last, self._roots = transaction, last, (free[7], tables[7])
 
     def rows(self) -> Iterator[tuple[str, bytes, bytes]]:
-        """(table, key, value) of every row; all else is only read."""
+        """Yield (table, key, value) of every row; check everything else."""
         free: set[int] = set()
         for _, numbers, _ in self._leaves(self._roots[0], 0):
             count, *pages = struct.unpack(f"={len(numbers) // 8}Q", numbers) or (1,)
@@ -125,7 +125,7 @@ class _File:
             raise _Damage("its list of free pages names others")
 
     def _leaves(self, number: int, depth: int) -> Iterator[tuple[bytes, bytes, bool]]:
-        """(key, value, whether the value is a tree) of all nodes below a page."""
+        """Yield (key, value, whether the value is a tree) of all nodes below a page."""
         if number == _NO_PAGE:
             return
         page = self._page(number, 1)
@@ -161,7 +161,7 @@ class _File:
         return data[_HEAD : _HEAD + size]
 
     def _page(self, number: int, count: int) -> bytes:
-        """``count`` pages from this one, each of which belongs to one thing alone."""
+        """Read ``count`` pages from this one. Each page may be read only once."""
         if number < 2 or number + count > self.last + 1:
             raise _Damage(f"it refers to its page {number} of {self.last + 1}")
         data = self._read(number * self.page_size, count * self.page_size)
@@ -178,7 +178,7 @@ class _File:
 
 
 def _row_problem(table: str, key: bytes, value: bytes) -> str:
-    """Why a daemon could not process this row; empty if it can, or if daemons read no rows of this table."""
+    """Describe why a daemon could not process this row; empty if it can, or if daemons do not read the table."""
     check = _CHECKS.get(table)
     if check is None:
         return ""

@@ -112,12 +112,12 @@ class HeldRefs:
 
 
 def dump_error(exception: BaseException, facts: Mapping[str, Any]) -> bytes:
-    """``exception`` as bytes, whatever it is made of. ``facts`` are plain data: function, node, pid, attempt, …"""
+    """Pack an exception of any kind into bytes. ``facts`` are plain data: function, node, pid, attempt, …"""
     return pack_error(exception, facts)[0]
 
 
 def pack_error(exception: BaseException, facts: Mapping[str, Any]) -> tuple[bytes, HeldRefs]:
-    """The same, and the refs inside: to be kept until somebody else has the bytes."""
+    """Pack an exception. Return its bytes, and the refs inside, to be retained until another process has the bytes."""
     _hint(exception)
     with trying():
         data, whole, why_cut = _packed(exception)

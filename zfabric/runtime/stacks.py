@@ -1,6 +1,6 @@
-"""The stacks of a process's threads: walked by itself, or, where it cannot run Python code, dumped by ``faulthandler`` at a signal.
+"""The stacks of a process's threads. A process walks them itself; if it cannot run Python code, ``faulthandler`` dumps them at a signal.
 
-What a thread runs, and since when, is found in the frames that run tasks and calls: nothing has to be written down for it beforehand.
+The task or call of a thread, and its age, are in the local variables of the frames that run it. Nothing is recorded beforehand.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from zfabric.adapters import processes
 from zfabric.runtime.lines import is_of_program
 
 DUMP = int(signal.SIGRTMIN) + 8
-"""Has a worker dump its stacks into its file, from C."""
+"""The signal at which a worker dumps its stacks into its file, from C."""
 FRAMES_MAX = 100
-"""Frames shown of one thread, the innermost."""
+"""Most frames shown of one thread; these are the innermost."""
 TOTAL_MAX = 3000
-"""Frames of one process in an answer, which is one message."""
+"""Most frames of one process in an answer, which is one message."""
 PATH_MAX = 500
 _LOOK_EVERY = 0.02
 _ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio", "")
@@ -36,15 +36,15 @@ Run = tuple[str, bytes, float]
 Frame = tuple[str, int, str]
 """(file, line, function)"""
 Thread = tuple[str, tuple[Run, ...], tuple[Frame, ...]]
-"""(name, what it runs, its frames), both the outermost first."""
+"""(name, the runs in it, its frames), both with the outermost first."""
 Locals = Callable[[dict[str, Any]], Run | None]
-"""What a frame runs, by its local variables."""
+"""A function that finds what a frame runs in its local variables."""
 
 
 def own_threads(runners: dict[CodeType, Locals], coroutines: Iterable[Any] = ()) -> tuple[Thread, ...]:
-    """The threads of this process, then these coroutines. The calling one is among them: it may serve the fabric while its program waits.
+    """Return the threads of this process, then these coroutines. The calling thread is included: user code may wait in it.
 
-    ``runners`` are the functions of the fabric that run tasks, each with what finds out which.
+    ``runners`` maps the code of functions that run tasks to functions that find out which task.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found, left = [], TOTAL_MAX
@@ -72,7 +72,7 @@ def _thread(name: str, frames: list[FrameType], runners: dict[CodeType, Locals],
             variables = frame.f_locals
             run = look(variables)
             if type(variables) is dict:
-                variables.clear()  # A copy that the frame would keep, and with it what its variables meanwhile have let go of.
+                variables.clear()  # The frame would retain this copy, and so values that its variables have released.
             if run is not None:
                 runs.append(run)
     shown = [(_bounded(each.f_code.co_filename), each.f_lineno or 0, each.f_code.co_qualname) for each in frames[-min(FRAMES_MAX, left) :]]
@@ -80,7 +80,7 @@ def _thread(name: str, frames: list[FrameType], runners: dict[CodeType, Locals],
 
 
 def _awaiting(coroutine: Any) -> list[FrameType]:
-    """The frames of a coroutine that waits, as far as they are Python's."""
+    """Return the Python frames of a coroutine that waits."""
     frames: list[FrameType] = []
     while coroutine is not None and len(frames) < FRAMES_MAX:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None) or getattr(coroutine, "ag_frame", None)
@@ -99,18 +99,18 @@ def _bounded(path: str) -> str:
 
 
 def dump_path(directory: str, token: bytes) -> str:
-    """Where the worker with this token dumps its stacks."""
+    """Return the path of the file into which a worker dumps its stacks."""
     return f"{directory}/worker-{token.hex()}.stack"
 
 
 def dump_on_signal(path: str) -> None:
-    """Have this process dump its stacks into a file when it gets the signal, whatever it does then. The file stays open."""
+    """Have this process dump its stacks into a file at the signal ``DUMP``, whatever it runs. The file stays open."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(DUMP, descriptor, all_threads=True)
 
 
 def dumped_threads(pid: int, path: str, seconds: float) -> tuple[Thread, ...]:
-    """The threads of a worker that cannot answer; none if it does not dump them in this time (it is stopped, or has just begun)."""
+    """Return the threads of a worker that cannot answer. None if it dumps nothing in this time: it is stopped, or just starting."""
     descriptor = processes.open_pidfd(pid)
     if descriptor is None:
         return ()
@@ -125,7 +125,7 @@ def dumped_threads(pid: int, path: str, seconds: float) -> tuple[Thread, ...]:
     end = time.monotonic() + seconds
     last, size = -1, before
     while time.monotonic() < end and (size == before or size != last):
-        time.sleep(_LOOK_EVERY)  # nobody says that the dump is whole: it has not grown for a moment
+        time.sleep(_LOOK_EVERY)  # No event marks a whole dump: it has not grown for a moment.
         last, size = size, os.stat(path).st_size
     with open(path, encoding="utf-8", errors="replace") as file:
         file.seek(before)
@@ -144,13 +144,13 @@ _DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def is_idle_loop(frames: tuple[Frame, ...]) -> bool:
-    """Whether a thread runs an event loop that waits for news: none of its frames is the program's, and the innermost is the selector's."""
+    """Whether a thread runs an idle event loop: none of its frames is user code, and the innermost is the selector's."""
     inside = [path for path, _, function in frames if is_of_program(path, function)]
     return bool(inside) and inside[-1] == _SELECTORS and all(path.startswith((_ASYNCIO, _SELECTORS)) for path in inside)
 
 
 def frames_of_program(frames: tuple[Frame, ...], is_worker: bool) -> tuple[Frame, ...]:
-    """The frames that are neither the fabric's, nor those with which a thread or a worker's interpreter begins."""
+    """Return the frames of user code, without those of the fabric and those with which a thread or worker begins."""
     if is_worker and frames and frames[0][::2] == ("<string>", "<module>"):
         frames = frames[1:]
     return tuple(frame for frame in frames if is_of_program(frame[0], frame[2]))

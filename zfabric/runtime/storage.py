@@ -1,9 +1,9 @@
-"""The object store's hands: what touches the arena and the disk for a long time, in one thread of the daemon.
+"""Performs the effects of the object store on the arena and the disk, in one thread of the daemon.
 
-Effects of the store are performed in their order (a range is never punched before the spill that reads it has ended). Two kinds take
-microseconds and are performed at once, by the caller's thread. An index entry: whoever wrote a value is told in this very turn that the
-store has it, and forgets it; only the index tells of it if the daemon dies. And a value that moves in, whose place is told likewise.
-No other effect touches the index, and none that is still queued touches the room of either.
+Effects are performed in order: a range is never punched before the spill that reads it has ended. Two kinds take microseconds and are
+performed at once, by the caller's thread. One is a header: in the same turn the writer of a value is notified that the store has it, and
+from then on only the header remembers the value if the daemon dies. The other is a value that the store writes itself, whose place is
+sent in the same turn. No other effect touches headers, and no queued effect touches the extents of these two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zfabric.protocol.messages import Row
 
 
 class Storage:
-    """Performs the effects of one object store; ``answer`` is called (from the thread) with what it is to be told."""
+    """Performs the effects of one object store. ``answer`` is called with messages for the store, from the thread."""
 
     def __init__(self, arena_path: str, capacity: int, spill_path: str, answer: Callable[[m.Message], None]) -> None:
         self._arena = Arena(arena_path, capacity, writable=True) if capacity else None
@@ -33,12 +33,12 @@ class Storage:
         self._thread: threading.Thread | None = None
 
     def found(self) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-        """What a restarted daemon finds: sealed objects of the arena, and objects on disk."""
+        """Return what a restarted daemon finds: sealed objects of the arena, and objects on disk."""
         sealed = tuple(self._arena.find_sealed()) if self._arena is not None else ()
         return sealed, tuple(self._spill.list())
 
     def perform(self, effect: Any) -> None:
-        """Perform an effect, or have the thread do so."""
+        """Perform an effect, or queue it for the thread."""
         if type(effect) is e.WriteHeader or type(effect) is e.WriteValue:
             self._do(effect)
             return
@@ -58,7 +58,7 @@ class Storage:
         if type(effect) is e.WriteHeader and effect.offset >= 0:
             arena.mark(effect.offset, effect.state)
         elif type(effect) is e.WriteHeader:
-            with contextlib.suppress(OSError):  # It may have its name since before a restart; what is not there, a check finds out.
+            with contextlib.suppress(OSError):  # It may have been renamed before a restart. If it is missing, ``CheckFile`` finds out.
                 self._spill.take_over(file_number(effect.offset))
         elif type(effect) is e.WriteValue:
             arena.write(effect.offset, effect.object_id, effect.value)
@@ -101,7 +101,7 @@ class Storage:
         self._spill.make(effect.file, effect.size)
 
     def close(self) -> None:
-        """End the thread after what it has to do."""
+        """End the thread after the queued effects."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join(1.0)

@@ -1,9 +1,9 @@
 """The channel between a node's supervisor and its daemon, and the daemon's end of it.
 
-The channel is a SEQPACKET pair of Unix sockets: reliable, ordered, with message boundaries, there before any ZeroMQ
-context is. A packet is msgpack of ``(what, *fields)``; a daemon that starts anew gets a new pair, so it never reads what
-was meant for the one before. The supervisor never waits for a daemon (which may be stopped): what does not fit into the
-socket waits in its memory. The daemon may wait for the supervisor, which is never busy for long.
+The channel is a SEQPACKET pair of Unix sockets: reliable, ordered, with message boundaries, and usable before any ZeroMQ
+context exists. A packet is msgpack of ``(kind, *fields)``. Each daemon gets a new pair, so it never reads packets for an earlier one.
+The supervisor never waits for a daemon, which may be stopped: packets that do not fit into the socket wait in memory. The daemon may
+wait for the supervisor, which is never busy for long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zfabric.protocol.messages import Message, ProcessDied, ProcessTable, Worker
 
 PACKET_BYTES_MAX = 4 * 2**20
 _SEND_BUFFER = 2**20
-"""Asked of the kernel, which may grant less; a packet larger than what it grants cannot be sent."""
+"""Requested size of the send buffer in bytes. The kernel may grant less; larger packets cannot be sent."""
 
 ENDING = "ending"
 """The supervisor's last packet: the session ends, and SIGTERM follows."""
@@ -36,25 +36,25 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Two connected ends."""
+        """Make two connected ends."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
 
     def fileno(self) -> int:
-        """The descriptor to poll."""
+        """Return the descriptor to poll."""
         return self._socket.fileno()
 
     def send(self, *packet: Any) -> None:
-        """Send, waiting for room. OSError if the other end is closed or the packet too large."""
+        """Send a packet; wait for room. Raises OSError if the other end is closed or the packet is too large."""
         self._socket.send(msgpack.packb(packet))
 
     def post(self, *packet: Any) -> None:
-        """Send without ever waiting: what does not fit is kept, in order, until ``flush``."""
+        """Send a packet without waiting. Packets that do not fit wait, in order, for ``flush``."""
         self._outbox.append(msgpack.packb(packet))
         self.flush()
 
     def flush(self) -> None:
-        """Send what was kept, as far as there is room. What is for an end that was closed is dropped."""
+        """Send waiting packets, as far as there is room. Drop them if the other end is closed."""
         while self._outbox:
             try:
                 self._socket.send(self._outbox[0], socket.MSG_DONTWAIT)
@@ -67,11 +67,11 @@ class Channel:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is kept for ``flush``."""
+        """Whether packets wait for ``flush``."""
         return bool(self._outbox)
 
     def receive(self, flags: int = 0) -> tuple[Any, ...] | None:
-        """The next packet; None at the end of the stream. BlockingIOError with MSG_DONTWAIT if there is none yet."""
+        """Return the next packet; None if the other end is closed. Raises BlockingIOError with MSG_DONTWAIT if there is none yet."""
         try:
             data = self._socket.recv(PACKET_BYTES_MAX, flags)
         except ConnectionResetError:
@@ -82,7 +82,7 @@ class Channel:
         return packet
 
     def drain(self) -> tuple[list[tuple[Any, ...]], bool]:
-        """All packets that are there, and whether the other end is closed."""
+        """Return all packets that have arrived, and whether the other end is closed."""
         packets: list[tuple[Any, ...]] = []
         while True:
             try:
@@ -94,7 +94,7 @@ class Channel:
             packets.append(packet)
 
     def refuse(self) -> None:
-        """Take nothing more in: the other side's sends fail from now on, and what it sent before can still be drained."""
+        """Refuse further packets: the other end's sends fail from now on. Packets sent earlier can still be drained."""
         self._socket.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
@@ -103,34 +103,34 @@ class Channel:
 
 
 class Supervision:
-    """What the daemon asks of the supervisor, and hears from it. Poll ``fileno`` for reading.
+    """The daemon's requests to the supervisor, and the events that it receives. Poll ``fileno`` for reading.
 
-    Watches belong to one daemon: a restarted one asks for them again, after it got the ``ProcessTable``.
+    Watches end with their daemon: a restarted one requests them again after it has received the ``ProcessTable``.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._channel = Channel(socket.socket(fileno=descriptor))
         self._events: list[Message] = []
         self.ending = ""
-        """Why the supervisor ends the session; empty before it does, and where ``failure`` in the session's directory says it."""
+        """Why the supervisor ends the session; empty before that, and if the session's file ``failure`` has the reason."""
 
     def fileno(self) -> int:
-        """The descriptor that is readable when there are events."""
+        """Return the descriptor that is readable when there are events."""
         return self._channel.fileno()
 
     def receive(self) -> list[Message]:
-        """The events since the last call, without waiting: ``WorkerSpawned``, ``ProcessDied``, ``ProcessTable``.
+        """Return the events since the last call, without waiting: ``WorkerSpawned``, ``ProcessDied``, ``ProcessTable``.
 
-        The exit code of a process that was only watched is unknown and reported as 0. ConnectionLostError if the
-        supervisor is gone (which its children do not outlive).
+        The exit code of a process that was only watched is unknown and reported as 0. Raises ConnectionLostError if the
+        supervisor has died; its children do not outlive it.
         """
         events, self._events = self._events, []
         packets, ended = self._channel.drain()
-        for what, *fields in packets:
-            if what == ENDING:
+        for kind, *fields in packets:
+            if kind == ENDING:
                 (self.ending,) = fields
             else:
-                events.append(_EVENTS[what](*fields))
+                events.append(_EVENTS[kind](*fields))
         if ended and not events:
             raise ConnectionLostError("the supervisor is gone")
         return events
@@ -144,18 +144,18 @@ class Supervision:
         paths: tuple[str, ...] = (),
         threads: int = 1,
     ) -> None:
-        """Start a worker (fields as in the effect ``SpawnWorker``); ``WorkerSpawned`` follows."""
+        """Request a worker; fields are as in the effect ``SpawnWorker``. ``WorkerSpawned`` follows."""
         try:
             self._channel.send("spawn", token, job, environment, directory, paths, threads)
-        except OSError as error:  # the environment is larger than a packet can be; hear of it with the next receive
+        except OSError as error:  # The environment is larger than a packet can be. The next ``receive`` returns that.
             self._events.append(WorkerSpawned(token, 0, f"the request to start a worker cannot be sent: {error}"))
 
     def kill(self, pid: int, reason: str) -> None:
-        """SIGKILL to a worker and its process group; ``ProcessDied`` follows. A pid that is no worker's is left alone."""
+        """Send SIGKILL to a worker and its process group; ``ProcessDied`` follows. Other pids are ignored."""
         self._channel.send("kill", pid, reason)
 
     def watch(self, pid: int, started: int) -> None:
-        """Report when the process that is no child of the supervisor's ends, or at once if it has."""
+        """Request a report of the end of a process that is no child of the supervisor. If it has ended, the report comes at once."""
         self._channel.send("watch", pid, started)
 
     def close(self) -> None:

@@ -1,22 +1,22 @@
-"""The supervisor of a node: the parent of every process there. It starts, watches, reaps and restarts, and knows no task.
+"""The supervisor of a node: the parent of every process there. It starts, watches, reaps and restarts them, and has no tasks.
 
-It must not fail, so it does little: one thread, one ``epoll``, no ZeroMQ context, no LMDB environment, no user code. It
-imports once what daemon, template and workers need, freezes its heap, and forks them, so that they are there at once and
-share that memory. Forking is sound only in a process with one thread, so that is checked before each fork.
+It must not fail, so it does little: it has one thread and one ``epoll``, no ZeroMQ context, no LMDB environment and no user code. It
+imports the modules that daemon, template and workers need, freezes its heap, and forks them. So they start at once and
+share that memory. Forking is safe only in a process with one thread, which is checked before each fork.
 
-Who lives how long:
+Lifetimes:
 
 * everything on the node dies with the supervisor (``PR_SET_PDEATHSIG``), whatever kills it;
 * workers and template outlive the daemon; the supervisor sends a new daemon the list of workers;
-* an embedded session ends with its launcher (end of the lifeline pipe, or of the launcher itself, since a process that the
-  user's program forked may hold the pipe open); a started one on SIGTERM;
-* being a subreaper, the supervisor also inherits what workers leave behind, and ends it with the session.
+* an embedded session ends with its launcher: at the end of the lifeline pipe, or of the launcher itself, since a process that the
+  user's program forked may hold the pipe open. A started session ends at SIGTERM;
+* the supervisor is a subreaper: it inherits processes that workers leave behind, and ends them with the session.
 
-Deaths are looked at before they are reaped: as long as a child is a zombie its pid, and the id of the process group it led, can be
-nobody else's. What is left of the group is killed then.
+A dead child is examined before it is reaped: while it is a zombie, no other process can have its pid or the id of its process group.
+The rest of the group is killed then.
 
-This file is its own entry point (``main``), started by ``zfabric.runtime.launch`` with the lifeline as descriptor 0, through which
-the specification comes first, and the session's lock as descriptor 3.
+``main`` is the entry point, started by ``zfabric.runtime.launch`` with the lifeline as descriptor 0, which carries the
+specification first, and the session's lock as descriptor 3.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from zfabric.runtime.session import EMBEDDED, Session, Specification
 from zfabric.runtime.supervision import ENDING, Channel
 
 LIFELINE, LOCK = 0, 3
-"""Descriptors the supervisor is started with."""
+"""Descriptors with which the supervisor is started."""
 ORDERLY_SECONDS = 1.0
-"""How long the daemon may take to close its store when the session ends."""
+"""Seconds within which the daemon must close its store when the session ends."""
 ARENA_ALIGNMENT = 2 * 2**20
 ARENA_SHARE = 0.3
 ARENA_BYTES_MIN = 64 * 2**20
@@ -73,7 +73,7 @@ class Supervisor:
         self._template_ready = False
         self._template_came_up = False
         self._unusable = ""
-        """Why the template says that it cannot be one."""
+        """Why the template cannot start, as it has reported."""
         self._channels: dict[str, Channel] = {}
         self._workers: dict[int, bytes] = {}
         self._pending: dict[bytes, tuple[Any, ...]] = {}
@@ -85,10 +85,10 @@ class Supervisor:
         self._handlers: dict[int, Callable[[], None]] = {}
         self._wakeup, self._wakeup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
-    # -- life ---------------------------------------------------------------------------------------------------------------
+    # -- the session ---------------------------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Run the session to its end. False if it ended by itself; then ``failure`` in its directory says why."""
+        """Run the session to its end. Return False if it ended by itself; then the file ``failure`` has the reason."""
         processes.become_subreaper()
         self._take_signals()
         self._watch_launcher()
@@ -97,13 +97,13 @@ class Supervisor:
             while not self._ending:
                 self._start_due()
                 for descriptor, _ in self._epoll.poll(self._patience()):
-                    handler = self._handlers.get(descriptor)  # an earlier handler of this turn may have removed it
+                    handler = self._handlers.get(descriptor)  # An earlier handler may have removed it.
                     if handler is not None and not self._ending:
                         handler()
         except FabricError as error:
             self._fail(str(error))
-        except Exception:  # our own bug: it ends the node, and everyone is to be able to read why
-            import traceback
+        except Exception:  # Our own bug ends the node; the file ``failure`` must have its traceback.
+            import traceback  # Only needed here.
 
             self._fail(f"the supervisor failed:\n{traceback.format_exc()}")
         self._end()
@@ -128,7 +128,7 @@ class Supervisor:
             self._register(launcher, lambda: self._request_end(PROGRAM_ENDED))
 
     def _prepare(self) -> None:
-        """Make the arena, say what the session is, and import what is to be shared."""
+        """Make the arena, write the session's description, and import the modules that are to be shared."""
         size = self._make_arena()
         specification = self._specification
         self._session.write_description(
@@ -157,14 +157,14 @@ class Supervisor:
         gc.enable()
         now = time.monotonic()
         self._due = {TEMPLATE: now}
-        if not self._config.preload:  # Else once that has succeeded: clients wait for the daemon, and are told why there is none.
+        if not self._config.preload:  # Else after that has succeeded: waiting clients then get its error.
             self._due[DAEMON] = now
 
     def _make_arena(self) -> int:
         size = self._specification.arena_size
         size = arena_bytes(self._config) if size < 0 else _aligned(size)
         if size > 0:
-            from zfabric.adapters.arena import create_arena
+            from zfabric.adapters.arena import create_arena  # Not needed without an arena.
 
             try:
                 self._arena = create_arena(self._config.object_store_directory, size)
@@ -182,9 +182,9 @@ class Supervisor:
         self._request_end(reason)
 
     def _end(self) -> None:
-        """End everything: the daemon in order if it can, all else at once."""
+        """End everything: the daemon in order, within ``ORDERLY_SECONDS``, and all other processes at once."""
         log(f"ending: {self._ending}")
-        self._tell(ENDING, "" if self._failure else self._ending)
+        self._notify(ENDING, "" if self._failure else self._ending)
         for pid in (self._template, *self._workers):
             if pid:
                 processes.kill_group(pid)
@@ -196,7 +196,7 @@ class Supervisor:
                 if descriptor == self._wakeup:
                     self._on_signals()
                 elif descriptor in self._handlers:
-                    self._unregister(descriptor)  # nothing else matters any more
+                    self._unregister(descriptor)  # Nothing else matters now.
         processes.kill_children()
         if not self._failure:
             self._session.remove()
@@ -234,7 +234,7 @@ class Supervisor:
                 return
             pid = ended.si_pid
             if pid not in (*self._workers, self._daemon, self._template) and TEMPLATE in self._channels:
-                self._on_template()  # a worker's spawning is always reported before the worker can be our child
+                self._on_template()  # A worker is always reported before it becomes our child.
             if pid in self._workers:
                 processes.kill_group(pid)
             _, status, usage = os.wait4(pid, 0)
@@ -249,12 +249,12 @@ class Supervisor:
             self._on_template_death(code)
         elif pid in self._workers:
             token = self._workers.pop(pid)
-            if not self._ending:  # Else it was killed here, and no task of it is to be told of or run again.
+            if not self._ending:  # Else it was killed here, and none of its tasks is to be retried.
                 last_lines = tail(log_path(self._session.logs, token, "err"))
-                self._tell("ProcessDied", pid, max(code, 0), max(-code, 0), peak, last_lines)
+                self._notify("ProcessDied", pid, max(code, 0), max(-code, 0), peak, last_lines)
 
-    def _tell(self, *packet: Any) -> None:
-        """Tell the daemon, without waiting for it. What it cannot take yet follows when it can."""
+    def _notify(self, *packet: Any) -> None:
+        """Send a packet to the daemon, without waiting for it. What does not fit is sent later."""
         channel = self._channels.get(DAEMON)
         if channel is not None:
             channel.post(*packet)
@@ -294,13 +294,13 @@ class Supervisor:
         self._channels[DAEMON] = ours
         self._register(ours.fileno(), self._on_daemon)
         if before:
-            self._tell("ProcessTable", tuple((token, pid) for pid, token in self._workers.items()))
+            self._notify("ProcessTable", tuple((token, pid) for pid, token in self._workers.items()))
 
     def _on_daemon_death(self, code: int) -> None:
         self._close_channel(DAEMON)
         for pid in list(self._watched):
             self._unwatch(pid)
-        self._abandoned.update(self._pending)  # the next daemon does not know them
+        self._abandoned.update(self._pending)  # The next daemon has not requested them.
         if self._ending:
             return
         came_up = self._session.daemon() != self._daemon_before
@@ -311,7 +311,7 @@ class Supervisor:
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         if pause is None:
             last_lines = tail(f"{self._session.logs}/{name}.err")
-            # A daemon that knows why it cannot start says so in one line, the same each time.
+            # A daemon that cannot start writes the reason as its last line, unless it is a bug.
             reason = last_lines if "Traceback" in last_lines else last_lines.rpartition("\n")[2]
             self._fail(f"the {name} cannot be started ({how}): {reason}")
         else:
@@ -324,9 +324,9 @@ class Supervisor:
         self._poll_for_room(channel)
         packets, ended = channel.drain()
         if ended:
-            self._unregister(channel.fileno())  # its death follows, and closes the channel
-        for what, *fields in packets:
-            self._requests[what](self, *fields)
+            self._unregister(channel.fileno())  # Its death follows, and closes the channel.
+        for kind, *fields in packets:
+            self._requests[kind](self, *fields)
 
     def _spawn(self, *request: Any) -> None:
         self._pending[request[0]] = request
@@ -345,14 +345,14 @@ class Supervisor:
             return
         descriptor = processes.open_pidfd(pid, started)
         if descriptor is None:
-            self._tell("ProcessDied", pid, 0, 0, 0, "")
+            self._notify("ProcessDied", pid, 0, 0, 0, "")
         else:
             self._watched[pid] = descriptor
             self._register(descriptor, lambda: self._on_watched_death(pid))
 
     def _on_watched_death(self, pid: int) -> None:
         self._unwatch(pid)
-        self._tell("ProcessDied", pid, 0, 0, 0, "")
+        self._notify("ProcessDied", pid, 0, 0, 0, "")
 
     def _unwatch(self, pid: int) -> None:
         descriptor = self._watched.pop(pid, None)
@@ -401,17 +401,17 @@ class Supervisor:
             self._abandoned.discard(token)
             processes.kill_group(pid)
         else:
-            self._tell("WorkerSpawned", token, pid, "")
+            self._notify("WorkerSpawned", token, pid, "")
 
     def _on_spawn_failed(self, token: bytes, error: str) -> None:
         if self._pending.pop(token, None) is not None:
             if token not in self._abandoned:
-                self._tell("WorkerSpawned", token, 0, error)
+                self._notify("WorkerSpawned", token, 0, error)
             self._abandoned.discard(token)
 
     def _on_template_death(self, code: int) -> None:
         channel = self._channels[TEMPLATE]
-        channel.refuse()  # a worker that is on its way but not reported now will not be
+        channel.refuse()  # Workers that were not reported by now never will be.
         self._on_template()
         self._close_channel(TEMPLATE)
         reason = self._unusable or f"the template ended with {code}: {tail(f'{self._session.logs}/{TEMPLATE}.err')}"
@@ -427,10 +427,10 @@ class Supervisor:
     # -- forking ------------------------------------------------------------------------------------------------------------
 
     def _fork(self, name: str, keep: Channel, body: Callable[[], object]) -> int:
-        """A child that runs ``body``, has no descriptor of ours but ``keep``, and does not outlive us."""
+        """Fork a child that runs ``body``, has none of our descriptors except ``keep``, and does not outlive us."""
         if processes.thread_count() != 1:
             raise FabricError("the supervisor has more than one thread; it cannot fork safely")
-        # A signal for the child must not be taken by our handlers, which it has until it resets them.
+        # The child has our handlers until it resets them. They must not handle its signals.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
@@ -456,18 +456,18 @@ class Supervisor:
         body()
 
 
-def close_all_but(kept: Iterable[int]) -> None:
-    """Close every descriptor of this process that is not in ``kept``."""
+def close_all_but(wanted: Iterable[int]) -> None:
+    """Close every descriptor of this process that is not in ``wanted``."""
     low = 0
-    for descriptor in sorted(kept):
-        if low < descriptor:  # CPython 3.11 takes an empty range that ends at 0 for all descriptors there are
+    for descriptor in sorted(wanted):
+        if low < descriptor:  # CPython 3.11 closes all descriptors for an empty range that ends at 0.
             os.closerange(low, descriptor)
         low = descriptor + 1
     os.closerange(low, os.sysconf("SC_OPEN_MAX"))
 
 
 def arena_bytes(config: Config) -> int:
-    """Size of the arena: as configured, or a share of the memory there is, as far as it is free."""
+    """Return the size of the arena: as configured, or a share of the machine's memory, as far as it is free."""
     size = config.object_store_memory
     if not size:
         size = int(min(ARENA_SHARE * processes.memory_total(), 0.8 * processes.memory_available()))
@@ -483,7 +483,7 @@ def _aligned(size: int) -> int:
 
 
 def read_specification() -> Specification:
-    """The specification that the launcher wrote into the lifeline: its length in four bytes, then itself."""
+    """Read the specification from the lifeline: its length in four bytes, then its bytes."""
     length = int.from_bytes(_read_exactly(4), "big")
     return Specification.unpack(_read_exactly(length))
 
@@ -499,9 +499,9 @@ def _read_exactly(size: int) -> bytes:
 
 
 def main() -> NoReturn:
-    """Be the supervisor of the session that the specification on descriptor 0 describes."""
-    gc.disable()  # nothing to collect while modules are loaded
-    del sys.argv[1:]  # not for the programs that run in workers
+    """Run the supervisor of the session that the specification on descriptor 0 describes."""
+    gc.disable()  # There is no garbage while modules are loaded.
+    del sys.argv[1:]  # Programs in workers must not see these arguments.
     close_all_but({LIFELINE, 1, 2, LOCK})
     os.set_inheritable(LOCK, False)
     processes.set_name("zf-supervisor")

@@ -1,13 +1,13 @@
-"""The template: a process that has imported what workers need, and becomes one by forking.
+"""The template: a process that has imported the modules that workers need. Workers are forked from it.
 
-A worker forked here is ready in milliseconds, where a fresh interpreter takes a tenth of a second, and shares the memory of
-everything imported. The template itself is forked from the supervisor, imports what the configuration names, freezes its
-heap (so that no collection touches, and thereby copies, shared pages) and waits. It starts no threads, neither do its imports: a
-forked child has only the thread that forked, and locks the others held stay locked in it for ever.
+A worker forked here is ready in milliseconds, where a fresh interpreter takes a tenth of a second, and shares the memory of all
+imported modules. The template itself is forked from the supervisor, imports the modules that the configuration names, freezes its
+heap (so that no garbage collection touches, and thereby copies, shared pages) and waits. Neither it nor its imports may start threads: a
+forked child has only the thread that forked, and locks held by other threads stay locked in it for ever.
 
 Workers are forked twice. The process in the middle ends at once, and the supervisor, a subreaper, becomes the worker's
-parent: it reaps it, and takes it along when it dies. (``PR_SET_PDEATHSIG`` follows the parent, so it is set after that.) The one
-in the middle reports the pid before it ends; if nobody takes the report, the worker is killed before it has done anything.
+parent: it reaps the worker, and the worker dies with it. (``PR_SET_PDEATHSIG`` refers to the parent, so it is set after that.) The process
+in the middle reports the worker's pid before it ends. If the report cannot be sent, it kills the worker.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from zfabric.runtime.supervision import Channel
 
 
 def entry_point(name: str) -> Callable[..., object]:
-    """The function that "module:function" names."""
+    """Return the function that "module:function" names."""
     module, _, function = name.partition(":")
     found: Callable[..., object] = getattr(importlib.import_module(module), function)
     return found
 
 
 def run(specification: Specification, channel: Channel, supervisor: int) -> None:
-    """Be the template: prepare, say "ready" (or why it cannot be), and fork a worker for each request until the channel ends."""
+    """Run the template: prepare, report "ready" or the reason why it cannot start, and fork a worker for each request."""
     chosen = {name: os.environ.get(name) for name in VARIABLES}
     os.environ.update(dict.fromkeys(VARIABLES, "1"))
     if specification.paths:
@@ -56,7 +56,7 @@ def run(specification: Specification, channel: Channel, supervisor: int) -> None
         else:
             os.environ[name] = value
     session = Session(specification.directory)
-    session.config()  # So that no worker has to read it.
+    session.config()  # Workers need not read it again.
     gc.collect()
     gc.freeze()
     channel.send("ready")
@@ -65,11 +65,11 @@ def run(specification: Specification, channel: Channel, supervisor: int) -> None
 
 
 def _preload(modules: tuple[str, ...]) -> str:
-    """Import these. If one cannot be, or not here: which, why, and what to do."""
+    """Import these modules. Return an empty string, or an error text that names the module and what to do."""
     for module in modules:
         try:
             importlib.import_module(module)
-        except (Exception, SystemExit) as error:  # whatever the user's module raises, or a script that ends itself
+        except (Exception, SystemExit) as error:  # User modules may raise anything; a script may exit.
             where = "It is looked for where the program that started the cluster finds its modules."
             return (
                 f"config 'preload' names {module!r}, which cannot be imported:\n{_as_raised(error)}"
@@ -84,8 +84,8 @@ def _preload(modules: tuple[str, ...]) -> str:
 
 
 def _as_raised(error: BaseException) -> str:
-    """The traceback from the first line of the user's on: neither ours nor the import system's."""
-    import traceback
+    """Format the traceback from the first frame of user code on."""
+    import traceback  # Only needed here.
 
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith((__file__, importlib.__file__, "<frozen importlib")):
@@ -112,7 +112,7 @@ def _fork_worker(specification: Specification, session: Session, channel: Channe
             processes.run_and_exit(lambda: _become_worker(specification, session, channel, supervisor, middle, *request))
         try:
             channel.send("spawned", token, worker)
-        except OSError:  # the supervisor has given this template up, and with it all workers that were not reported
+        except OSError:  # The supervisor has closed the channel, and will never get this worker's pid.
             os.kill(worker, signal.SIGKILL)
         os._exit(0)
     except OSError as error:
@@ -138,20 +138,20 @@ def _become_worker(
     channel.close()
     os.setpgid(0, 0)
     while os.getppid() == middle:
-        time.sleep(0.0001)  # nothing tells a process of its new parent; the old one is about to end
+        time.sleep(0.0001)  # No event reports a new parent; the old one is about to end.
     processes.die_with_parent(supervisor)
     processes.set_name("zf-worker")
     processes.redirect(log_path(session.logs, token, "out"), log_path(session.logs, token, "err"))
     processes.limit_worker()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # no terminal reaches this session; libraries may send it on purpose
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # No terminal can send it here; libraries may, on purpose.
     faulthandler.enable()
     _set_environment(dict(environment), threads)
     if directory:
         os.chdir(directory)
-        paths = (*paths, directory)  # Programs keep the modules of their own there.
+        paths = (*paths, directory)  # Programs import their own modules from there.
     sys.path[:0] = paths
     _reseed()
-    import atexit
+    import atexit  # Only workers need it.
 
     try:
         entry_point(specification.worker)(session, token, job)
@@ -161,13 +161,13 @@ def _become_worker(
 
 def _set_environment(environment: Mapping[str, str], threads: int) -> None:
     os.environ.update(environment)
-    # It has all the others once more: a program that the worker starts could not be passed so much in one variable.
+    # It repeats all other variables: processes that the worker starts could not inherit so much in one variable.
     interface.environment = os.environ.pop(RUNTIME_ENV_VARIABLE, "")
     numeric_threads.begin(max(1, threads))
 
 
 def _reseed() -> None:
-    """Random numbers must differ between workers. ``random`` sees to that itself after a fork; numpy does not."""
+    """Make random numbers differ between workers. ``random`` does so itself after a fork; numpy does not."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         with contextlib.suppress(AttributeError):

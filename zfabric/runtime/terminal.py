@@ -1,4 +1,4 @@
-"""What a driver shows of its tasks' output and of the daemon's notices: named lines, those that many workers print only once."""
+"""Shows the output of tasks and the daemon's notices in a driver: with names, and lines of many workers only once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from zfabric.protocol import messages as m
 from zfabric.runtime.lines import visible
 
 RECENT_MAX = 1000
-"""Lines that are remembered, to recognise those that other workers print too."""
+"""Most lines that are remembered, to recognise lines that other workers print, too."""
 
 
 class Recent:
-    """A line that was shown: which process printed it first, until when it is remembered, and how often others have since."""
+    """A line that was shown: who printed it first, until when it is remembered, how often others have printed it, and who last."""
 
     __slots__ = ("count", "last_pid", "pid", "until")
 
@@ -33,20 +33,22 @@ Key = tuple[str, str, str]
 
 
 class Terminal:
-    """Shows lines on this process's standard streams. A line that came from another worker less than ``repeat_seconds`` ago is counted
-    instead, and shown once more with its count when they are over; 0 shows all.
+    """Shows lines on this process's standard streams.
+
+    A line that another worker printed less than ``repeat_seconds`` ago is counted instead. When that time is over, it is shown once
+    more with its count. With 0, every line is shown.
     """
 
     def __init__(self, repeat_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.repeat_seconds = repeat_seconds
         self._clock = clock
         self._lock = threading.RLock()
-        """Lines come out whole, and in order, whichever thread receives them."""
+        """Keeps lines whole and in order: several threads may receive them."""
         self._recent: OrderedDict[Key, Recent] = OrderedDict()
         self._explained = False
 
     def show(self, notices: list[m.LogLines | m.Notice]) -> None:
-        """Show these, in order."""
+        """Show these lines and notices, in order."""
         with self._lock:
             for notice in notices:
                 if isinstance(notice, m.Notice):
@@ -65,7 +67,7 @@ class Terminal:
                     self._forget_oldest()
 
     def close(self) -> None:
-        """Show all counts: no more lines come."""
+        """Show all counts. No more lines follow."""
         with self._lock:
             while self._recent:
                 self._forget_oldest()
@@ -100,10 +102,10 @@ def _print_line(pid: int, name: str, stream: str, line: str) -> None:
 
 
 def _print(line: str, file: TextIO) -> None:
-    """Print what tasks have printed, or the daemon has to say. That nobody can read it is no reason for ``get`` to fail."""
+    """Print a line. If it cannot be printed, drop it: ``get`` must not fail."""
     try:
         print("\n".join(map(visible, line.split("\n"))), file=file)
     except UnicodeEncodeError:
         print(line.encode("ascii", "backslashreplace").decode(), file=file)
     except (OSError, ValueError, AttributeError):
-        pass  # It is closed, or none, or who read it has gone.
+        pass  # The stream is closed or missing, or its reader has exited.

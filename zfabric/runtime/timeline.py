@@ -1,9 +1,9 @@
-"""The timeline: what ran when and where, as events of the Chrome trace format, which Perfetto and chrome://tracing open.
+"""The timeline: tasks and calls with their times and places, in the Chrome trace format of Perfetto and chrome://tracing.
 
-A node is shown as a process and each of its workers, actors among them, as a thread, by pid; of actors that share a process, the first has
-that thread, and the others have numbers that no process has. An attempt, or a call, is a "complete" event. Tasks that ran on top of a
-waiting one lie within it, as calls do. One that did not succeed says so in its name, its category and its colour; the death of an actor's
-process is an "instant" event. Why one ran after another is shown by arrows (``arrows``).
+A node is shown as a process, and each of its workers as a thread, by pid. Of actors that share a process, the first has that thread; the
+others have numbers that no process has. An attempt or a call is a "complete" event. Tasks that ran on top of a waiting one lie within it,
+as calls do. Name, category and colour show if it did not succeed. The death of an actor's process is an "instant" event. Arrows show
+why one ran after another (``arrows``).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from zfabric.protocol.trace import actor_of, read_trace, unmarked, unpack_event
 from zfabric.runtime.arrows import Span, Spans, arrows
 
 PAGE = 500
-"""Rows of the event table asked for at a time; each holds up to a few hundred attempts."""
+"""Rows of the event table per request; each has up to a few hundred attempts."""
 
 PIDS = 2**22
-"""Linux gives no process this number, or a larger one."""
+"""Linux gives no process this pid or a larger one."""
 PAGE_OF_BLOCKS = 20
-"""Blocks of lineage asked for at a time: each holds the rows of up to a thousand tasks, with their arguments."""
+"""Blocks of lineage per request; each has the rows of up to a thousand tasks, with their arguments."""
 
 
 class Asker(Protocol):
-    """The part of a client that is needed here."""
+    """The part of a client that this module uses."""
 
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
-        """Ask the node's daemon."""
+        """Query the node's daemon."""
 
 
 def rows_of(client: Asker, table: str, page: int = PAGE, timeout: float = 60.0) -> Iterator[tuple[bytes, bytes]]:
-    """The rows ``(key, value)`` of a table of the control store, page by page."""
+    """Yield the rows ``(key, value)`` of a table of the control store, page by page."""
     after, more = b"", True
     while more:
         rows, more = client.query("rows", table, after, page, timeout=timeout)
@@ -43,14 +43,14 @@ def rows_of(client: Asker, table: str, page: int = PAGE, timeout: float = 60.0) 
 
 
 def trace_events(client: Asker) -> Iterator[dict[str, Any]]:
-    """The Chrome trace of a cluster. Times are microseconds of the machine's monotonic clock."""
+    """Yield the Chrome trace of a cluster. Times are microseconds of the machine's monotonic clock."""
     spans = Spans()
     yield from _bars(rows_of(client, "event"), spans)
     yield from arrows(spans, rows_of(client, "task", PAGE_OF_BLOCKS))
 
 
 def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans) -> Iterator[dict[str, Any]]:
-    """What rows of the event table say, in their order."""
+    """Yield the events of rows of the event table, in order, and add them to ``spans``."""
     nodes: dict[bytes, int] = {}
     threads: set[tuple[int, int]] = set()
     actors: dict[tuple[int, int, bytes], int] = {}
@@ -101,7 +101,7 @@ def _name(kind: str, place: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def write_trace(events: Iterable[dict[str, Any]], file: IO[str]) -> int:
-    """Write the events as one JSON array, each on a line of its own; how many attempts they are."""
+    """Write the events as a JSON array, one a line. Return how many attempts and calls they are."""
     attempts = 0
     separator = "["
     for event in events:
