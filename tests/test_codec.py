@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from zfabric.machines.common.link import REPEATED_FRAMES, Link
 from zfabric.protocol import codec
 from zfabric.protocol import messages as m
-from zfabric.protocol.codec import MESSAGES_MAX, MalformedFrame, MessageTooLarge, decode, encode, encode_body
+from zfabric.protocol.codec import MESSAGES_MAX, MalformedFrame, MessageTooLarge, decode, encode, encode_body, encode_messages
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, STREAM_VALUES_MAX
 from zfabric.protocol.pieces import DIVISIBLE, divided
@@ -314,6 +314,25 @@ def test_a_message_that_no_receiver_would_read_is_not_sent(monkeypatch: pytest.M
         link.pack([(b"C", b"L", m.Ready()), large], 0.0, 200)
     assert link.next_out == 1
     assert not link.unacknowledged()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"), [([1000] * 512, 1.1), ([1, 3000] * 256, 1.1), ([100_000, *[1] * 511], 3.0), ([*[1] * 511, 100_000], 3.0)]
+)
+def test_what_is_cut_is_not_encoded_for_each_halving(monkeypatch: pytest.MonkeyPatch, sizes: list[int], most: float) -> None:
+    encoded: list[int] = []
+
+    def counted(envelopes: list[Any]) -> bytes:
+        data = encode_messages(envelopes)
+        encoded.append(len(data))
+        return data
+
+    monkeypatch.setattr(codec, "encode_messages", counted)
+    said = (b"C", b"L", m.Results(tuple((TASK, 0, (bytes(size),)) for size in sizes)))
+    size = len(encode(0, 0, [said]))
+    frames = Link(4096, 5.0).pack([said], 0.0, 10_000)
+    assert len(frames) <= 4 * size / 10_000
+    assert sum(encoded) < most * size
 
 
 def test_messages_that_are_too_many_for_a_frame_travel_in_several() -> None:

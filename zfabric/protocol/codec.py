@@ -105,27 +105,27 @@ def encode_body(sequence: int, acknowledged: int, body: Body) -> bytes:
     return _pack((sequence, acknowledged, body.left.to_bytes(_LEFT_BYTES, "big") + body.data))
 
 
-def cut(envelopes: list[Envelope], limit: int) -> Iterator[Body]:
+def cut(envelopes: list[Envelope], limit: int, expected: int = 0) -> Iterator[Body]:
     """Distribute ``envelopes`` over frames of at most ``limit`` bytes, in order. Raises MessageTooLarge if no receiver accepts one of
     them.
+
+    Where more than ``limit`` bytes are ``expected``, it is halved without being encoded first, and each half is expected to have half the
+    bytes: rows of similar size are encoded once, however many frames there are.
     """
-    data = encode_messages(envelopes)
-    if len(data) <= limit - _HEAD_BYTES and len(envelopes) <= MESSAGES_MAX:
-        yield envelopes
-        return
-    if len(envelopes) > 1:
-        middle = len(envelopes) // 2
-        del data
-        yield from cut(envelopes[:middle], limit)
-        yield from cut(envelopes[middle:], limit)
-        return
-    to, source, message = envelopes[0]
-    halves = divided(message)
+    halves = _halved(envelopes) if expected > limit else None
+    if halves is None:
+        data = encode_messages(envelopes)
+        if len(data) <= limit - _HEAD_BYTES and len(envelopes) <= MESSAGES_MAX:
+            yield envelopes
+            return
+        expected = len(data)
+        halves = _halved(envelopes)
     if halves is not None:
-        del data
+        data = b""  # Its memory is needed for the halves.
         for half in halves:
-            yield from cut([(to, source, half)], limit)
+            yield from cut(half, limit, expected // 2)
         return
+    message = envelopes[0][2]
     if len(data) > MESSAGE_BYTES_MAX:
         raise MessageTooLarge(f"{type(message).__name__} has {len(data)} bytes; a message has at most {MESSAGE_BYTES_MAX}")
     size = limit - _HEAD_BYTES
@@ -133,6 +133,16 @@ def cut(envelopes: list[Envelope], limit: int) -> Iterator[Body]:
     for index in range(count):
         left = count - 1 - index
         yield Piece([] if left else envelopes, data[index * size : (index + 1) * size], left)
+
+
+def _halved(envelopes: list[Envelope]) -> list[list[Envelope]] | None:
+    """Two lists that mean the same in order; None for one message that cannot be divided."""
+    if len(envelopes) > 1:
+        middle = len(envelopes) // 2
+        return [envelopes[:middle], envelopes[middle:]]
+    to, source, message = envelopes[0]
+    halves = divided(message)
+    return None if halves is None else [[(to, source, half)] for half in halves]
 
 
 def encode_messages(envelopes: list[Envelope]) -> bytes:

@@ -89,8 +89,9 @@ class Link:
             sent.append((sequence, envelopes))
             self._has_sent(now)
             return [frame]
+        size = len(frame)
         del frame
-        numbered = list(enumerate(cut(envelopes, limit), sequence))
+        numbered = list(enumerate(cut(envelopes, limit, size), sequence))
         self._sent.extend(numbered)  # All at once: Ctrl-C may come between any two statements.
         self._has_sent(now)
         return [encode_body(number, self.received, body) for number, body in numbered]
