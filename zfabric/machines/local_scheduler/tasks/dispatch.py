@@ -67,6 +67,8 @@ class Dispatcher:
         self._frames: dict[bytes, BlockedTask] = {}
         """Blocked tasks by id: an index over the stacks of all workers."""
         self._starved = False
+        self.starved = False
+        """Whether some shape that this node can run has ready tasks of which none runs."""
         self._turn = 0
         self._unfinished = False
         """Whether a search for tasks that a blocked worker may run goes on in the next turn."""
@@ -96,21 +98,17 @@ class Dispatcher:
         for worker in blocked:
             self._serve_blocked(worker, now)
         if not queues:
-            self._starved = False
+            self._starved = self.starved = False
             return
         self._turn += 1
         start = self._turn % len(queues)
-        starved = False
+        starved = self.starved = False
         for queue in queues[start:] + queues[:start]:
             self._serve(queue, now, top_up=not self._starved or len(queues) == 1)
             if queue.tasks and not queue.leased:
                 starved = True
+                self.starved = self.starved or queue.feasible is not False
         self._starved = starved
-
-    @property
-    def starved(self) -> bool:
-        """Whether some shape has ready tasks of which none runs."""
-        return self._starved
 
     @property
     def in_a_hurry(self) -> bool:
