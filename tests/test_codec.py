@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zfabric.api.remote_function import CALL_BYTES_MAX
+from zfabric.config import MESSAGE_BYTES_MAX, ROW_BYTES
 from zfabric.machines.common.link import REPEATED_FRAMES, Link
 from zfabric.protocol import codec
 from zfabric.protocol import messages as m
-from zfabric.protocol.codec import MESSAGES_MAX, MalformedFrame, MessageTooLarge, decode, encode, encode_body, encode_messages
+from zfabric.protocol.codec import MESSAGES_MAX, MalformedFrame, MessageTooLarge, decode, encode, encode_body, encode_messages, salvage
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, STREAM_VALUES_MAX
 from zfabric.protocol.pieces import DIVISIBLE, divided
+from zfabric.protocol.refusals import Unread
 from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES, read_trace
 
 TASK, FUNCTION, OBJECT = b"t" * TASK_BYTES, b"f" * FUNCTION_BYTES, b"o" * OBJECT_BYTES
@@ -291,7 +294,7 @@ def test_a_divided_message_has_the_same_content(kind: type[Any]) -> None:
     def halves(said: Any) -> None:
         found = divided(said)
         if found is None:
-            assert len(said[0]) < 2 or kind is m.Call
+            assert len(said[0]) < 2 or kind in (m.Call, m.SubmittedDirect)
             return
         first, second = found
         assert rows_of(first)
@@ -720,3 +723,19 @@ def test_rows_of_both_widths_in_one_batch_are_checked_in_all_their_fields(other:
 def test_one_row_and_many_rows_are_judged_alike(rows: list[Any]) -> None:
     each = [heard_or_malformed(frame_of("Submit", 0, ((),), [row])) for row in rows]
     assert heard_or_malformed(frame_of("Submit", 0, ((),), rows)) == all(each)
+
+
+@pytest.mark.parametrize("row", [GOOD_TASK, *BAD_TASKS])
+def test_what_a_worker_refuses_of_a_direct_submission_is_refused_by_the_scheduler_too(row: Any) -> None:
+    """Only the scheduler answers, so the worker must not be the only one to refuse."""
+    both = m.SubmitDirect(b"8" * INCARNATION_BYTES, (row,), 0), m.SubmittedDirect(b"8" * INCARNATION_BYTES, (row,))
+    reasons = []
+    for said in both:
+        ((_, _, heard),) = salvage(encode(1, 0, [(b"L", b"C", said)]))[2]
+        reasons.append(heard.text.partition(": ")[2] if isinstance(heard, Unread) else "")
+    assert reasons[0] == reasons[1]
+    assert (reasons[0] == "") == (row == GOOD_TASK)
+
+
+def test_a_row_of_a_direct_submission_fits_into_one_message() -> None:
+    assert CALL_BYTES_MAX + ROW_BYTES < MESSAGE_BYTES_MAX

@@ -15,6 +15,7 @@ from zfabric.machines.worker.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import call_value, control_of, object_id
+from zfabric.protocol.refusals import Unread, in_place_of
 
 STREAM = b"s" * 16
 
@@ -194,7 +195,8 @@ def test_values_of_unknown_streams_are_refused(node: Streaming) -> None:
     assert node.objects() == []
 
 
-def test_a_method_streams_to_its_caller() -> None:
+def calling() -> tuple[Node, bytes, bytes, bytes, tuple[bytes, ...]]:
+    """A node whose driver reads the stream of a call: the actor's worker, the call, its end and its first three values."""
     node = Node()
     node.driver()
     node.say(CLIENT + DRIVER, m.Export(((STREAM, "s", b"payload", (("actor", b"blueprint"),)),)))
@@ -207,6 +209,11 @@ def test_a_method_streams_to_its_caller() -> None:
     node.say(CLIENT + DRIVER, m.ExpectResults(((end, task_id(0), 2),)))
     node.say(CLIENT + DRIVER, m.Hold((end, *names)))
     node.say(CLIENT + DRIVER, m.Fetch(names))
+    return node, actor, call, end, names
+
+
+def test_a_method_streams_to_its_caller() -> None:
+    node, actor, call, end, names = calling()
     assert node.take(m.AllowYields) == [(WORKER + actor, m.AllowYields(call, 3))]  # The end has a number too, and is no value.
     node.say(WORKER + actor, m.Yielded(((call, 0, 0, b"a", ()), (call, 0, 1, None, ()))))
     node.say(WORKER + actor, m.CallOutcomes(((call, DRIVER, m.OK, (b"1",), ()),)))
@@ -214,6 +221,29 @@ def test_a_method_streams_to_its_caller() -> None:
     assert told[0] == (m.OK, b"a")
     assert [unpack_failure(value)[0] for _, value in told[1:]] == ["StreamEnded", "StreamEnded"]
     node.say(CLIENT + DRIVER, m.OfferResults(((end, m.OK, b"1", ()),)))
+    node.say(CLIENT + DRIVER, m.Release((end, *names)))
+    assert not node.scheduler.tables.streams
+    assert not node.scheduler.tables.objects
+
+
+def test_values_of_a_call_that_cannot_be_read_are_its_streams_last_failure() -> None:
+    node, actor, call, end, names = calling()
+    refused = in_place_of(Unread("Yielded", (((call, 0, 1, 7, ()),),), "it is a test"))
+    assert refused is not None
+    node.say(WORKER + actor, m.Yielded(((call, 0, 0, b"a", ()),)))
+    node.say(WORKER + b"\x01nobody0", refused)
+    node.say(WORKER + actor, refused)
+    told = [row[1:3] for _, message in node.take(m.Objects) for row in message.rows]
+    assert told[0] == (m.OK, b"a")
+    assert [unpack_failure(value)[:2] for _, value in told[1:]] == [
+        ("FabricError", "Yielded was refused: it is a test"),
+        ("StreamEnded", "the stream of a method has 2 values"),
+    ]
+    node.say(WORKER + actor, m.Yielded(((call, 0, 2, b"c", ()), (call, 0, 3, None, ()))))
+    node.say(WORKER + actor, m.CallOutcomes(((call, DRIVER, m.OK, (b"3",), ()),)))
+    assert node.take(m.Objects) == []
+    assert node.take(m.Returned)[-1][1].rows == ((call, m.OK, (b"3",)),)
+    node.say(CLIENT + DRIVER, m.OfferResults(((end, m.OK, b"3", ()),)))
     node.say(CLIENT + DRIVER, m.Release((end, *names)))
     assert not node.scheduler.tables.streams
     assert not node.scheduler.tables.objects

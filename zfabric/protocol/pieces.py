@@ -31,6 +31,7 @@ DIVISIBLE: dict[type[Any], str] = {
     m.Results: "rows",
     m.Returned: "rows",
     m.Submit: "rows",
+    m.SubmittedDirect: "rows",
     m.Unpin: "object_ids",
     m.ActorLocations: "rows",
     m.Yielded: "rows",

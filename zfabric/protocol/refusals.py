@@ -87,6 +87,7 @@ def _dispatched(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message
 
 
 def _yielded(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
+    """Failed attempts, since a stream that lacks a value has no end. Of a call, only the stream fails: it has an outcome of its own."""
     attempts = {_id(row[0]): _whole(row[1]) for row in fields[0]}
     return m.Completed.of(tuple((task, attempt, FAILED, (failure,)) for task, attempt in attempts.items()))
 
@@ -98,7 +99,7 @@ def _completed(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
 
 _ANSWERS: dict[str, _Maker] = {
     "Submit": lambda fields, failure, text: m.Results(_failed(fields[0], failure)),
-    # ``SubmitDirect`` has the same rows, and its reader would be refused none of these alone.
+    # ``SubmitDirect`` needs no answer. Its sender reports the same rows to the scheduler, which refuses the same ones and answers here.
     "SubmittedDirect": lambda fields, failure, text: m.Results(_failed(fields[1], failure)),
     "Call": lambda fields, failure, text: m.Returned(_failed(fields[2], failure)),
     "Dispatch": _dispatched,
@@ -129,7 +130,7 @@ _REPLACEMENTS: dict[str, _Maker] = {
     "Objects": lambda fields, failure, text: m.Objects(tuple((_id(row[0], OBJECT_BYTES), FAILED, failure, ()) for row in fields[0])),
     "CallOutcomes": lambda fields, failure, text: m.CallOutcomes(tuple((_id(row[0]), row[1], FAILED, (failure,), ()) for row in fields[0])),
     "Completed": _completed,
-    "Yielded": _yielded,  # A stream that lacks a value has no end: the attempt that yielded it has failed.
+    "Yielded": _yielded,
     "Answer": lambda fields, failure, text: m.Answer(_whole(fields[0]), None, text),
 }
 """Makers of messages to deliver instead, by the name of a message."""

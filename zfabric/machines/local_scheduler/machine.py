@@ -63,7 +63,7 @@ from zfabric.machines.local_scheduler.transitions import (
     DetachedActorDied,
     RemakeEnded,
     RemakeWanted,
-    StreamTaskEnded,
+    StreamMakerEnded,
     StreamUnreferenced,
 )
 from zfabric.protocol import messages as m
@@ -205,7 +205,7 @@ class LocalScheduler:
             RemakeEnded: self.remakes.on_ended,
             RemakeWanted: self.remakes.on_wanted,
             DetachedActorDied: self.detached.on_died,
-            StreamTaskEnded: self.streams.on_task_ended,
+            StreamMakerEnded: self.streams.on_maker_ended,
             StreamUnreferenced: self.streams.on_unreferenced,
         }
         self._flush_at: float | None = None

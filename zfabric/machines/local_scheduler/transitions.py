@@ -56,10 +56,10 @@ class DetachedActorDied(NamedTuple):
     job: JobRecord
 
 
-class StreamTaskEnded(NamedTuple):
-    """A streaming task has its outcome."""
+class StreamMakerEnded(NamedTuple):
+    """A task that makes a stream has its outcome, or values of a call's stream cannot be read."""
 
-    task: TaskRecord
+    task_id: bytes
     status: int
     payload: bytes
 
@@ -77,6 +77,6 @@ Transition = (
     | ActorUnwanted
     | ActorUnreferenced
     | DetachedActorDied
-    | StreamTaskEnded
+    | StreamMakerEnded
     | StreamUnreferenced
 )

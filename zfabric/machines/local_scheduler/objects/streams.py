@@ -31,7 +31,7 @@ from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
-from zfabric.machines.local_scheduler.transitions import StreamTaskEnded, StreamUnreferenced
+from zfabric.machines.local_scheduler.transitions import StreamMakerEnded, StreamUnreferenced
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import TASK_BYTES, WORKER, Address, index_of, object_id, short
@@ -170,9 +170,9 @@ class Streams:
 
     # -- the end --
 
-    def on_task_ended(self, ended: StreamTaskEnded) -> None:
-        """End the stream of a task that has its outcome. A failure becomes the last value."""
-        self._end(self.records.get(ended.task.id), ended.status, ended.payload)
+    def on_maker_ended(self, ended: StreamMakerEnded) -> None:
+        """End the stream of a task that has its outcome, or of a call of which values cannot be read. A failure becomes the last value."""
+        self._end(self.records.get(ended.task_id), ended.status, ended.payload)
 
     def call_ended(self, call_id: bytes, status: int, payload: Any) -> None:
         """End the stream of a call that has its outcome."""

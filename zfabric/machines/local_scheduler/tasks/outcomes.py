@@ -17,6 +17,7 @@ from zfabric.machines.local_scheduler.records import (
     DirectLease,
     ProcessRecord,
     Stored,
+    StreamRecord,
     TaskRecord,
     WorkerRecord,
     attempt_text,
@@ -24,7 +25,7 @@ from zfabric.machines.local_scheduler.records import (
 )
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnwanted, RemakeEnded, StreamTaskEnded
+from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnwanted, RemakeEnded, StreamMakerEnded
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure, refs_in
 from zfabric.protocol.ids import TASK_BYTES, WORKER, next_attempt, object_id, split_ids, tries_of
@@ -210,12 +211,23 @@ class Outcomes:
             self.references.unpin(before)  # The value was lost, and made again with other refs inside.
 
     def _late(self, worker: WorkerRecord, task_id: bytes, attempt: int, outputs: m.Row) -> None:
+        stream = self.tables.streams.get(task_id)
+        if stream is not None and stream.actor:
+            self._unreadable(worker, stream, outputs)
+            return
         self.tables.counts["late_completions"] += 1
         self._recorded(worker, task_id)
         if worker.shared:
             self.tables.transitions.append(ActorUnwanted(worker, task_id, attempt))
         for index, value in enumerate(outputs):
             self.drop_copy(worker, object_id(task_id, index), value)
+
+    def _unreadable(self, worker: WorkerRecord, stream: StreamRecord, outputs: m.Row) -> None:
+        """Fail the stream of an actor's call, whose values were refused (``refusals``). The call goes on to an outcome of its own."""
+        actor = self.tables.actors.get(stream.actor)
+        if actor is not None and actor.worker is worker:
+            failure = next((value for value in outputs if type(value) is bytes), b"")
+            self.tables.transitions.append(StreamMakerEnded(stream.owner.object_id[:TASK_BYTES], FAILED, failure))
 
     def _recorded(self, worker: WorkerRecord, task_id: bytes) -> None:
         """Have a worker release what it retains of a stream, behind the end of the attempt that made it."""
@@ -342,7 +354,7 @@ class Outcomes:
             ended = RemakeEnded if task.id in self.tables.remakes else ActorTaskEnded
             self.tables.transitions.append(ended(task, worker, status, payload))
         if task.function.stream is not None:
-            self.tables.transitions.append(StreamTaskEnded(task, status, payload))
+            self.tables.transitions.append(StreamMakerEnded(task.id, status, payload))
         self._unpin_row(task)
         for record in task.values():
             self.announce(record)
