@@ -38,7 +38,7 @@ def _cached(function: Any, parameters: dict[str, Any]) -> Any:
 
 def _importable(cached: Any) -> bool:
     """Whether other processes can and should import it by name."""
-    import cloudpickle
+    import cloudpickle  # Plain data is pickled without it: processes start sooner.
 
     found: Any = sys.modules.get(str(cached.__module__))
     if found is None or cached.__module__ == "__main__":
@@ -54,7 +54,7 @@ def _importable(cached: Any) -> bool:
 @functools.cache
 def pickler() -> Any:
     """Return the class of picklers for all but plain data: cloudpickle's, with support for cached functions."""
-    import cloudpickle
+    import cloudpickle  # Plain data is pickled without it: processes start sooner.
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         dispatch_table = ChainMap({CachedFunction: reduce_cached}, cloudpickle.Pickler.dispatch_table)

@@ -282,7 +282,7 @@ def serialize_blindly(value: Any, how: int = _CLOUD) -> SerializedValue:
 
 
 def _dump_cloud(value: Any, note_buffer: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-    import io
+    import io  # Plain data does not need it.
 
     kinds = tensor_types()
     kind = pickler() if not kinds or any(kind in _REGISTERED for kind in kinds) else _tensor_pickler()
@@ -317,7 +317,7 @@ def _raised_by_handler(error: Exception) -> bool:
 
 
 def _cannot_pickle(value: Any, where: str, error: Exception) -> SerializationError:
-    from zfabric.adapters.unpicklable import blame
+    from zfabric.adapters.unpicklable import blame  # Only errors need it.
 
     path = blame(value, where)
     return SerializationError(f"cannot pickle {path} ({type(error).__name__}: {error})", path=path)
@@ -344,7 +344,7 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
     else:
         view = memoryview(data) if owner is not None else _aligned(data)
     if owner is not None:
-        import numpy
+        import numpy  # Loaded already if the value has arrays; otherwise not needed before.
 
         base: Any = numpy.frombuffer(view, numpy.uint8)
         weakref.finalize(base, _call_owner, owner).atexit = False
@@ -449,7 +449,7 @@ def _advice(error: Exception) -> str:
 
 def _copying_unpickler() -> Callable[[Any, Any], pickle.Unpickler]:
     """An unpickler whose arrays are all writable, also those that were read-only when they were pickled."""
-    import io
+    import io  # Only restored actors need these two.
 
     import numpy
 
@@ -469,7 +469,7 @@ def _copying_unpickler() -> Callable[[Any, Any], pickle.Unpickler]:
 
 def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
     """The state of an actor, without its class ``kind``, which the loader has. SerializationError names the path from ``where``."""
-    import io
+    import io  # Only actors with checkpoints need it.
 
     file = io.BytesIO()
     references: dict[bytes, None] = {}

@@ -176,7 +176,7 @@ def _traceback_of(exception: BaseException, notes: bool) -> str:
 
     Notes of the exception are left out where they travel with it.
     """
-    import traceback
+    import traceback  # Only errors need it.
 
     trace = exception.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
@@ -273,7 +273,7 @@ def _cut(value: Any, most: int) -> Any:
 
 
 def _cut_item(value: Any, most: int) -> Any:
-    import cloudpickle
+    import cloudpickle  # Only large errors need it.
 
     if type(value) is str:
         return _cut_text(value, min(most, TRACEBACK_BYTES_MAX))
@@ -300,7 +300,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 def _safe(value: Any) -> Any:
     """``value`` (a dict or tuple) with what cannot be pickled replaced by its repr."""
-    from zfabric.adapters.unpicklable import picklable
+    from zfabric.adapters.unpicklable import picklable  # Only errors that cannot be pickled need it.
 
     if isinstance(value, dict):
         return {name: item if picklable(item) else _repr(item) for name, item in value.items()}

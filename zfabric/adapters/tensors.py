@@ -61,7 +61,7 @@ def _memory(untyped: Any) -> Any:
 
 def _storage(buffer: Any, dtype: Any) -> Any:
     """A storage on the memory of ``buffer``, which is writable although the buffer is marked read-only (see ``deserialize``)."""
-    import numpy
+    import numpy  # Loaded with torch.
 
     torch: Any = importlib.import_module("torch")
     size = len(buffer)

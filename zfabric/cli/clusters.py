@@ -27,8 +27,8 @@ from zfabric.runtime.session import STARTED, Session, find_sessions, started_ses
 
 @click.command(short_help="Start a cluster that outlives programs.")
 @cluster_options
-@click.option("--store", metavar="DIR", help="Where the control store lies, and stays when the cluster is stopped.")
-@click.option("--namespace", metavar="NAME", default="", help="Namespace of programs that name none.")
+@click.option("--store", metavar="DIR", help="Directory of the control store, which remains when the cluster is stopped.")
+@click.option("--namespace", metavar="NAME", default="", help="Default namespace of programs.")
 @json_option
 def start(
     num_cpus: int | None,
@@ -42,7 +42,7 @@ def start(
 ) -> None:
     """Start a cluster in the background. It runs until `zfabric stop`.
 
-    Your programs join it, where they do not say otherwise (zf.init(address="local"), `zfabric submit --address local`).
+    Your programs join it, unless they start their own (zf.init(address="local"), `zfabric submit --address local`).
     """
     if not is_text(namespace):
         raise click.BadParameter(f"{namespace!r} is not UTF-8", param_hint="--namespace")
@@ -77,7 +77,7 @@ def start(
 
 def _check_store(path: str, settings: Config) -> None:
     """Open the store as the daemon will, so that the caller sees an error in it at once."""
-    from zfabric.adapters.journal import Journal
+    from zfabric.adapters.journal import Journal  # LMDB is only loaded for --store.
 
     try:
         journal = Journal.open(path, settings.control_store_bytes, settings.durability, thorough=True)
@@ -90,7 +90,7 @@ def _check_store(path: str, settings: Config) -> None:
 
 def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
     """Wait until the daemon answers and a worker is ready; end the session if that fails or the user interrupts."""
-    from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach
+    from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach  # ZeroMQ loads while the node starts.
 
     try:
         client = attach(launched.session, kind="tool", failure=launched.failure, seconds=PRELOAD_SECONDS if preloads else REGISTER_SECONDS)
@@ -151,7 +151,7 @@ def _spinner(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
+    from rich.console import Console  # Only needed in a terminal.
 
     with Console(stderr=True).status(text):
         yield
@@ -159,12 +159,12 @@ def _spinner(text: str) -> Iterator[None]:
 
 @click.command(short_help="Stop a cluster, with all its processes and files.")
 @address_option
-@click.option("--all", "everything", is_flag=True, help="Every cluster of yours on this machine, also those of running programs.")
+@click.option("--all", "everything", is_flag=True, help="Stop all your clusters on this machine, also those of running programs.")
 @json_option
 def stop(address: str | None, everything: bool, as_json: bool) -> None:
     """Stop the started cluster, or the one at --address: its processes, shared memory and files.
 
-    A control store that was given its own place with `zfabric start --store` stays there.
+    A control store at `zfabric start --store` remains.
     """
     if everything and address:
         raise click.UsageError("--all and --address exclude each other")
@@ -196,11 +196,11 @@ def _nothing_to_stop(everything: bool) -> str:
     return f"no started cluster is running. Clusters of programs end with them; to end one now, name it with --address: {listed}"
 
 
-@click.command(short_help="Resources, tasks, object store, jobs.")
+@click.command(short_help="Show resources, tasks, object store and jobs.")
 @address_option
 @json_option
 def status(address: str | None, as_json: bool) -> None:
-    """What the cluster has, what of it is in use, and what waits."""
+    """Show the cluster's resources and their use, its tasks, object store and jobs."""
     session = chosen_session(address)
     with connected(session) as client:
         found = client.query("status")

@@ -26,13 +26,13 @@ from zfabric.runtime.session import Session, find_sessions
 
 @click.command(short_help="Attach to a task that waits at its breakpoint().")
 @click.argument("pid", type=PID, metavar="[PID]", required=False)
-@click.option("--list", "only_list", is_flag=True, help="Only list the breakpoints that wait.")
+@click.option("--list", "only_list", is_flag=True, help="Only list the waiting breakpoints.")
 @click.option(
-    "--address", envvar=ADDRESS_VARIABLE, metavar="ADDRESS", help="Only of the cluster at this address, not of all that run here."
+    "--address", envvar=ADDRESS_VARIABLE, metavar="ADDRESS", help="Only search the cluster at this address, not all that run here."
 )
 @json_option
 def debug(pid: int | None, only_list: bool, address: str | None, as_json: bool) -> None:
-    """Attach to the task that waits at its breakpoint() in the process PID, or, without PID, to the only one that waits; list several.
+    """Attach to the task that waits at its breakpoint() in the process PID. Without PID, attach to the only waiting one, or list several.
 
     The debugger is Python's pdb. "continue" without breakpoints, or the end of input, lets the task go on; "quit" ends it by an exception.
     """

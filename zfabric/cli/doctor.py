@@ -1,6 +1,6 @@
 """``zfabric doctor``: checks whether this machine can run zfabric, with advice.
 
-A check yields findings. A check that raises an error is itself reported as a problem.
+A check yields findings. A check that raises an error is itself reported as a problem. So each check imports the modules that it examines.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-@click.command(short_help="Whether this machine is fit, and what to do where it is not.")
+@click.command(short_help="Check this machine, and advise on problems.")
 @json_option
-@click.option("--no-try", is_flag=True, help="Do not start a small cluster to see whether it works.")
+@click.option("--no-try", is_flag=True, help="Do not test a small cluster.")
 def doctor(as_json: bool, no_try: bool) -> int:
-    """Look the machine over: Python, libraries, memory, limits, session directory, clusters that run or were left behind; then start
+    """Check this machine: Python, libraries, memory, limits, session directory, clusters that run or were left behind. Then start
     a small cluster and run a task on it.
 
     Exits with 1 if there is a problem.

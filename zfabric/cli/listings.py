@@ -32,25 +32,27 @@ def limit_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--limit", type=bounds, default=LIMIT, show_default=True, metavar="N", help=text)(function)
 
 
-@click.command(short_help="The tasks, those that run first.")
+@click.command(short_help="List tasks, the running ones first.")
 @address_option
 @session_option
-@click.option("--state", "states", type=click.Choice(["pending", *TASK_STATES]), multiple=True, help="Only these; may be repeated.")
+@click.option(
+    "--state", "states", type=click.Choice(["pending", *TASK_STATES]), multiple=True, help="Only tasks in this state; may be repeated."
+)
 @limit_option
 @json_option
 def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """The tasks, those that run first.
+    """List the tasks, the running ones first.
 
     \b
-    running     a worker runs it           infeasible  no node will ever have what it asks for
-    blocked     it waits in get()          waiting     for its arguments
-    assigned    next on a worker           finished    and its value is still referred to
-    ready       waits for resources        failed      likewise, with an error
+    running     on a worker                infeasible  needs resources that no node has
+    blocked     waits in get()             waiting     for its arguments
+    assigned    queued on a worker         finished    its value is still referred to
+    ready       waits for resources        failed      its error is still referred to
 
-    "pending" is all that have not begun. "for" is how long a task has been running or blocked, or, if it has not begun, how long ago it was
-    submitted.
+    "pending" stands for all states before "running". "for" is how long a task has been running or blocked, or before that, how long ago it
+    was submitted.
 
-    With --session, the attempts that ran in a session that has ended, in the order they began.
+    With --session, list the attempts that ran in an ended session, in the order in which they began.
     """
     if ended:
         if states:
@@ -82,18 +84,18 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
     _say_more(len(rows) > limit, limit)
 
 
-@click.command(short_help="The values, and who keeps them.")
+@click.command(short_help="List values, with the processes that hold refs to them.")
 @address_option
 @session_option
 @limit_option
 @json_option
 def objects(address: str | None, ended: str | None, limit: int, as_json: bool) -> None:
-    """The values that exist or will, where they are, and who keeps them.
+    """List the values that exist or will exist, with their places.
 
-    "refs" are the processes that hold refs to it, "pins" the unfinished tasks and living values that need it, "in use" the
-    processes that read it where it lies.
+    "refs" counts the processes that hold refs to a value, "pins" the unfinished tasks and other values that need it, "in use" the
+    processes that read it in shared memory.
 
-    With --session, the durable values that are left in a session that has ended: those of programs that did not end in order.
+    With --session, list the durable values of programs that were killed in an ended session.
     """
     if ended:
         _show_left(address, ended, limit, as_json)
@@ -173,23 +175,23 @@ def _say_more(more: bool, limit: int) -> None:
         click.echo(f"only the first {limit:,} are shown; --limit shows more", err=True)
 
 
-@click.command(short_help="The actors, and who has them.")
+@click.command(short_help="List actors, with the number of their callers.")
 @address_option
 @session_option
 @limit_option
 @json_option
 def actors(address: str | None, ended: str | None, limit: int, as_json: bool) -> None:
-    """The actors, and how many processes have handles and call them.
+    """List the actors, with how many processes have handles and call them.
 
     \b
-    creating    its __init__ has not ended        ending    nobody has a handle; its calls are run
-    alive       it runs what it is called for     dead      for good; `explain` says why
+    creating    its __init__ has not ended        ending    it has no handles left; queued calls run
+    alive       it runs calls                     dead      it has ended; `explain` shows why
     blocked     its call waits in get()
 
-    Where some are of a namespace, it is shown. Where actors have checkpoints: "every" so many calls, how many have ended "since" the
-    last one, and, of those whose calls are not logged, how many were "lost" in restarts.
+    If some actors have a namespace, it is shown. If some have checkpoints, "every" is the number of calls between two, "since" the number
+    of calls after the last one, and "lost" the number of unlogged calls that restarts have lost.
 
-    With --session, the calls that ran in a session that has ended, in the order they began.
+    With --session, list the calls that ran in an ended session, in the order in which they began.
     """
     if ended:
         _show_ran("call", address, ended, limit, as_json)
@@ -229,11 +231,11 @@ def actors(address: str | None, ended: str | None, limit: int, as_json: bool) ->
     _say_more(len(rows) > limit, limit)
 
 
-@click.command(short_help="The worker processes, and what they do.")
+@click.command(short_help="List worker processes, with what they run.")
 @address_option
 @json_option
 def workers(address: str | None, as_json: bool) -> None:
-    """The worker processes, what they do, and for how long."""
+    """List the worker processes, with what they run and for how long."""
     with connected(chosen_session(address)) as client:
         rows = [{**row, "memory_bytes": resident_bytes(row["pid"]) if row["pid"] else 0} for row in client.query("workers")]
     if as_json:
@@ -258,14 +260,14 @@ def workers(address: str | None, as_json: bool) -> None:
         click.echo("There are no workers.")
 
 
-@click.command(short_help="Why a task, object, actor or worker is as it is.")
+@click.command(short_help="Explain the state of a task, object, actor or worker.")
 @click.argument("subject", metavar="ID")
 @address_option
 @json_option
 def explain(subject: str, address: str | None, as_json: bool) -> None:
-    """Why the task, object, actor or worker ID is as it is: what it waits for, where it runs, how earlier attempts ended.
+    """Explain the state of the task, object, actor or worker ID: what it waits for, where it runs, how earlier attempts ended.
 
-    ID is as tables show it (1-3fa2-57), or the id in hex or its first digits, or an actor's name, or the pid of a worker.
+    ID is an id as in tables (1-3fa2-57), or in hex or its first digits, or an actor's name, or the pid of a worker.
     """
     with connected(chosen_session(address)) as client:
         found: Any = client.query("find", subject) if is_text(subject) else ()

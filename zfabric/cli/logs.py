@@ -31,19 +31,19 @@ class Source(NamedTuple):
     lines: Lines
 
 
-@click.command(short_help="What the workers printed.")
+@click.command(short_help="Show the output of workers.")
 @address_option
 @session_option
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C or the end of the cluster.")
-@click.option("--worker", "pid", type=PID, metavar="PID", help="Only this worker's; also one that has ended.")
-@click.option("--daemon", is_flag=True, help="The fabric's own processes instead of the workers.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until Ctrl-C or the end of the cluster.")
+@click.option("--worker", "pid", type=PID, metavar="PID", help="Only the output of this worker, which may have ended.")
+@click.option("--daemon", is_flag=True, help="Logs of the fabric's own processes instead of workers.")
 @click.option("-n", "--tail", "lines", type=WholeNumber("number of lines", 0), metavar="N", help="Only the last N lines of each file.")
 def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, daemon: bool, lines: int | None) -> None:
-    """What the workers printed, their standard output before their standard error.
+    """Show the output of workers, standard output before standard error.
 
-    Each line has the name of the task or actor that wrote it, where that is known, and the worker's pid.
+    Each line has the worker's pid, and the name of the task or actor that wrote it, if it is known.
 
-    Of workers that have ended, the last ones' output is kept.
+    The output of the workers that ended last is retained.
     """
     if daemon and pid is not None:
         raise click.UsageError("--daemon and --worker exclude each other")

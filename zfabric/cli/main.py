@@ -26,35 +26,35 @@ class CommandEntry(NamedTuple):
 
 
 SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
-    ("Programs", (CommandEntry("submit", "submit", "Run a program on a cluster; exits as the program does."),)),
+    ("Programs", (CommandEntry("submit", "submit", "Run a program on a cluster; exits with its exit code."),)),
     (
         "Clusters",
         (
             CommandEntry("start", "clusters", "Start a cluster that outlives programs."),
-            CommandEntry("stop", "clusters", "Stop it, with all its processes and files."),
-            CommandEntry("status", "clusters", "Resources, tasks, object store, jobs."),
-            CommandEntry("sessions", "sessions", "Clusters that run, and what was kept of those that have ended."),
+            CommandEntry("stop", "clusters", "Stop a cluster, with all its processes and files."),
+            CommandEntry("status", "clusters", "Show resources, tasks, object store and jobs."),
+            CommandEntry("sessions", "sessions", "List running clusters, and ended ones with retained logs."),
         ),
     ),
     (
-        "What is going on",
+        "Inspection",
         (
-            CommandEntry("tasks", "listings", "The tasks, those that run first."),
-            CommandEntry("objects", "listings", "The values, and who keeps them."),
-            CommandEntry("actors", "listings", "The actors, and who has them."),
-            CommandEntry("workers", "listings", "The worker processes, and what they do."),
-            CommandEntry("explain", "listings", "Why a task, object, actor or worker is as it is."),
-            CommandEntry("stack", "stack", "What every thread of the workers runs, and for how long."),
+            CommandEntry("tasks", "listings", "List tasks, the running ones first."),
+            CommandEntry("objects", "listings", "List values, with the processes that hold refs to them."),
+            CommandEntry("actors", "listings", "List actors, with the number of their callers."),
+            CommandEntry("workers", "listings", "List worker processes, with what they run."),
+            CommandEntry("explain", "listings", "Explain the state of a task, object, actor or worker."),
+            CommandEntry("stack", "stack", "Show the stacks of all threads of workers and drivers."),
             CommandEntry("debug", "debug", "Attach to a task that waits at its breakpoint()."),
-            CommandEntry("logs", "logs", "What the workers printed."),
-            CommandEntry("timeline", "timeline", "What ran when and where, for Perfetto."),
+            CommandEntry("logs", "logs", "Show the output of workers."),
+            CommandEntry("timeline", "timeline", "Write when and where tasks ran, for Perfetto."),
         ),
     ),
     (
-        "Care",
+        "Maintenance",
         (
-            CommandEntry("state", "state", "The control store's tables."),
-            CommandEntry("doctor", "doctor", "Whether this machine is fit, and what to do where it is not."),
+            CommandEntry("state", "state", "Read the control store's tables."),
+            CommandEntry("doctor", "doctor", "Check this machine, and advise on problems."),
         ),
     ),
 )
@@ -81,7 +81,7 @@ class Commands(click.Group):
         """Resolve a command as click does, and suggest a name for an unknown one."""
         name = args[0]
         if name not in _ENTRIES and not name.startswith("-"):
-            import difflib
+            import difflib  # Only errors need it.
 
             near = difflib.get_close_matches(name, _ENTRIES, 1)
             hint = f"Did you mean {near[0]!r}?" if near else "`zfabric --help` lists them."
@@ -101,11 +101,11 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Tools find the cluster by --address, ZFABRIC_ADDRESS, or what runs here. `zfabric COMMAND --help` has the rest.",
+    epilog="Commands find the cluster by --address, ZFABRIC_ADDRESS, or what runs here. `zfabric COMMAND --help` describes a command.",
 )
 @click.version_option(__version__, prog_name="zfabric", message="%(prog)s %(version)s")
 def program() -> None:
-    """Run programs on zfabric, and see what they do."""
+    """Run programs on zfabric clusters, and inspect clusters."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         click.echo(f"Error: {error}", err=True)
         code = 1
     except BrokenPipeError:  # The reader (``head``, a pager) has closed the pipe.
-        import os
+        import os  # Only needed here.
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1

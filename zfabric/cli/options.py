@@ -52,7 +52,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 def _resources(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, float] | None:
     if value is None:
         return None
-    from zfabric.machines.common.resources import demand_of
+    from zfabric.machines.common.resources import demand_of  # Only needed with --resources.
 
     try:
         amounts = json.loads(value)

@@ -19,6 +19,7 @@ def print_json(document: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], flexible: str = "") -> None:
     """Print a table without lines. ``>`` before a column's name right-aligns it; the column ``flexible`` shrinks to fit."""
+    # Commands with --json start sooner without rich.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

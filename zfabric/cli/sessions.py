@@ -54,7 +54,7 @@ def about(session: Session) -> str:
 
 def session_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the option for an ended session to read instead."""
-    text = 'A session that has ended and was kept, as `zfabric sessions` lists it; "last" is the latest.'
+    text = 'An ended session listed by `zfabric sessions`; "last" is the latest.'
     return click.option("--session", "ended", metavar="ID", help=text)(function)
 
 
@@ -105,15 +105,19 @@ def tables_of(address: str | None, ended: str | None) -> Iterator[FabricClient |
         tables.close()
 
 
-@click.command(short_help="Clusters that run, and what was kept of those that have ended.")
+@click.command(short_help="List running clusters, and ended ones with retained logs.")
 @click.option(
-    "--remove", "unwanted", multiple=True, metavar="ID", help='Delete a session that was kept; "all" deletes each. May be repeated.'
+    "--remove",
+    "unwanted",
+    multiple=True,
+    metavar="ID",
+    help='Delete the files of an ended session; "all" deletes those of each. May be repeated.',
 )
 @json_option
 def sessions(unwanted: tuple[str, ...], as_json: bool) -> None:
-    """Clusters that run, and sessions that have ended and were kept (`zfabric submit --keep`, or ZFABRIC_KEEP=1 in the environment).
+    """List running clusters, and ended ones with retained logs and tables (`zfabric submit --keep`, or ZFABRIC_KEEP=1).
 
-    Read those with `zfabric logs`, `timeline`, `tasks`, `actors` and `objects`, each with --session ID. The last 20 are kept.
+    Read the latter with `zfabric logs`, `timeline`, `tasks`, `actors` and `objects`, each with --session ID. The last 20 are retained.
     """
     gone = kept_sessions() if "all" in unwanted else [kept_session(identifier) for identifier in unwanted]
     for session in gone:

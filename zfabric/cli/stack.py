@@ -24,18 +24,18 @@ DUMP_SECONDS = 2.0
 NATIVE_SECONDS = 30.0
 
 
-@click.command(short_help="What every thread of the workers runs, and for how long.")
+@click.command(short_help="Show the stacks of all threads of workers and drivers.")
 @click.argument("subject", metavar="[PID|ID]", required=False)
-@click.option("--all", "everything", is_flag=True, help="The fabric's own frames and threads, too.")
-@click.option("--native", is_flag=True, help="With frames of C code, by py-spy, if that is installed.")
+@click.option("--all", "everything", is_flag=True, help="Show the fabric's own frames and threads, too.")
+@click.option("--native", is_flag=True, help="Show frames of C code, too; needs py-spy.")
 @address_option
 @json_option
 def stack(subject: str | None, everything: bool, native: bool, address: str | None, as_json: bool) -> None:
-    """What every thread of the workers and drivers runs, and for how long.
+    """Show the stacks of all threads of workers and drivers, with what they run and for how long.
 
-    Of all of them, or of the process PID, or of that which runs the task or actor ID.
+    Show all processes, or the process PID, or the one that runs the task or actor ID.
 
-    A worker that is in C code and lets no Python code run is shown, too, without the names of its tasks.
+    A worker whose C code lets no Python code run is shown, too, without the names of its tasks.
     """
     session = chosen_session(address)
     with connected(session) as client:

@@ -21,21 +21,21 @@ PAGE = 100
 """Rows per query: a row may be a function with all that it captures."""
 
 
-@click.group(short_help="The control store's tables.")
+@click.group(short_help="Read the control store's tables.")
 def state() -> None:
-    """The control store's tables."""
+    """Read the control store's tables."""
 
 
 @state.command(short_help="Print the tables' rows.")
 @click.argument("path", required=False, metavar="[PATH]")
 @address_option
-@click.option("--table", type=click.Choice(TABLES), help="Only this one.")
-@click.option("--limit", type=WholeNumber("number of rows", 0), metavar="N", help="Rows of each table at most.")
+@click.option("--table", type=click.Choice(TABLES), help="Only this table.")
+@click.option("--limit", type=WholeNumber("number of rows", 0), metavar="N", help="Most rows of each table.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of lines.")
 def dump(path: str | None, address: str | None, table: str | None, limit: int | None, as_json: bool) -> None:
-    """Print the rows of the control store, of a running cluster or of the store directory PATH.
+    """Print the rows of the control store of a running cluster, or of the store directory PATH.
 
-    What users pickled is shown by its length; nothing is ever unpickled.
+    Pickled data is shown as its length; nothing is ever unpickled.
     """
     if path and address:
         raise click.UsageError("PATH and --address exclude each other")

@@ -27,7 +27,7 @@ from zfabric.runtime.session import KEEP_VARIABLE
 @click.option("--address", metavar="ADDRESS", help='The cluster to join: a session directory, or "auto" for the started one.')
 @cluster_options
 @click.option(
-    "--keep", is_flag=True, help="Keep logs and tables of the cluster when it ends; `zfabric sessions` lists them. [env: ZFABRIC_KEEP]"
+    "--keep", is_flag=True, help="Retain the cluster's logs and tables when it ends; `zfabric sessions` lists them. [env: ZFABRIC_KEEP]"
 )
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -42,11 +42,11 @@ def submit(
     script: str,
     arguments: tuple[str, ...],
 ) -> Callable[[], NoReturn]:
-    """Run the program SCRIPT with ARGS on the cluster at --address (or ZFABRIC_ADDRESS), else on the one that you have started, else on
-    one of its own, which ends with it.
+    """Run the program SCRIPT with ARGS on the cluster at --address (or ZFABRIC_ADDRESS), else on your started cluster, else on a new
+    cluster, which ends with the program.
 
-    zfabric exits as the program does. Options come before SCRIPT; what stands after it is the program's. What the program itself
-    passes to zf.init() has precedence. "--address local" gives it a cluster of its own in any case.
+    zfabric exits with the program's exit code. Options come before SCRIPT; arguments after it go to the program. The program's own
+    arguments of zf.init() have precedence. With "--address local", the program always gets a new cluster.
     """
     defaults = {
         "num_cpus": num_cpus,
@@ -57,7 +57,7 @@ def submit(
     }
     given = {name: value for name, value in defaults.items() if value is not None}
     where = address or os.environ.get(ADDRESS_VARIABLE)
-    from zfabric.runtime.connect import LOCAL, session_to_join
+    from zfabric.runtime.connect import LOCAL, session_to_join  # Invalid options fail before this loads ZeroMQ.
 
     named = bool(where) and where != LOCAL
     session = None if (given or keep) and named else session_to_join(where)  # Raises its error before the program begins.

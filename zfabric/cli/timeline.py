@@ -15,16 +15,16 @@ from zfabric.cli.sessions import session_option, tables_of
 from zfabric.runtime.timeline import trace_events, write_trace
 
 
-@click.command(short_help="What ran when and where, for Perfetto.")
+@click.command(short_help="Write when and where tasks ran, for Perfetto.")
 @address_option
 @session_option
-@click.option("-o", "--output", required=True, metavar="FILE", help='Where it goes; "-" is standard output.')
+@click.option("-o", "--output", required=True, metavar="FILE", help='The file to write; "-" is standard output.')
 def timeline(address: str | None, ended: str | None, output: str) -> None:
-    """Write what ran when and where as a Chrome trace.
+    """Write a Chrome trace that shows when and where tasks and calls ran.
 
-    Open it at https://ui.perfetto.dev or in chrome://tracing: each node is a process, each worker a thread, each attempt of a task a bar
-    with the function's name. Arrows lead to it from what submitted it, what made its arguments, and the call before it of the same actor.
-    The cluster keeps the last events_bytes of it, also of jobs that have ended; arguments, as long as they may be needed again.
+    Open it at https://ui.perfetto.dev or in chrome://tracing. Each node is a process, each worker a thread, each attempt of a task a bar
+    with the function's name. Arrows lead to it from its submitter, from the tasks that made its arguments, and from the actor's previous
+    call. The cluster retains the newest events_bytes bytes of events, also of ended jobs, and arguments as long as they may be needed.
     """
     with tables_of(address, ended) as tables:
         events = trace_events(tables)
