@@ -1,4 +1,4 @@
-"""How a process joins a cluster: attach to a session that runs, or start one and attach to it."""
+"""Connects a program to a cluster: attaches to a running session, or starts one first."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.session import Session, started_session
 
 LOCAL = "local"
-"""The address of a cluster that is to be started by, and end with, the program."""
+"""The address of a new cluster, which the program starts and which ends with it."""
 REGISTER_SECONDS = 15.0
-"""How long a node that was just launched may take until its daemon's socket is there."""
+"""Seconds within which the daemon of a new node must publish its socket."""
 PRELOAD_SECONDS = 300.0
-"""The same where it imports modules first that its configuration names ("preload")."""
+"""The same if the node first imports modules named by its configuration ("preload")."""
 
 
 def new_incarnation() -> bytes:
-    """A random incarnation; the first byte leaves room for the control socket's variant and is not zero, as ZeroMQ wants."""
+    """Make a random incarnation. Its first byte is not zero, as ZeroMQ requires, and its highest bit is free for the control socket."""
     return bytes((1 + os.urandom(1)[0] % 127,)) + os.urandom(INCARNATION_BYTES - 1)
 
 
@@ -35,7 +35,7 @@ def attach(
     failure: Callable[[], str] = lambda: "",
     seconds: float = REGISTER_SECONDS,
 ) -> DriverClient:
-    """Connect this process to a session that runs, or that is just starting, as a driver or a tool; wait so many seconds for its daemon."""
+    """Connect this process to a session as a driver or a tool. Wait up to ``seconds`` for its daemon."""
     daemon = _await_daemon(session, failure, seconds)
     client = DriverClient(session, new_incarnation(), kind, b"", b"", namespace)
     try:
@@ -54,18 +54,18 @@ def _await_daemon(session: Session, failure: Callable[[], str], seconds: float) 
         reason = failure()
         if reason:
             raise ConnectionLostError(f"the node could not start: {reason}")
-        if not session.alive() and (reason := failure()):  # it has ended between the two questions
+        if not session.alive() and (reason := failure()):  # It has ended since the last check.
             continue
         if clock() > deadline or not session.alive():
             raise ConnectionLostError(f"no daemon answers in {session.directory}")
-        time.sleep(0.001)  # for a file, and a process that may die instead: no one event says either, and it is over in a moment
+        time.sleep(0.001)  # Waits for a file or the death of a process, and only briefly: no event covers both.
     return found[0]
 
 
 def session_to_join(address: str | None) -> Session | None:
-    """The session that a driver is to join: the one at ``address``, without one the latest that this user has started.
+    """Return the session that a driver must join: the one at ``address``, or without one the user's latest started session.
 
-    None if it is to start its own: with "local", or where none was started. ConnectionLostError if there is nothing at ``address``.
+    None means that it must start its own: with "local", or if none was started. Raises ConnectionLostError if ``address`` has no session.
     """
     if address == LOCAL:
         return None
@@ -73,8 +73,8 @@ def session_to_join(address: str | None) -> Session | None:
 
 
 def join(session: Session, namespace: str, log_to_driver: bool) -> DriverClient:
-    """Connect this process to a cluster that runs, as a driver. VersionMismatchError if its Python is another one."""
-    from zfabric.adapters.processes import module_paths, working_directory
+    """Connect this process to a running cluster, as a driver. Raises VersionMismatchError if its Python has another version."""
+    from zfabric.adapters.processes import module_paths, working_directory  # An import costs less when it is needed.
 
     description = session.describe()
     version = ".".join(map(str, sys.version_info[:3]))
@@ -103,7 +103,7 @@ def start(
     log_to_driver: bool,
 ) -> DriverClient:
     """Start an embedded cluster and connect to it."""
-    from zfabric.runtime.launch import launch
+    from zfabric.runtime.launch import launch  # Programs that join a cluster start sooner without it.
 
     total = node_resources(num_cpus, num_gpus, resources)
     settings = dict(config.pairs())
@@ -113,7 +113,7 @@ def start(
     try:
         seconds = PRELOAD_SECONDS if config.preload else REGISTER_SECONDS
         client = attach(launched.session, namespace=namespace, failure=launched.failure, seconds=seconds)
-    except BaseException:  # Ctrl-C too: a cluster that nobody has is not to stay
+    except BaseException:  # After Ctrl-C, too: no one else would end the cluster.
         launched.close()
         raise
     client.alive = launched.alive
@@ -123,8 +123,8 @@ def start(
 
 
 def node_resources(num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None) -> dict[str, float]:
-    """What a node offers: what was said, else what the machine has."""
-    from zfabric.adapters.processes import cpu_count, gpu_count, visible_gpus
+    """Return a node's resources: the given ones, else those of the machine."""
+    from zfabric.adapters.processes import cpu_count, gpu_count, visible_gpus  # Only needed where a cluster is started.
 
     total = {"CPU": float(cpu_count() if num_cpus is None else num_cpus)}
     gpus = gpu_count() if num_gpus is None else num_gpus
@@ -138,7 +138,7 @@ def node_resources(num_cpus: float | None, num_gpus: float | None, resources: di
 
 
 def find_session(address: str) -> Session:
-    """The session that an address means: "auto" for the started one, else a session directory."""
+    """Return the session at an address: "auto" (the started one), or a session directory."""
     if address == "auto":
         session = started_session()
         if session is None:

@@ -1,4 +1,4 @@
-"""What ``zfabric.api`` needs of the runtime: the client of this process, by ids and bytes only.
+"""What ``zfabric.api`` uses of the runtime: the client of this process, which handles only ids and bytes.
 
 ``zfabric.runtime.client.FabricClient`` is the real one; tests of the API may put another in its place.
 """
@@ -15,10 +15,10 @@ from zfabric.protocol.options import Demand
 
 
 class Outcome(NamedTuple):
-    """What became of an object. ``status`` as in ``protocol.messages`` (OK, ERROR, FAILED).
+    """The outcome of an object. ``status`` is one of ``protocol.messages`` (OK, ERROR, FAILED).
 
-    ``data`` is what ``adapters.serialization.deserialize`` reads: bytes, or a memoryview of where the value lies. ``release``
-    is None for bytes; for a view it must be called once, from any thread (also a finalizer), when nothing uses the view any more.
+    ``data`` is for ``adapters.serialization.deserialize``: bytes, or a memoryview of the value in the arena. ``release``
+    is None for bytes. For a view it must be called once, from any thread or finalizer, when the view is no longer used.
     """
 
     status: int
@@ -27,25 +27,28 @@ class Outcome(NamedTuple):
 
 
 class Serialized(Protocol):
-    """A value on its way out (``adapters.serialization.serialize``)."""
+    """A serialized value (``adapters.serialization.serialize``)."""
 
     size: int
     contained: tuple[bytes, ...]
 
     def to_bytes(self) -> bytes:
-        """The whole as one bytes object, for inline values."""
+        """Return the whole value as one bytes object, for inline values."""
 
     def pieces(self) -> Iterable[bytes | memoryview]:
-        """The whole, in pieces that follow each other."""
+        """Return the whole value as consecutive pieces."""
 
     def write_into(self, target: memoryview) -> None:
-        """The whole, written at the start of ``target`` (64-byte aligned, at least ``size`` long)."""
+        """Write the whole value at the start of ``target`` (64-byte aligned, at least ``size`` long)."""
 
 
 class Terms(NamedTuple):
-    """How calls of an actor are made: ``retries`` after the loss of its process (``LOGGED`` if it is logged), and at most ``pending``
-    without an outcome, 0: any number. ``keeps``: its checkpoints keep outcomes that their callers may not have. ``unordered``: it runs
-    several calls at once, and none waits for the arguments of another."""
+    """How to call an actor.
+
+    ``retries`` is how often a call is repeated after the loss of the process (``LOGGED`` if it is logged), ``pending`` the most calls
+    without an outcome (0: any number). ``keeps`` says that its checkpoints retain outcomes that callers may not have received.
+    ``unordered`` says that it runs several calls at once, so that no call waits for the arguments of an earlier one.
+    """
 
     retries: int = 0
     pending: int = 0
@@ -54,13 +57,13 @@ class Terms(NamedTuple):
 
 
 class ClientInterface(Protocol):
-    """The fabric inside this process. All methods are thread-safe; object ids are 20 bytes, task ids 16."""
+    """The client of this process. All methods are thread-safe. Object ids have 20 bytes, task ids 16."""
 
     config: Config
 
     @property
     def namespace(self) -> str:
-        """Where this process looks for names of actors, unless it is told otherwise."""
+        """The default namespace for names of actors."""
 
     @property
     def job(self) -> bytes:
@@ -71,20 +74,20 @@ class ClientInterface(Protocol):
         """The incarnation of its node."""
 
     def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
-        """Make a function known to the job (16-byte content hash). Cheap when repeated."""
+        """Export a function to the job; its id is a 16-byte hash of its content. Repeated exports are cheap."""
 
     def submit(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
     ) -> bytes:
-        """Queue one task and return the id of its first value at once, whether it has any or not. The process holds one reference to each.
+        """Queue one task and return the id of its first value, even if it will have none. The process holds one ref to each value.
 
-        The very same bytes stand in the tables, and are found there the faster.
+        The returned bytes object is also the key in the tables, which makes look-ups faster.
         """
 
     def submit_many(
         self, function_id: bytes, calls: Iterable[tuple[bytes, tuple[bytes, ...], tuple[Row, ...] | None]], num_returns: int
     ) -> list[bytes]:
-        """The same for many calls of one function: (arguments, dependencies, options) each."""
+        """Queue many tasks of one function, each (arguments, dependencies, options). Return the ids of their first values."""
 
     def call(
         self,
@@ -96,77 +99,77 @@ class ClientInterface(Protocol):
         num_returns: int,
         terms: Terms,
     ) -> bytes:
-        """Queue one call of an actor and return the id of its first value at once. The process holds one reference to each.
+        """Queue one call of an actor and return the id of its first value. The process holds one ref to each value.
 
-        PendingCallsLimitExceededError if the terms allow no more calls, unless the configuration says to wait.
+        If the terms allow no more calls, raise PendingCallsLimitExceededError, or wait if the configuration says so.
         """
 
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor's process at once."""
 
     def put(self, value: Serialized, durable: bool) -> bytes:
-        """Store a value; return its object id. The process holds one reference to it. ObjectStoreFullError, ObjectTooLargeError."""
+        """Store a value; return its object id. The process holds one ref. Raises ObjectStoreFullError or ObjectTooLargeError."""
 
     def add_reference(self, object_id: bytes) -> None:
-        """One more ref in this process (when a ref is unpickled or copied)."""
+        """Count one more ref in this process, for a ref that is unpickled or copied."""
 
     def follow(self, object_ids: Sequence[bytes]) -> None:
-        """One more ref in this process to each, and have their values sent as soon as they exist: the next ones of a stream."""
+        """Count one more ref to each object, and request values as soon as they exist: the next ones of a stream."""
 
     def drop_reference(self, object_id: bytes) -> None:
-        """One ref less. Safe in finalizers: takes no lock, never raises."""
+        """Count one ref less. Safe in finalizers: takes no lock, never raises."""
 
     def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
-        """Wait for all of them (each listed once); a small value comes as its bytes alone. GetTimeoutError after ``timeout`` seconds.
+        """Wait for all objects, each listed once. A small value is returned as bytes. Raises GetTimeoutError after ``timeout`` seconds.
 
-        With ``fail_fast`` a failure ends the wait at once: its outcome is then all that the list has.
+        With ``fail_fast`` the first failure ends the wait; the list then has only its outcome.
         """
 
     def has_failed(self, object_id: bytes) -> bool:
-        """Whether its outcome has arrived and is an error, which stays unread."""
+        """Whether an object's outcome has arrived and is an error. The error still counts as unread."""
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
-        """As many as ``num_returns`` that have an outcome (of those that have, the first), or all that have when ``timeout`` has passed."""
+        """Wait for ``num_returns`` outcomes; return the first objects that have one, or after ``timeout`` all that do."""
 
     def watch(self, object_ids: Iterable[bytes], callback: Callable[[bytes], None]) -> None:
-        """Call ``callback`` with each once it has an outcome: at once, or while this process waits for anything."""
+        """Call ``callback`` with each object once it has an outcome: at once, or while this process waits for anything."""
 
     def await_watched(self, object_ids: Collection[bytes], done: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until a ``callback`` of ``watch`` has made ``done`` true; False after ``timeout``. ``object_ids`` are what it waits for."""
+        """Wait for ``object_ids`` until a ``callback`` of ``watch`` has made ``done`` true. Return False after ``timeout``."""
 
     def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
-        """Call ``callback(object_id)`` once it has an outcome, from a thread of the fabric (at once if it has one)."""
+        """Call ``callback(object_id)`` once the object has an outcome: at once, or from a thread of the fabric."""
 
     def cancel(self, object_ids: Sequence[bytes], force: bool, recursive: bool) -> None:
-        """Ask for the cancellation of the tasks that make these objects."""
+        """Request the cancellation of the tasks that make these objects."""
 
     def explain_call(self, object_id: bytes) -> tuple[str, bytes, str] | None:
-        """Where the call of an actor stands that is to make this object: state, actor, reason. None if it is none of this process."""
+        """Explain the call that makes this object: (state, actor, reason). None if this process made no such call."""
 
     def pending_calls(self, matches: Callable[[bytes], bool]) -> list[bytes]:
-        """The ids of calls of actors by this process that have no outcome yet and that match."""
+        """Return the ids of this process's calls that have no outcome yet and match."""
 
     def breakpoint_of(self, task_id: bytes, pid: str) -> str:
-        """Where the task or call stands, or else the process with this pid, if that is at a ``breakpoint()``; empty if it is not."""
+        """Describe the ``breakpoint()`` at which this task or call waits, or else this process; empty if there is none."""
 
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
-        """Ask the node's daemon; the payload of its ``Answer``. FabricError with its error text."""
+        """Query the node's daemon; return the payload of its ``Answer``. Raises FabricError with its error text."""
 
     def exit_actor(self) -> NoReturn:
-        """End the actor that lives in this process, for good. TypeError where none does, or several do and none of them runs here."""
+        """End this process's actor for good. Raises TypeError if it has none, or has several and none of them runs here."""
 
     def close(self) -> None:
-        """Flush, say goodbye, and let go of everything."""
+        """Send everything, disconnect and release all refs."""
 
 
 environment = ""
-"""In a worker, the ``runtime_env`` that it was started with, as JSON: what it submits has the same, where that does not say otherwise."""
+"""The ``runtime_env`` of a worker, as JSON: the default for tasks that it submits. Empty in a driver."""
 
 _current: ClientInterface | None = None
 
 
 def current() -> ClientInterface | None:
-    """This process's client, or None."""
+    """Return this process's client, or None."""
     return _current
 
 
@@ -174,7 +177,7 @@ task_errors.client = current
 
 
 def set_current(client: ClientInterface | None) -> None:
-    """Install (or remove) this process's client."""
+    """Install this process's client; None removes it."""
     global _current
     _current = client
 
@@ -188,9 +191,9 @@ class TaskContext(NamedTuple):
     gpu_ids: tuple[int | str, ...]
     actor_id: bytes = b""
     demand: Demand = ()
-    """What it holds: that of its actor, in a call."""
+    """The resources that it holds; in a call, those of its actor."""
     name: str = ""
-    """What its options call it; empty if they do not."""
+    """The name in its options, or empty."""
     cancelled: bool = False
     """Whether it is to be stopped."""
 
@@ -200,17 +203,17 @@ def _no_task() -> TaskContext | None:
 
 
 current_task: Callable[[], TaskContext | None] = _no_task
-"""Tells the attempt on top of this process's stack; a worker replaces it, so that no task pays for what few ask."""
+"""Returns the context of the running task or call. A worker replaces it."""
 
 
 def _not_collected(function: Callable[..., Any]) -> Callable[..., Any]:
-    from zfabric.exceptions import FabricError
+    from zfabric.exceptions import FabricError  # Only needed here.
 
     raise FabricError("num_returns='dynamic' needs the package itself: import zfabric in this process")
 
 
 collected: Callable[[Callable[..., Any]], Callable[..., Any]] = _not_collected
-"""Makes a function that stores all that a generator function yields, and returns one over the refs; the API, which knows these, sets it."""
+"""Wraps a generator function into one that stores all values and returns a generator of refs. The API sets it."""
 
 
 def __getattr__(name: str) -> Any:

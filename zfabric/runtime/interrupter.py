@@ -1,6 +1,7 @@
-"""Stopping what runs: the attempt on top of the main thread by a signal, what runs beside others through its crew.
+"""Stops running tasks and calls: the one on top of the main thread by a signal, those that run beside others through their crew.
 
-A stop that is not raised, since no user code ran at that moment or a finalizer swallowed it, is tried again until the attempt has ended.
+An interrupt may have no effect, because no user code ran at that moment or a finalizer swallowed it. It is repeated until the attempt has
+ended.
 """
 
 from __future__ import annotations
@@ -18,40 +19,40 @@ from zfabric.runtime.interrupts import AGAIN_AFTER, INTERRUPT, Fence, Fences, Ta
 from zfabric.runtime.worker_connection import WorkerConnection
 
 ABANDON_AFTER = 1.0
-"""Seconds to wait for a call that is to be stopped: nothing stops a thread in code that does not return to Python."""
+"""Seconds after which a call that does not stop is abandoned: no interrupt stops code that does not return to Python."""
 
 
 class Interrupter:
-    """Interrupts of a worker. ``worker.interrupts`` says what is to be stopped; this class stops it."""
+    """Interrupts the tasks and calls in ``worker.interrupts``."""
 
     def __init__(self, connection: WorkerConnection, worker: Worker, contexts: Contexts, host: Host) -> None:
         self.fences = Fences()
         self.fence = self.fences.mine
-        """The main thread's."""
+        """The main thread's fence."""
         self.fence.depth = 1
         self.handler = self._handle
-        """The handler of the signal ``INTERRUPT``: one object, so that a look shows whether a library has replaced it."""
+        """The handler of the signal ``INTERRUPT``: always the same object, to detect whether a library has replaced it."""
         self._connection = connection
         self._worker = worker
         self._contexts = contexts
         self._host = host
         self._every = connection.config.interrupt_every
         self._since: dict[bytes, float] = {}
-        """When each stop was first tried."""
+        """When each interrupt was first tried, by task or call id."""
         self._due: dict[bytes, float] = {}
-        """When each stop is tried next, by task or call id."""
+        """When each interrupt is tried next, by task or call id."""
 
     def deadlines(self) -> list[float]:
-        """When stops are tried next. The caller holds the lock, or is the control thread."""
+        """Return when interrupts are tried next. The caller holds the lock, or is the control thread."""
         return list(self._due.values())
 
     def stop_due(self) -> None:
-        """Try again what is due. Called by the control thread; the caller holds the lock."""
+        """Repeat the interrupts that are due. Called by the control thread; the caller holds the lock."""
         for stopped in [each for each, due in self._due.items() if due <= clock()]:
             self.stop(stopped)
 
     def stop(self, stopped: bytes) -> None:
-        """Stop the task or call with this id, if it is to be stopped. Called by the control thread; the caller holds the lock."""
+        """Interrupt a task or call, if it is in ``worker.interrupts``. Called by the control thread; the caller holds the lock."""
         connection, worker = self._connection, self._worker
         if stopped not in worker.interrupts:
             self._due.pop(stopped, None)
@@ -68,11 +69,11 @@ class Interrupter:
         elif crew.interrupt(beside):
             self._due[stopped] = now + self._every
         else:
-            connection.post.ring()  # It may be the thread that receives.
+            connection.post.ring()  # Its thread may be the one that receives.
         connection.wake_followers()
 
     def stop_soon(self, running: bytes) -> None:
-        """Have the control thread stop the task or call with this id. The caller holds the lock."""
+        """Have the control thread interrupt a task or call. The caller holds the lock."""
         self._due[running] = clock()
         self._connection.control_post.ring()
 

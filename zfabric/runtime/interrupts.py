@@ -1,8 +1,8 @@
 """Interrupts: raised in user code, never in the middle of the fabric's own bookkeeping.
 
 The main thread is interrupted by a signal, other threads by the interpreter. Both are asynchronous, so each thread has a *fence* that
-shows whether it runs user code. An interrupt that comes at another moment is not raised, and one that is raised may be lost in a finalizer:
-so it is repeated until the attempt has ended (see ``interrupter``).
+shows whether it runs user code. An interrupt at another moment is not raised, and a finalizer may swallow one that is raised.
+So it is repeated until the attempt has ended (see ``interrupter``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 INTERRUPT = int(signal.SIGRTMIN) + 7
 AGAIN_AFTER = 0.02
-"""Seconds until an interrupt that was not raised is tried again."""
+"""Seconds until an interrupt that was not raised is repeated."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -26,20 +26,20 @@ class TaskInterrupt(KeyboardInterrupt):
 
 
 class Fence:
-    """The fence of one thread. ``depth`` is 0 while it runs user code, and counts how deep it is in the fabric otherwise."""
+    """The fence of one thread. ``depth`` is 0 while it runs user code; otherwise it is the depth of calls into the fabric."""
 
     __slots__ = ("depth", "missed", "thread")
 
     def __init__(self) -> None:
         self.depth = 0
         self.missed = False
-        """Whether an interrupt came while no user code ran: it may be raised when user code enters the fabric next."""
+        """Whether an interrupt arrived while no user code ran. It is raised when user code next enters the fabric."""
         self.thread = threading.get_ident()
 
     def interrupt(self) -> bool:
-        """Raise ``TaskInterrupt`` in its thread. False if that runs no user code now. Called by another thread.
+        """Raise ``TaskInterrupt`` in its thread. Return False if that runs no user code now. Called by another thread.
 
-        The thread may enter the fabric meanwhile: then the interrupt is withdrawn.
+        If the thread enters the fabric meanwhile, the interrupt is withdrawn.
         """
         if not self.depth:
             _raise_in(self.thread, TaskInterrupt)
@@ -50,7 +50,7 @@ class Fence:
         return False
 
     def forget(self) -> None:
-        """Withdraw an interrupt that has not been raised yet. Called by the thread itself, once ``depth`` is above 0."""
+        """Withdraw an interrupt that has not been raised yet. Called by the thread itself, while ``depth`` is above 0."""
         _raise_in(self.thread, None)
 
 

@@ -1,7 +1,7 @@
-"""Producing streams: running a user's generator, no further ahead of its consumer than allowed.
+"""Produces streams: runs a user's generator, at most an allowed number of values ahead of the consumer.
 
-Values wait in the generator: it is resumed only when there is room for the next one. Meanwhile a task lends its CPU, since the consumer
-may need it; in an event loop the other coroutines go on.
+The generator is resumed only when there is room for the next value. Meanwhile a task lends its CPU, since the consumer
+may need it; in an event loop, other coroutines go on.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class StreamProducer:
         self._interrupter = interrupter
 
     def streamed(self, item: Item | Invocation, value: Any) -> Any:
-        """What a task or a call returned; of one that makes a stream, how many values it has yielded."""
+        """Return ``value``; but if the task or call makes a stream, produce that, and return how many values it has yielded."""
         ahead = self._ahead(item)
         return value if ahead is None else self._produce(item, value, ahead)
 
     async def streamed_in_loop(self, item: Item | Invocation, value: Any) -> Any:
-        """The same in an event loop, where the value may be a coroutine or an async generator."""
-        import inspect
+        """Do as ``streamed`` in an event loop, where the value may be a coroutine or an async generator."""
+        import inspect  # Workers without an event loop start sooner without it.
 
         if inspect.isawaitable(value):
             value = await value
@@ -57,14 +57,14 @@ class StreamProducer:
         return value if ahead is None else await self._produce_in_loop(item, value, ahead)
 
     def _ahead(self, item: Item | Invocation) -> int | None:
-        """How many values a stream may be ahead of its consumer (0: as configured); None if the task or call makes no stream."""
+        """Return how many values a stream may be ahead of its consumer (0: as configured). None if there is no stream."""
         if type(item) is Invocation:
             return None if item.options is None else option(item.options, "stream")
         ahead = self.functions.streams.get(item.row[1])
         return option(item.row[4], "stream", ahead) if ahead is not None and len(item.row) > 4 else ahead
 
     def _produce(self, item: Item | Invocation, produced: Any, ahead: int) -> int:
-        """Yield all values; return how many there are. Raises what the user's code raises."""
+        """Send all values; return how many there are. Raises what user code raises."""
         stream = Production(self, item, ahead)
         source = stream.values(produced)
         run_as_user = self._interrupter.run_as_user
@@ -82,11 +82,11 @@ class StreamProducer:
         finally:
             close = getattr(source, "close", None)
             if close is not None:
-                run_as_user(close)  # GeneratorExit, where it has not come to its end
+                run_as_user(close)  # It raises GeneratorExit in an unfinished generator.
         return stream.end()
 
     async def _produce_in_loop(self, item: Item | Invocation, produced: Any, ahead: int) -> int:
-        """The same in an event loop, for an async generator or a plain one; other coroutines run while it waits."""
+        """Do as ``_produce`` in an event loop, for an async or plain generator. Other coroutines run while it waits."""
         stream = Production(self, item, ahead)
         source = aiter(produced) if hasattr(produced, "__aiter__") else _in_turns(stream.values(produced))
         try:
@@ -130,7 +130,7 @@ class Production:
 
     async def room(self) -> None:
         """Wait, in an event loop, until there is room for the next value."""
-        import asyncio
+        import asyncio  # As above.
 
         task_id, news = self.item.row[0], asyncio.Event()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
@@ -162,7 +162,7 @@ class Production:
         return self.count
 
     def values(self, produced: Any) -> Iterator[Any]:
-        """What the call returned, as an iterator. TypeError if it is none."""
+        """Return the call's result as an iterator. Raises TypeError if it is not iterable."""
         if not hasattr(produced, "__iter__") or isinstance(produced, (str, bytes, dict)):
             name = self.producer.functions.name_of(self.item)
             raise TypeError(
@@ -172,8 +172,8 @@ class Production:
 
 
 async def _in_turns(values: Iterator[Any]) -> AsyncIterator[Any]:
-    """A plain iterator in an event loop: other coroutines run between its values."""
-    import asyncio
+    """Make an async iterator of a plain one. Other coroutines run between its values."""
+    import asyncio  # Workers without an event loop start sooner without it.
 
     try:
         for value in values:

@@ -1,4 +1,4 @@
-"""User code, from its bytes to its outcome: arguments are loaded, what is returned or raised is packed."""
+"""Loads functions and arguments of user code, and packs what it returns or raises."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from zfabric.runtime.functions import LoadedFunctions
 from zfabric.runtime.hosting import ActorExit, Host
 
 Ending = tuple[int, Row, tuple[Row, Row] | None]
-"""How user code ended: (status, outputs, refs inside them)."""
+"""The outcome of user code: (status, outputs, refs inside them)."""
 Prepared = tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]
-"""What is to be called: (function, whether an error is to be retried, args, kwargs)."""
+"""A prepared call: (function, whether an error is to be retried, args, kwargs)."""
 
 
 class UserCode:
-    """Prepares what is to be called, and packs what comes of it."""
+    """Prepares calls of user code, and packs their outcomes."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class UserCode:
         return values
 
     def _fetched(self, identifier: bytes) -> Any:
-        """Fetch an argument that did not come with the row of a task or a call. The submitter holds it."""
+        """Fetch an argument that did not arrive with the row of a task or call. The submitter holds it."""
         with self._client.lock:
             self._machine.references.add(identifier)
         try:
@@ -123,12 +123,12 @@ class UserCode:
     # -- after it ran --
 
     def packed(self, item: Item | Invocation, value: Any) -> Ending:
-        """The outcome of user code that returned."""
+        """Pack the result of user code."""
         if item.row[0] in self._worker.abandoned:
             return FAILED, (), None
         try:
             return self._pack(item, value)
-        except Exception as error:  # what was returned is the user's, and so is what its __reduce__, or an iterator, raises
+        except Exception as error:  # The result's __reduce__ and iterators are user code and raise anything.
             with self._client.lock:
                 self._writes.abandon(item.row[0])  # Values before the one that failed may be written already.
             if isinstance(error, FabricError) and not isinstance(error, SerializationError):
@@ -177,7 +177,7 @@ class UserCode:
         return OK, tuple(outputs), extra
 
     def failed(self, item: Item | Invocation, error: BaseException, retryable: Callable[[BaseException], bool] | None) -> Ending:
-        """The outcome of user code that raised."""
+        """Pack the outcome of user code that raised."""
         if isinstance(error, ActorExit):
             return self._exits.leave_for_good(item, "exit_actor")
         finish = None
@@ -193,7 +193,7 @@ class UserCode:
         return status, (self.error(error, item),), None
 
     def error(self, error: BaseException, item: Item | Invocation) -> bytes:
-        """An error of user code as bytes, with where it ran."""
+        """Pack an error of user code, with facts about the attempt."""
         payload, held = task_errors.pack_error(error, self._facts(item))
         refs = refs_in(payload)
         if refs:
@@ -206,13 +206,13 @@ class UserCode:
         return generated_values.Raises(*task_errors.pack_error(error, self._facts(item)))
 
     def _facts(self, item: Item | Invocation) -> dict[str, Any]:
-        """Where it ran, for errors."""
+        """Return the facts about an attempt that its errors show."""
         name, node = self._functions.name_of(item), self._client.node.hex()
         return {"function": name, "node": node, "pid": os.getpid(), "attempt": tries_of(item.attempt)}
 
 
 class _Again:
-    """Calls a method again with fresh ``arguments`` after errors of these kinds, at most ``limit`` times (-1: without end)."""
+    """Repeats a method with fresh ``arguments`` after errors of these kinds, at most ``limit`` times (-1: without limit)."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class _Again:
         return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """What the method returns, or a coroutine that does so."""
+        """Return the method's result, or a coroutine that does so."""
         while True:
             try:
                 value = self.function(*args, **kwargs)
@@ -257,7 +257,7 @@ class _Again:
             value = self.function(*args, **kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Yield what the method yields. A method that is called again yields the same values again; those yielded before are skipped."""
+        """Yield the method's values. A repeated method yields the same values again; those already yielded are skipped."""
         values = self.function(*args, **kwargs)
         if hasattr(values, "__aiter__"):
             return self._stream_in_loop(values)
@@ -303,12 +303,12 @@ class _Again:
 
 
 def never(error: BaseException) -> bool:
-    """Whether an error is to be retried where the options do not say: it is not."""
+    """Return False: by default no error is retried."""
     return False
 
 
 def _asks(retryable: Callable[[BaseException], bool], error: BaseException) -> bool:
     try:
         return bool(retryable(error))
-    except Exception:  # the user's own function; the error that it was asked about is the one to report
+    except Exception:  # The user's predicate failed. The task's own error is reported.
         return False
