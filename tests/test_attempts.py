@@ -179,6 +179,15 @@ def test_a_process_that_expects_a_result_when_it_registers_holds_it_only_if_it_r
     assert first is None or first.holders is None
 
 
+def test_a_durable_value_that_no_commit_was_reported_of_is_written_again(node: Restarted) -> None:
+    """Its process waits in ``put`` until it is committed: the daemon before this one may have died before it could report that."""
+    put = ref(900, 2**31)
+    node.rejoin((), (CLIENT, m.Put(((put, b"value", (), True),))), (CLIENT, m.Hold((put,))))
+    assert [message.puts for _, message in node.take(m.Write) if message.token][-1:] == [(("object", put, b"value"),)]
+    assert node.take(m.PutCommitted) == [(CLIENT + OLD, m.PutCommitted((put,), ""))]
+    assert node.scheduler.tables.objects[put].durable
+
+
 # --- what workers have of the node --------------------------------------------------------------------------------------------------
 
 

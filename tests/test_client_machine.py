@@ -26,6 +26,22 @@ def again(client: Client, *running: Any) -> dict[type[Any], Any]:
     return found
 
 
+def test_a_durable_value_is_put_again_until_it_is_committed(client: Client) -> None:
+    value = NAMER.put()
+    client.put(value, b"value", (), True)
+    assert m.Put(((value, b"value", (), True),)) in said(client)
+    for committed in (False, True):
+        if committed:
+            hear(client, m.PutCommitted((value,), ""))
+        client.connect(b"\x02daemon1")
+        client.rejoin(REGISTER)
+        again = said(client)
+        assert (m.Put(((value, b"value", (), True),)) in again) is not committed
+        offered = [row for message in again if type(message) is m.OfferResults for row in message.rows]
+        assert offered == ([(value, m.OK, b"value", ())] if committed else [])
+        assert m.Hold((value,)) in again
+
+
 def test_messages_are_sent_in_the_order_of_the_operations(client: Client) -> None:
     first = submit(client)
     client.put(NAMER.put(), b"value", (), False)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from faults import (
 from files import wait_for_file
 
 import zfabric as zf
+from zfabric.runtime import interface
 from zfabric.runtime.session import Session
 
 
@@ -288,6 +290,20 @@ def test_arrays_refs_and_durable_puts_outlive_the_daemon() -> None:
     kill_daemon()
     more = [zf.put(np.full(300_000, index)) for index in range(10)]
     assert zf.get([sum_of.remote(ref) for ref in more], timeout=PATIENCE) == [index * 300_000 for index in range(10)]
+
+
+def test_a_durable_put_goes_on_with_the_next_daemon() -> None:
+    """Its daemon dies before it has committed the value: the next one does, and ``put`` need not wait until its patience ends."""
+    zf.get(identity.remote(1), timeout=PATIENCE)
+    client: Any = interface.current()
+    refs: list[Any] = []
+    kill_daemon(signal.SIGSTOP)
+    thread = threading.Thread(target=lambda: refs.append(zf.put(["kept"], durable=True)))
+    thread.start()
+    eventually(lambda: client.machine.written and not client.machine.has_unsent, "the value is on its way")
+    kill_daemon()
+    thread.join(client.config.put_patience / 2)
+    assert zf.get(refs, timeout=PATIENCE) == [["kept"]]
 
 
 def test_a_stopped_daemon_is_not_replaced() -> None:

@@ -54,7 +54,7 @@ class Client:
         """Whether this process sent ``Goodbye``, and no ``Farewell`` has arrived."""
         self.refused: m.Refused | None = None
         self.written: dict[bytes, Row] = {}
-        """``Put`` rows of values in the arena that the store has not acknowledged."""
+        """``Put`` rows without an acknowledgement: of values in the arena by the object store, of durable ones by the control store."""
         self.committed: dict[bytes, str] = {}
         """Durable values that the control store has answered for, each with an error or the empty string."""
         self.notices: deque[m.Notice | m.LogLines] = deque()
@@ -118,7 +118,7 @@ class Client:
         if contained:
             self.calls.results.share(contained)
             self.references.contain(identifier, contained)
-        if type(value) is tuple:
+        if type(value) is tuple or durable:
             self.written[identifier] = (identifier, value, contained, durable)
         self.outbox.add(m.Put, (identifier, value, contained, durable))
 
@@ -195,6 +195,7 @@ class Client:
     def on_put_committed(self, now: float, source: Address, message: m.PutCommitted) -> None:
         """Record durable values that were committed, or could not be."""
         for identifier in message.object_ids:
+            self.written.pop(identifier, None)
             self.committed[identifier] = message.error
 
     def on_welcome(self, now: float, source: Address, message: m.Welcome) -> None:

@@ -164,6 +164,7 @@ class LocalScheduler:
             self.workers,
             self.dispatcher,
             self.streams,
+            self.values,
             self.call_results,
             self.logs,
             self.actors,

@@ -22,6 +22,7 @@ from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.lifecycle.kept_rows import KeptRows
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
+from zfabric.machines.local_scheduler.objects.values import Values
 from zfabric.machines.local_scheduler.records import (
     DONE,
     HOSTING,
@@ -112,6 +113,7 @@ class Recovery:
         workers: WorkerPool,
         dispatcher: Dispatcher,
         streams: Streams,
+        values: Values,
         call_results: CallResults,
         logs: ActorLogs,
         actors: ActorDirectory,
@@ -128,6 +130,7 @@ class Recovery:
         self.workers = workers
         self.dispatcher = dispatcher
         self.streams = streams
+        self.values = values
         self.call_results = call_results
         self.logs = logs
         self.actors = actors
@@ -370,6 +373,7 @@ class Recovery:
                 record.durable = record.durable or durable
             if type(value) is tuple:
                 self.tables.locates.append((object_id, source[1:]))
+        self.values.keep_durable(source[1:], message.rows)
 
     def _take_offer(self, source: Address, message: m.OfferResults) -> None:
         """Restore results that a process has, as accepted."""

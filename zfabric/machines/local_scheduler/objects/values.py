@@ -59,8 +59,7 @@ class Values:
                     self.tables.locates.append((object_id, process.incarnation))
             else:
                 self.references.hold((object_id,), process.incarnation)
-            if durable and type(value) is bytes:
-                self.requests.ask(m.Write, (("object", object_id, value),), (), then=self._kept, about=(process.incarnation, object_id))
+        self.keep_durable(process.incarnation, message.rows)
 
     def on_offer_results(self, now: float, source: Address, message: m.OfferResults) -> None:
         """Record values that a process holds and a restarted scheduler lacks, or that were promised."""
@@ -169,6 +168,12 @@ class Values:
             self.rebuilding.lost(object_id, reason)
 
     # -- durable values --
+
+    def keep_durable(self, incarnation: bytes, rows: m.Rows) -> None:
+        """Have the control store write durable values, and notify the process that put them. ``rows`` as in ``Put``."""
+        for object_id, value, _, durable in rows:
+            if durable and type(value) is bytes:
+                self.requests.ask(m.Write, (("object", object_id, value),), (), then=self._kept, about=(incarnation, object_id))
 
     def _kept(self, now: float, about: tuple[bytes, bytes], answer: m.Written) -> None:
         """Notify the process that put a durable value whether it is committed."""
