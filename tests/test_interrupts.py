@@ -172,6 +172,13 @@ def blocks_signals() -> int:
 
 
 @zf.remote
+def replaces_handlers() -> int:
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN)
+    return os.getpid()
+
+
+@zf.remote
 def sleeps(path: Any) -> None:
     path.write_text(str(os.getpid()))
     time.sleep(10**6)
@@ -190,12 +197,16 @@ class Blocker:
         time.sleep(10**6)
 
 
-def test_a_task_that_blocks_signals_does_not_keep_later_ones_from_being_stopped(cluster: None, tmp_path: Any) -> None:
-    pids = {zf.get(blocks_signals.remote(), timeout=PATIENCE) for _ in range(3)}
-    later = [sleeps.remote(tmp_path / str(number)) for number in range(2)]
-    eventually(lambda: len(list(tmp_path.iterdir())) == 2, "both run")
-    assert pids & {int(eventually(path.read_text, "it has written")) for path in tmp_path.iterdir()}, "in the same process"
-    assert all(stopped(ref) for ref in later)
+@pytest.mark.parametrize("task", [blocks_signals, replaces_handlers], ids=["blocks", "replaces"])
+def test_a_task_that_blocks_signals_does_not_keep_later_ones_from_being_stopped(cluster: None, tmp_path: Any, task: Any) -> None:
+    pids = {zf.get(task.remote(), timeout=PATIENCE) for _ in range(3)}
+    for name in ("stopped", "after them"):
+        place = tmp_path / name
+        place.mkdir()
+        later = [sleeps.remote(place / str(number)) for number in range(2)]
+        eventually(lambda place=place: len(list(place.iterdir())) == 2, "both run: no task before them holds a CPU")
+        assert pids & {int(eventually(path.read_text, "it has written")) for path in place.iterdir()}, "in the same process"
+        assert all(stopped(ref) for ref in later)
     assert all(zf.get(ref) is None for ref in [zf.remote(os.kill).remote(pid, 0) for pid in pids]), "none was killed for it"
 
 
