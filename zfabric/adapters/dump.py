@@ -27,10 +27,10 @@ _UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, IndexError, Recu
 
 
 def dump(path: str, table: str | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of the store in ``path``, of one table or of all, at most ``limit`` a table; one dictionary each.
+    """Yield the rows of the store in ``path``, of one table or all, at most ``limit`` of each, as dictionaries.
 
-    ConfigError if there is no such store or table, FabricError if a daemon has it open (then ask the daemon),
-    VersionMismatchError for a format we do not know.
+    Raises ConfigError if there is no such store or table, FabricError if a daemon has it open (then query the daemon),
+    VersionMismatchError for an unknown format.
     """
     if table is not None and table not in TABLES:
         raise ConfigError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
@@ -43,7 +43,7 @@ def dump(path: str, table: str | None = None, limit: int | None = None) -> Itera
 
 
 def describe_rows(table: str, rows: Iterable[Pair]) -> Iterator[dict[str, Any]]:
-    """Rows ``(key, value)`` of ``table``, as a ``Scan`` or the journal has them, as plain data. A block is many tasks, or calls."""
+    """Yield rows ``(key, value)`` of ``table`` as plain data. A block yields many tasks or calls."""
     for key, value in rows:
         if table == "task":
             yield from _tasks(key, value)
@@ -86,7 +86,7 @@ def _task(task_id: bytes, function_id: bytes, arguments: bytes, dependencies: An
 
 
 def _calls(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
-    """Calls that an actor has run."""
+    """Yield the calls of a block of an actor's log."""
     try:
         rows = [_call(key, call) for call in calls_in(_unpacked(value)[2])]
     except _UNREADABLE:
@@ -109,7 +109,7 @@ def _call(key: bytes, call: LoggedCall) -> dict[str, Any]:
 
 
 def _checkpoint(key: bytes, value: bytes) -> dict[str, Any]:
-    """A part of a checkpoint of an actor."""
+    """Describe a part of an actor's checkpoint."""
     row: dict[str, Any] = {"table": CHECKPOINT, "key": plain(key[:TASK_BYTES])}
     try:
         parts, _, data = _unpacked(value)

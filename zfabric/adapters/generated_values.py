@@ -1,6 +1,6 @@
-"""What generator functions yield where all of it is wanted at once, also where they raise after some values.
+"""Collects the values of generator functions that do not make streams, even if they raise after some values.
 
-A function with ``num_returns=3`` may be a generator: its items are its values. Where it raises after the first of them, its caller has that
+A function with ``num_returns=3`` may be a generator: its items are its values. If it raises after the first item, its caller gets that
 one, and the error in place of the others.
 """
 

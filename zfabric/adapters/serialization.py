@@ -1,4 +1,4 @@
-"""Values, arguments, functions and errors as bytes.
+"""Packs values, arguments, functions and actors' states into bytes, and loads them.
 
 A value without out-of-band buffers *is* its pickle (it starts with 0x80), so small values cost nothing beyond it. One
 with buffers (numpy arrays, large ``bytes``, anything that offers pickle protocol 5 buffers) is a frame::
@@ -61,11 +61,11 @@ __all__ = [
 ]
 
 ALIGNMENT = 64
-"""Buffers start at multiples of this: a cache line, and more than any vector instruction asks for."""
+"""Buffers start at multiples of this many bytes: a cache line, and more than any vector instruction requires."""
 SCAN_MAX = 512
-"""Elements looked at before a container counts as not plain: past it cloudpickle's fixed cost no longer shows."""
+"""Most elements examined before a container counts as not plain. For larger ones cloudpickle's fixed cost is small."""
 BUFFER_MIN = 16 * 1024
-"""``bytes`` at least this long are written from where they are, not copied through the pickle."""
+"""``bytes`` objects of at least this length are written from their own memory, not copied into the pickle."""
 
 _REGISTERED = copyreg.dispatch_table
 """Classes for which a program has registered a serializer: its results may need cloudpickle."""
@@ -98,12 +98,12 @@ _LEAVES: set[type] = set()
 
 
 def register_plain(kind: type) -> None:
-    """Let the C pickler take instances of exactly ``kind`` (importable everywhere, with a ``__reduce__`` of plain data)."""
+    """Let the C pickler pickle instances of exactly ``kind`` (importable everywhere, with a ``__reduce__`` of plain data)."""
     _LEAVES.add(kind)
 
 
 def note_reference(object_id: bytes) -> bool:
-    """Called by a ref that is being pickled. False: no ``serialize`` call is in progress, so the ref leaves the fabric."""
+    """Record a ref that is being pickled. Return False if no ``serialize`` call is in progress: the ref leaves the fabric."""
     references = _collecting.references
     if references is None:
         return False
@@ -128,7 +128,7 @@ _CLOUD, _BARE, _BUFFERED = 0, 1, 2
 
 
 def _scan(value: Any) -> int:
-    """How to pickle ``value``. Looks at types only, at most ``SCAN_MAX`` of them."""
+    """Decide how to pickle ``value``, by the types of at most ``SCAN_MAX`` elements."""
     if type(value) in SCALARS:
         return _BARE
     answer, seen, stack = _BARE, 0, [value]
@@ -187,7 +187,7 @@ class SerializedValue:
         self.size = size
 
     def pieces(self) -> list[bytes | memoryview]:
-        """The whole value, as consecutive pieces."""
+        """Return the whole value as consecutive pieces."""
         if not self.buffers:
             return [self.stream]
         lengths = [buffer.nbytes for buffer in self.buffers]
@@ -201,7 +201,7 @@ class SerializedValue:
         return pieces
 
     def to_bytes(self) -> bytes:
-        """The whole as one bytes object, for inline values."""
+        """Return the whole value as one bytes object, for inline values."""
         return b"".join(self.pieces()) if self.buffers else self.stream
 
     def write_into(self, target: memoryview) -> None:
@@ -214,7 +214,7 @@ class SerializedValue:
 
 
 def serialize(value: Any, where: str = "value") -> SerializedValue:
-    """``value`` as a ``SerializedValue``. SerializationError names the path, from ``where``, to what cannot be pickled."""
+    """Serialize a value. Raises SerializationError with the path, from ``where``, to the part that cannot be pickled."""
     kind = type(value)
     if kind in SCALARS:
         if kind is bytes and len(value) >= BUFFER_MIN:
@@ -229,7 +229,7 @@ def serialize(value: Any, where: str = "value") -> SerializedValue:
 
 
 def serialize_fast(value: Any) -> bytes | None:
-    """``serialize(value).to_bytes()`` for plain data without buffers and refs; None for everything else."""
+    """Return ``serialize(value).to_bytes()`` for plain data without buffers and refs; None for everything else."""
     if value is None:
         return NONE
     kind = type(value)
@@ -251,19 +251,19 @@ class _LargeBytes:
 
 
 def _pickle(value: Any, how: int, where: str) -> SerializedValue:
-    """``value`` by the C pickler or cloudpickle, with its buffers and the refs inside it."""
+    """Pickle a value with the C pickler or cloudpickle; collect its buffers and the refs inside it."""
     try:
         return serialize_blindly(value, how)
     except FabricError:
         raise
-    except Exception as error:  # whatever the user's __reduce__ raises
+    except Exception as error:  # __reduce__ is user code.
         if _raised_by_handler(error):
             raise
         raise _cannot_pickle(value, where, error) from error
 
 
 def serialize_blindly(value: Any, how: int = _CLOUD) -> SerializedValue:
-    """``serialize``, raising whatever the user's ``__reduce__`` does."""
+    """Serialize a value. Errors of the user's ``__reduce__`` pass through."""
     buffers: list[pickle.PickleBuffer] = []
     references: dict[bytes, None] = {}
     previous, _collecting.references = _collecting.references, references
@@ -304,7 +304,7 @@ def _note_tensor() -> None:
 
 
 def _raised_by_handler(error: Exception) -> bool:
-    """Whether a signal handler raised the error. Such an error is not the value's: it stops what takes too long."""
+    """Whether a signal handler raised the error. Such an error has nothing to do with the value."""
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
@@ -324,7 +324,7 @@ def _cannot_pickle(value: Any, where: str, error: Exception) -> SerializationErr
 
 
 def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = None, copy: bool = False) -> Any:
-    """The value of what ``SerializedValue`` wrote.
+    """Load the value that a ``SerializedValue`` wrote.
 
     Arrays in it are read-only views of ``data``, or with ``copy`` writable copies. ``owner`` is called exactly once: when the
     last view of ``data`` dies (in whatever thread that happens), or before this returns if there is none. Tensors are writable views
@@ -359,7 +359,7 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
 
 
 def _aligned(data: bytes | memoryview) -> memoryview:
-    """``data``, or a copy of it at a multiple of ``ALIGNMENT``: the contents of ``bytes`` are only at multiples of 16."""
+    """Return ``data``, or a copy at a multiple of ``ALIGNMENT``: ``bytes`` only align their contents to 16."""
     if type(data) is not bytes or (id(data) + _CONTENTS) % ALIGNMENT == 0:
         return memoryview(data)
     return _copied(data)
@@ -374,18 +374,18 @@ def _copied(data: bytes | memoryview) -> memoryview:
 
 
 def loads(value: SerializedValue) -> Any:
-    """What was serialized, from memory, and as its reader will have it."""
+    """Load a serialized value from memory, as its reader will."""
     return _loads(value.stream, buffers=[buffer.toreadonly() for buffer in value.buffers])
 
 
 def deserialize_all(values: Iterable[bytes]) -> list[Any]:
-    """The results of ``deserialize`` for each; many small ones cost half as much together."""
+    """Deserialize many values. Small ones cost half as much together."""
     loads = _loads
     try:
         return [loads(data) if data[0] > OWN_MEMORY else deserialize(data) for data in values]
     except (FabricError, MemoryError):
         raise
-    except Exception as error:  # user code runs here too (__setstate__, imports)
+    except Exception as error:  # User code runs here, too (__setstate__, imports).
         if _raised_by_handler(error):
             raise
         raise _cannot_unpickle(error) from error
@@ -395,12 +395,12 @@ def _call_owner(owner: Callable[[], None]) -> None:
     """Call ``owner``. A finalizer has no caller to raise to, and at interpreter exit the client may be partly destroyed."""
     try:
         owner()
-    except Exception:  # see above
+    except Exception:  # As above.
         pass
 
 
 def _split(view: memoryview) -> tuple[memoryview, list[memoryview]]:
-    """The pickle and the buffers of a frame; SerializationError if it is cut short."""
+    """Return the pickle and the buffers of a value's bytes. Raises SerializationError if they are truncated."""
     try:
         _, count, length = _HEAD.unpack_from(view)
         lengths = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
@@ -426,7 +426,7 @@ def _load(stream: bytes | memoryview, buffers: Sequence[Any], copy: bool = False
         return _loads(stream, buffers=buffers) if buffers else _loads(stream)
     except (FabricError, MemoryError):
         raise
-    except Exception as error:  # user code runs here too (__setstate__, imports)
+    except Exception as error:  # User code runs here, too (__setstate__, imports).
         if _raised_by_handler(error):
             raise
         raise _cannot_unpickle(error) from error
@@ -448,7 +448,7 @@ def _advice(error: Exception) -> str:
 
 
 def _copying_unpickler() -> Callable[[Any, Any], pickle.Unpickler]:
-    """An unpickler whose arrays are all writable, also those that were read-only when they were pickled."""
+    """Make an unpickler whose arrays are all writable, even if they were read-only when they were pickled."""
     import io  # Only restored actors need these two.
 
     import numpy
@@ -468,7 +468,7 @@ def _copying_unpickler() -> Callable[[Any, Any], pickle.Unpickler]:
 
 
 def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
-    """The state of an actor, without its class ``kind``, which the loader has. SerializationError names the path from ``where``."""
+    """Pack an actor's state without its class ``kind``, which the loader has. Raises SerializationError with a path from ``where``."""
     import io  # Only actors with checkpoints need it.
 
     file = io.BytesIO()
@@ -480,7 +480,7 @@ def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
         pickler.dump(state)
     except FabricError:
         raise
-    except Exception as error:  # whatever the user's __reduce__ raises
+    except Exception as error:  # __reduce__ is user code.
         if _raised_by_handler(error):
             raise
         raise _cannot_pickle(state, where, error) from error
@@ -490,7 +490,7 @@ def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
 
 
 def load_instance(data: bytes, kind: type) -> Any:
-    """The instance that ``dump_instance`` packed. Its arrays are its own, and writable."""
+    """Load the instance that ``dump_instance`` packed. Its arrays are copies, and writable."""
     _collecting.kind = kind
     try:
         return _load(data, ())
@@ -526,7 +526,7 @@ class ArgumentsTooLarge(Exception):
 def dump_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], ref_type: type[Any], limit: int | None = None
 ) -> tuple[bytes, tuple[bytes, ...], tuple[bytes, ...]]:
-    """(bytes, dependencies, refs contained) of a call's arguments.
+    """Pack a call's arguments: return (bytes, dependencies, refs inside).
 
     Arguments that are refs themselves become dependencies, each listed once; refs deeper down stay refs. No arguments are no
     bytes; positional ones alone a tuple; anything else is the list [args, kwargs, places]. ArgumentsTooLarge past ``limit``.
@@ -578,7 +578,7 @@ def _dump_whole(whole: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], li
 
 
 def load_arguments(data: bytes | memoryview, values: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) that ``dump_arguments`` packed, with the ``values`` of its dependencies, in order, in their places."""
+    """Load the (args, kwargs) that ``dump_arguments`` packed, with the ``values`` of the dependencies, in order."""
     if not data:
         return (), {}
     whole = deserialize(data)
@@ -608,23 +608,22 @@ def dump_function(function: Callable[..., Any], retry: Retry = False, name: str 
 
 
 def function_identity(payload: bytes, options: tuple[tuple[Any, ...], ...]) -> bytes:
-    """The id of a function: a hash of its payload and options (16 bytes)."""
+    """Return the id of a function: a hash of its payload and options (16 bytes)."""
     digest = hashlib.blake2b(payload, digest_size=FUNCTION_BYTES)
     digest.update(repr(options).encode())
     return digest.digest()
 
 
 def note_function(remote: Any) -> None:
-    """Called by a remote function that is unpickled without an id: ``remote.adopt(function, payload, id)`` may follow."""
+    """Record a remote function that is unpickled without an id. ``remote.adopt(function, payload, id)`` may be called next."""
     if _collecting.functions is not None:
         _collecting.functions.append(remote)
 
 
 def load_function(payload: bytes | memoryview, function_id: bytes = b"") -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
-    """The callable, and whether an exception it raised is worth another attempt, of what ``dump_function`` made.
+    """Load what ``dump_function`` packed: the function, and a predicate for errors that cause another attempt.
 
-    A function that calls itself remotely carries a remote function of itself, which could not know its id when it was
-    pickled; it is told here.
+    A function that calls itself remotely contains a remote function of itself, pickled before its id existed. That gets the id here.
     """
     found: list[Any] = []
     previous, _collecting.functions = _collecting.functions, found

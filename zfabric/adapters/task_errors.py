@@ -1,16 +1,16 @@
-"""Exceptions on their way from the worker that raised them to the process that gets the value.
+"""Packs exceptions in the worker that raised them, and loads them in the process that gets the value.
 
 A worker packs the exception (``dump_error``) as a pickled tuple of plain texts with the pickled exception inside, so that
-the outer part can be read even if the inner one cannot: the class may not be importable here, or may refuse to be made.
+the outer part can be read even if the inner one cannot: the class may not be importable here, or not constructible.
 ``load_error`` then builds a ``TaskError`` that is also an instance of the class that was raised. It does not call
 that class's ``__init__``, whose signature is unknown: it makes the instance with ``__new__`` and copies the state
 of the original, attributes and C-level members (``errno``, ``value``) alike.
 
-What is too large for a message becomes an object of its own, which the bytes name beside an exception that is *cut down*: in which large
-arguments and attributes are replaced by short texts. ``load_error`` fetches that object, and only where there was no room for it, or it
-is lost, the other one is what arrives. Refs inside an exception are counted like those inside a value: the bytes begin with their ids.
+An exception that is too large for a message becomes an object of its own. The bytes then have the object's id and a *cut* exception, in
+which short texts replace large arguments and attributes. ``load_error`` fetches the object; if there was no room for it, or it
+is lost, it uses the cut exception. Refs inside an exception are counted like those inside a value: the bytes begin with their ids.
 
-A ``TaskError`` retains the bytes it was made from and pickles as them, so it travels on unchanged. When a task raises one
+A ``TaskError`` retains its original bytes and pickles as them, so it travels on unchanged. When a task raises one
 again, the next one wraps it: ``error.cause`` is then a ``TaskError`` itself, and every one of them is an instance of the
 class that was raised first.
 
@@ -39,10 +39,10 @@ TRACEBACK_BYTES_MAX = 32 * 1024
 """The longest remote traceback or error text, in bytes: longer than a reader needs, and small enough if a million tasks fail."""
 ERROR_BYTES_MAX = 2**20
 """The largest pickled exception that is sent in messages: every process whose tasks depend on the failed one receives it. A larger one
-is an object, and messages carry it cut down.
+is an object, and messages carry a cut copy.
 """
 ITEMS_BYTES_MAX = (64 * 1024, 1024)
-"""Largest argument or attribute of an exception that is cut down; the second, if it still is too large with the first."""
+"""Largest argument or attribute of a cut exception; the second value is used if it still is too large with the first."""
 
 NODE_DIGITS = 8
 """Digits of a node's id in error texts."""
@@ -59,19 +59,19 @@ _THEIRS = (Exception, SystemExit, GeneratorExit)
 
 
 class ObjectClient(Protocol):
-    """What is needed of this process's client."""
+    """The part of this process's client that this module uses."""
 
     def put(self, value: Any, durable: bool) -> bytes:
-        """Store a value; return its object id, of which there is one ref then."""
+        """Store a value; return its object id, which has one ref."""
 
     def get(self, object_ids: Sequence[bytes], timeout: float | None) -> Sequence[Any]:
         """Wait for all of these objects."""
 
     def add_reference(self, object_id: bytes) -> None:
-        """One more ref in this process."""
+        """Count one more ref in this process."""
 
     def drop_reference(self, object_id: bytes) -> None:
-        """One ref less. Safe in finalizers."""
+        """Count one ref less. Safe in finalizers."""
 
 
 def _no_client() -> ObjectClient | None:
@@ -79,7 +79,7 @@ def _no_client() -> ObjectClient | None:
 
 
 client: Callable[[], ObjectClient | None] = _no_client
-"""This process's client, if it has one; the runtime, which knows it, sets this."""
+"""Returns this process's client, or None. The runtime sets it."""
 
 
 class HeldRefs:
@@ -104,7 +104,7 @@ class HeldRefs:
         try:
             for each in self._ids:
                 self._client.drop_reference(each)  # type: ignore[union-attr]
-        except Exception:  # there is no client, or it was never made; a finalizer has nobody to raise to
+        except Exception:  # There is no client, or ``__init__`` failed. A finalizer has no caller to raise to.
             pass
 
 
@@ -149,13 +149,13 @@ def _hint(exception: BaseException) -> None:
 
 
 def _raised_class(exception: BaseException) -> type[BaseException]:
-    """The class that was raised first, however many TaskErrors wrap it."""
+    """Return the class that was raised first, however many TaskErrors wrap it."""
     found = vars(exception).get("_user_class") if isinstance(exception, TaskError) else None
     return found if isinstance(found, type) else type(exception)
 
 
 def _name_of(exception: BaseException) -> str:
-    """The name of the class that was raised first, which is known even if the class cannot be loaded."""
+    """Return the name of the class that was raised first, even if the class cannot be loaded."""
     if isinstance(exception, TaskError) and "_class_name" in vars(exception):
         return str(vars(exception)["_class_name"])
     user_class = _raised_class(exception)
@@ -167,12 +167,12 @@ def _text_of(exception: BaseException) -> str:
         return _cut_text(str(vars(exception)["_text"]))
     try:
         return _cut_text(str(exception))
-    except _THEIRS:  # a broken __str__ must not hide the error
+    except _THEIRS:  # A broken __str__ must not hide the error.
         return "<its text cannot be had>"
 
 
 def _traceback_of(exception: BaseException, notes: bool) -> str:
-    """The traceback without the fabric's own frames at its top, cut in the middle if it is very long.
+    """Format the traceback without the fabric's own frames at its top, cut in the middle if it is very long.
 
     Notes of the exception are left out where they travel with it.
     """
@@ -192,7 +192,7 @@ def _traceback_of(exception: BaseException, notes: bool) -> str:
 
 
 def _cut_text(text: str, most: int = TRACEBACK_BYTES_MAX) -> str:
-    """``text`` without its middle if it is very long."""
+    """Return ``text``, without its middle if it is very long."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -200,12 +200,13 @@ def _cut_text(text: str, most: int = TRACEBACK_BYTES_MAX) -> str:
 
 
 def _packed(exception: BaseException) -> tuple[SerializedValue | None, bytes, str]:
-    """The exception in the best form that survives a round trip: itself, its class and state, as much of that as may travel, or None.
+    """Return (exception, object id, reason), with the exception in the best form that survives a round trip.
 
-    If that is cut down: the object that is the whole one, or why there is none.
+    The form is the exception itself, its class and state, as much of its state as possible, or None. If it was cut, the id is that of the
+    whole exception, or the reason says why there is none.
     """
     while isinstance(exception, TaskError) and len(vars(exception).get("_payload", b"")) > ERROR_BYTES_MAX // 2:
-        cause = vars(exception).get("cause")  # Errors of tasks that wait for each other are inside each other.
+        cause = vars(exception).get("cause")  # Errors of a chain of tasks are nested.
         if not isinstance(cause, BaseException):
             break
         exception = cause
@@ -228,30 +229,30 @@ def _packed(exception: BaseException) -> tuple[SerializedValue | None, bytes, st
 
 
 def _store(data: SerializedValue) -> tuple[bytes, str]:
-    """Put a whole exception where values are: its object, or none and why."""
+    """Store a whole exception as an object. Return (object id, ""), or (b"", reason) if that fails."""
     owner = client()
     if owner is None:
         return b"", "this process is part of no cluster"
     try:
         return owner.put(data, False), ""
-    except (FabricError, OSError) as error:  # above all, there is no room
+    except (FabricError, OSError) as error:  # Usually there is no room.
         return b"", f"{type(error).__name__}: {error}"
 
 
 def _first_whole(candidates: Iterable[Callable[[], Any]], kind: type[BaseException]) -> SerializedValue | None:
-    """The first of these that is an exception of this class again once it is unpickled."""
+    """Return the first candidate that is an exception of this class after a round trip; None if there is none."""
     for candidate in candidates:
         try:
             data = serialize_blindly(candidate())
-            if issubclass(kind, _PlainTaskError) or isinstance(loads(data), kind):  # A TaskError has come from such bytes.
+            if issubclass(kind, _PlainTaskError) or isinstance(loads(data), kind):  # A TaskError was made from such bytes.
                 return data
-        except _THEIRS:  # whatever the user's class does when it is pickled, the next form may still work
+        except _THEIRS:  # Pickling runs user code. The next form may work.
             continue
     return None
 
 
 def _taken_apart(value: Any) -> Any:
-    """``value`` (a dict or tuple) with exceptions in it replaced by such as are made without their ``__init__``."""
+    """Return ``value`` (a dict or tuple) with its exceptions replaced by ones that are loaded without ``__init__``."""
     if isinstance(value, dict):
         return {name: _apart(item) for name, item in value.items()}
     return tuple(_apart(item) for item in value)
@@ -266,7 +267,7 @@ def _apart(value: Any) -> Any:
 
 
 def _cut(value: Any, most: int) -> Any:
-    """``value`` (a dict or tuple) with what is larger than so many bytes replaced by a short text."""
+    """Return ``value`` (a dict or tuple) with items larger than ``most`` bytes replaced by short texts."""
     if isinstance(value, dict):
         return {name: _cut_item(item, most) for name, item in value.items()}
     return tuple(_cut_item(item, most) for item in value)
@@ -277,7 +278,7 @@ def _cut_item(value: Any, most: int) -> Any:
 
     if type(value) is str:
         return _cut_text(value, min(most, TRACEBACK_BYTES_MAX))
-    if type(value) is list and all(type(each) is str for each in value):  # such as notes
+    if type(value) is list and all(type(each) is str for each in value):  # Such as notes.
         return [_cut_text(each, most // 4) for each in value[:8]]
     if isinstance(value, BaseException):
         return _Remains(type(value), _cut(_arguments_of(value), most), _cut(vars(value), most))
@@ -299,7 +300,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def _safe(value: Any) -> Any:
-    """``value`` (a dict or tuple) with what cannot be pickled replaced by its repr."""
+    """Return ``value`` (a dict or tuple) with items that cannot be pickled replaced by their repr."""
     from zfabric.adapters.unpicklable import picklable  # Only errors that cannot be pickled need it.
 
     if isinstance(value, dict):
@@ -310,7 +311,7 @@ def _safe(value: Any) -> Any:
 def _repr(value: Any) -> str:
     try:
         return repr(value)
-    except Exception:  # as for any text of the user's objects
+    except Exception:  # __repr__ is user code.
         return f"<{type(value).__qualname__}>"
 
 
@@ -332,7 +333,7 @@ def _assemble(kind: type[BaseException], arguments: tuple[Any, ...], state: dict
 
 
 _ARGUMENTS: Any = vars(BaseException)["args"]
-"""``args`` as Python itself has it: a class may have a property of that name, or refuse to have attributes set."""
+"""The descriptor of ``BaseException.args``: a subclass may have a property of that name, or forbid attributes."""
 
 
 def _arguments_of(exception: BaseException) -> tuple[Any, ...]:
@@ -348,9 +349,9 @@ def _set_arguments(exception: BaseException, arguments: tuple[Any, ...]) -> None
 
 
 def load_error(data: bytes | memoryview) -> TaskError:
-    """The TaskError that ``dump_error`` packed, also an instance of the class that was raised wherever that works.
+    """Load the TaskError that ``dump_error`` packed, as an instance of the raised class too if possible.
 
-    Fetches the exception if it is an object of its own, and waits for that.
+    If the exception is an object of its own, fetch it, and wait for it.
     """
     payload = bytes(data)
     name, text, traceback_text, facts, pickled, whole, why_cut = pickle.loads(without_refs(payload))
@@ -362,8 +363,8 @@ def load_error(data: bytes | memoryview) -> TaskError:
         cause = _loaded(pickled)
     if len(text) > TRACEBACK_BYTES_MAX and cause is not None and not why_cut:
         try:
-            text = str(cause)  # That which came was cut.
-        except _THEIRS:  # as where it was raised
+            text = str(cause)  # The packed text was cut.
+        except _THEIRS:  # A broken __str__ must not hide the error.
             pass
     error = _combined(cause)
     user_class = _raised_class(cause) if cause is not None else TaskError
@@ -391,7 +392,7 @@ def load_error(data: bytes | memoryview) -> TaskError:
 def told(payload: bytes, raised: bool) -> str:
     """Return the text about an error that the program never reads: an exception that a task has ``raised``, or a failure.
 
-    It unpickles nothing of the user's.
+    This unpickles no user data.
     """
     if raised:
         name, text, traceback_text, facts, _, _, why_cut = pickle.loads(without_refs(payload))
@@ -404,7 +405,7 @@ def told(payload: bytes, raised: bool) -> str:
 
 
 def _fetched(whole: bytes) -> tuple[BaseException | None, str]:
-    """The exception that is an object of its own; or none, and why not."""
+    """Fetch an exception that is an object of its own. Return (exception, "") or (None, reason)."""
     owner = client()
     if owner is None:
         return None, "this process is part of no cluster"
@@ -416,14 +417,14 @@ def _fetched(whole: bytes) -> tuple[BaseException | None, str]:
         if status != OK:
             return None, str(load_failure(data))
         return _exception_in(deserialize(data, release)), ""
-    except _THEIRS as error:  # it is lost, or its module does not exist here: the cut one tells the most of it
+    except _THEIRS as error:  # It is lost, or its module does not exist here. The cut one is used.
         return None, f"{type(error).__name__}: {error}"
 
 
 def _loaded(pickled: bytes) -> BaseException | None:
     try:
         return _exception_in(deserialize(pickled))
-    except _THEIRS:  # its module may not exist here; the texts still tell the story
+    except _THEIRS:  # Its module may not exist here. The texts are used.
         return None
 
 
@@ -446,7 +447,7 @@ _CLASSES: dict[type[BaseException], type[TaskError]] = {}
 
 
 def _combined(cause: BaseException | None) -> TaskError:
-    """A TaskError with the class and state of ``cause``, or a plain one where the two do not go together."""
+    """Make a TaskError with the class and state of ``cause``, or a plain one if they cannot be combined."""
     kind = TaskError if cause is None else _raised_class(cause)
     if cause is not None and not issubclass(kind, (TaskError, *_UNFIT)) and not _cancels(kind):
         arguments = _arguments_of(cause)
@@ -459,7 +460,7 @@ def _combined(cause: BaseException | None) -> TaskError:
             _copy_state(cause, error, kind)
             if isinstance(error, kind):
                 return error
-        except _THEIRS:  # a class that cannot be inherited from, or made; the plain error has all the facts
+        except _THEIRS:  # The class forbids subclasses or instances. The plain error has all facts.
             pass
     plain = _PlainTaskError.__new__(_PlainTaskError)
     plain.args = _arguments_of(cause) if cause is not None else ()
@@ -482,14 +483,14 @@ def _class_for(kind: type[BaseException]) -> type[TaskError]:
 
 
 def _copy_state(cause: BaseException, error: BaseException, kind: type[BaseException]) -> None:
-    """Attributes, slots and the members of exceptions written in C (``errno``, ``value``, ``obj``)."""
+    """Copy attributes, slots, and the members of exceptions written in C (``errno``, ``value``, ``obj``)."""
     members = (types.MemberDescriptorType, types.GetSetDescriptorType)
     for base in kind.__mro__:
         for name, member in vars(base).items():
             if isinstance(member, members) and not name.startswith("__"):
                 try:
                     member.__set__(error, member.__get__(cause))
-                except Exception:  # not set there, or read-only: nothing to copy
+                except Exception:  # It is not set, or read-only.
                     continue
     vars(error).update(vars(cause))
 
@@ -498,7 +499,7 @@ _RAY_NAMES = {"function_name": "function", "pid": "pid", "traceback_str": ""}
 
 
 class _PlainTaskError(TaskError):
-    """A TaskError from a worker. It has all its facts, and pickles as the bytes it came as."""
+    """A TaskError from a worker, with all facts. It pickles as its original bytes."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Do nothing: the state is copied, and the user's ``__init__`` does not run a second time."""
@@ -508,7 +509,7 @@ class _PlainTaskError(TaskError):
         name: str = vars(self)["_class_name"]
         if type(self) is not _PlainTaskError or vars(self)["cause"] is None or name == _OWN_NAME:
             return text
-        return f"{name}: {text}" if text else name  # "2" alone would not tell that the task has called sys.exit(2).
+        return f"{name}: {text}" if text else name  # "2" alone would not show that the task has called sys.exit(2).
 
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}({str(self)!r})"
@@ -542,7 +543,7 @@ _PlainTaskError.__module__ = TaskError.__module__
 
 
 def load_failure(payload: bytes | memoryview) -> FabricError:
-    """The exception for a failure of the fabric (``protocol.failures``); an unknown kind is a plain FabricError."""
+    """Load the exception for a failure of the fabric (``protocol.failures``). An unknown kind is a plain FabricError."""
     kind, text, facts = unpack_failure(bytes(payload))
     found: Any = getattr(exceptions, kind, None)
     is_known = isinstance(found, type) and issubclass(found, FabricError)

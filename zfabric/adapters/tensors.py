@@ -21,17 +21,17 @@ Reducer = Callable[[Any], Any]
 
 
 def tensor_types() -> tuple[type[Any], ...]:
-    """The types that have a reducer here; none unless torch is loaded."""
+    """Return the types that have a reducer here; none unless torch is loaded."""
     torch: Any = sys.modules.get("torch")
     storage = getattr(getattr(torch, "storage", None), "TypedStorage", None)
     return (torch.Tensor, storage) if storage is not None and hasattr(torch, "frombuffer") else ()
 
 
 def reducers(note: Callable[[], None]) -> dict[type[Any], Reducer]:
-    """How tensors and storages are pickled, by type. ``note`` is called for each storage that becomes a buffer."""
+    """Return the reducers of tensors and storages, by type. ``note`` is called for each storage that becomes a buffer."""
 
     def reduce_storage(storage: Any) -> Any:
-        untyped = storage._untyped_storage  # What torch's own pickling reads: asking for it otherwise warns.
+        untyped = storage._untyped_storage  # As torch's own pickling does: the public attribute warns.
         if untyped.device.type != "cpu":
             return storage.__reduce_ex__(5)
         note()
@@ -51,7 +51,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 def _memory(untyped: Any) -> Any:
-    """The bytes of a storage, which lives as long as they are used."""
+    """Return the bytes of a storage, which lives as long as they are used."""
     if not untyped.nbytes():
         return b""
     memory: Any = (ctypes.c_ubyte * untyped.nbytes()).from_address(untyped.data_ptr())
@@ -60,7 +60,7 @@ def _memory(untyped: Any) -> Any:
 
 
 def _storage(buffer: Any, dtype: Any) -> Any:
-    """A storage on the memory of ``buffer``, which is writable although the buffer is marked read-only (see ``deserialize``)."""
+    """Make a storage on the memory of ``buffer``, which is writable although the buffer is marked read-only (see ``deserialize``)."""
     import numpy  # Loaded with torch.
 
     torch: Any = importlib.import_module("torch")

@@ -1,4 +1,4 @@
-"""Finding what cannot be pickled: the path from a value to the part that is to blame.
+"""Finds what cannot be pickled: the path from a value to the part that is to blame.
 
 It runs only after pickling has failed, so it may be slow, but it is bounded. It tries to pickle the children of the value that failed,
 goes into the first that fails too, and stops if none does, or after a bounded number of attempts.
@@ -25,16 +25,16 @@ class _Sink:
 
 
 def picklable(value: Any) -> bool:
-    """Whether cloudpickle takes ``value``."""
+    """Whether cloudpickle can pickle ``value``."""
     try:
         pickler()(_Sink(), protocol=5, buffer_callback=lambda _: None).dump(value)
-    except Exception:  # whatever a user's __reduce__ raises, the answer is the same
+    except Exception:  # A user's __reduce__ may raise anything.
         return False
     return True
 
 
 def blame(value: Any, root: str) -> str:
-    """The path from ``root`` (how people call ``value``) to the part that cannot be pickled, and that part's type.
+    """Return the path from ``root`` (a readable name of ``value``) to the part that cannot be pickled, and that part's type.
 
     >>> import threading
     >>> blame({"lock": threading.Lock()}, "args[1].config")
@@ -71,7 +71,7 @@ def _type_name(value: Any) -> str:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of ``value`` that pickling would go into, each with its step of the path."""
+    """Yield the parts of ``value`` that pickling would enter, each with its step of the path."""
     kind = type(value)
     if isinstance(value, dict):
         yield from ((f"[{_short(key)}]", child) for key, child in list(value.items()))
@@ -103,12 +103,12 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _captured(function: Any) -> Iterator[tuple[str, Any]]:
-    """The objects that a function captures: its closure, the globals it uses, its defaults."""
+    """Yield the objects that a function captures: its closure, the globals it uses, its defaults."""
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=False):
         try:
             yield f".<closure {name}>", cell.cell_contents
-        except ValueError:  # a variable that has no value yet
+        except ValueError:  # The variable has no value yet.
             continue
     codes, used = [function.__code__], []
     while codes:
@@ -127,6 +127,6 @@ def _captured(function: Any) -> Iterator[tuple[str, Any]]:
 def _short(key: Any) -> str:
     try:
         text = repr(key)
-    except Exception:  # a key whose repr fails is still a key
+    except Exception:  # __repr__ is user code.
         text = f"<{type(key).__name__}>"
     return text if len(text) <= 40 else text[:37] + "..."
