@@ -182,7 +182,7 @@ class Streams:
         if stream is None:
             return
         if stream.end is None and status == OK and not stream.whole:  # Of a call; a task would run again.
-            text = f"values of the stream of {stream.name} went with the node's daemon, and it had ended"
+            text = f"values of the stream of {stream.name} are lost: it had ended, and an earlier daemon or process had them"
             status, payload = FAILED, pack_failure("ObjectLostError", text)
         if stream.end is None and status != OK and not stream.closed:
             stream.count = min((stream.count, *stream.pending))  # A reader sees it at the first value that went with an earlier daemon.
