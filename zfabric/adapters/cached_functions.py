@@ -1,4 +1,4 @@
-"""Functions with a cache (``functools.lru_cache``, ``functools.cache``) as bytes.
+"""Pickles functions with a cache (``functools.lru_cache``, ``functools.cache``).
 
 Python pickles them by name alone. So those of ``__main__``, and those made inside other functions, are not found in other processes. Here
 they travel as the inner function and the parameters of the cache, wherever cloudpickle would send that function by value. Each process

@@ -1,4 +1,4 @@
-"""Small frames between two processes of a machine, as Unix datagrams.
+"""Sends small frames between two processes of a machine as Unix datagrams.
 
 Through ZeroMQ a message wakes its sender's I/O thread, its receiver's, and then the thread that waits for it. A datagram is in the
 receiver's queue when ``send`` returns, and wakes no other thread. That queue is short (ten, on most systems). Frames that do not fit go
@@ -65,5 +65,5 @@ class Datagrams:
 
 
 def path_of(directory: str, incarnation: bytes) -> bytes:
-    """The path at which the process of this incarnation receives datagrams."""
+    """Return the path at which the process of this incarnation receives datagrams."""
     return os.fsencode(os.path.join(directory, incarnation.hex() + SUFFIX))

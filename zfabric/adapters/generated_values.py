@@ -19,7 +19,7 @@ YIELDS = 0x20 | 0x200
 
 
 class Raises:
-    """A value that raises an error when it is read: the error of ``pack_error``, in place of values that a generator did not yield."""
+    """A value that raises an error when it is read. It stands for values that a generator did not yield; ``pack_error`` made its bytes."""
 
     def __init__(self, payload: bytes, held: HeldRefs | None = None) -> None:
         self.payload = payload
@@ -93,6 +93,6 @@ def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def returning_all(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, or if it is a generator function one that returns all that it yields."""
+    """Return ``function``, or if it is a generator function, one that returns all its values."""
     yields = getattr(getattr(function, "__code__", None), "co_flags", 0) & YIELDS
     return run_to_its_end(function) if yields else function

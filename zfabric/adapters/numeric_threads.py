@@ -1,4 +1,4 @@
-"""How many threads numeric libraries use in this process: OpenMP, OpenBLAS, MKL and torch.
+"""Sets how many threads numeric libraries use in this process: OpenMP, OpenBLAS, MKL and torch.
 
 By default each takes all CPUs of the machine, in every worker. A library reads an environment variable when it is loaded, so the
 variables are set before user code is loaded. A library that is loaded already, by an earlier task or before this process was forked, is
@@ -22,7 +22,7 @@ VARIABLES = (OPENMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class _Library(NamedTuple):
-    """``parts`` are of the names of its files; ``setters`` are what to call, whichever it has; the first of ``variables`` decides."""
+    """A library. ``parts`` occur in the names of its files, one of ``setters`` is its function; the first set of ``variables`` decides."""
 
     parts: tuple[str, ...]
     setters: tuple[str, ...]
@@ -37,21 +37,21 @@ _LIBRARIES = (
 )
 _TORCH = (OPENMP, "MKL_NUM_THREADS")
 
-_said: dict[str, str] = {}
+_user_variables: dict[str, str] = {}
 """The variables that the user has set."""
 _count = 1
 """The number of threads of each library unless the user sets it."""
 
 
 def begin(count: int) -> None:
-    """Limit the threads of this process, whose libraries, if any are loaded, have one each. The environment is the user's so far."""
+    """Limit the threads of a new process. Libraries that are loaded have one thread each; the environment is still the user's."""
     global _count
     names = {*VARIABLES, *(name for library in _LIBRARIES for name in library.variables)}
-    _said.clear()
-    _said.update({name: os.environ[name] for name in names if name in os.environ})
+    _user_variables.clear()
+    _user_variables.update({name: os.environ[name] for name in names if name in os.environ})
     _count = count
     _set_variables()
-    if count != 1 or _said:
+    if count != 1 or _user_variables:
         _set_libraries()
 
 
@@ -65,9 +65,9 @@ def limit(count: int) -> None:
 
 
 def _set_variables() -> None:
-    if OPENMP not in _said:
+    if OPENMP not in _user_variables:
         for name in VARIABLES:
-            if name not in _said:
+            if name not in _user_variables:
                 os.environ[name] = str(_count)
 
 
@@ -86,26 +86,26 @@ def _set_libraries() -> None:
 def _wanted(variables: tuple[str, ...]) -> int:
     """Return the number that a variable sets; 0 if it is not a number, and the library is to interpret it."""
     for name in variables:
-        if name in _said:
-            first = _said[name].partition(",")[0].strip()
+        if name in _user_variables:
+            first = _user_variables[name].partition(",")[0].strip()
             return int(first) if first.isdecimal() else 0
     return _count
 
 
 def _loaded() -> set[str]:
-    """The files of the shared libraries in this process."""
+    """Return the files of the shared libraries in this process."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
             lines = (line.split(maxsplit=5) for line in file)
             return {fields[5].rstrip("\n") for fields in lines if len(fields) == 6 and ".so" in fields[5]}
-    except OSError:  # No file can be opened any more: the task must not fail for that.
+    except OSError:  # No descriptor is left. The task must not fail for that.
         return set()
 
 
 def _call(path: str, setters: tuple[str, ...], count: int) -> None:
     try:
         library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:  # its file was replaced while it was in use
+    except OSError:  # Its file was replaced while it was in use.
         return
     for name in setters:
         if count and hasattr(library, name):

@@ -1,13 +1,13 @@
-"""Objects on disk: spilled ones, and those for which the arena never had room.
+"""Objects on disk: spilled ones, and ones for which the arena had no room.
 
-There is one file per object, named by the number that the object store gave it. A file is written under another name and renamed when it
-is whole *and the store's*. A file that a process writes is the store's only once the store has taken it over, since an unreported file
-may be half of a result. A daemon that dies in between leaves nothing that looks like an object. A header with size, id and checksum turns
-a file that was cut, damaged or swapped later into an error instead of wrong data. Nothing is synced: these files need not outlive the
-machine.
+There is one file per object, named by a number that the object store chooses. A file is written under another name, and renamed when it
+is whole *and belongs to the store*. A file that a process writes belongs to the store only once the store has taken it over, since an
+unreported file may be half of a result. If the daemon dies before that, the file does not count as an object. A header with size, id and
+checksum turns a file that was later truncated, damaged or exchanged into an error instead of wrong data. Nothing is synced: these files
+need not outlive the machine.
 
-A payload begins at 64 bytes, as in the arena. Readers map the file privately, so that not even a reader
-that writes to its memory changes what others read. The disk space of a deleted file is freed when the last reader has unmapped it.
+A payload begins at 64 bytes, as in the arena. Readers map the file privately, so a reader that writes to its memory does not change
+what others read. The disk space of a deleted file is freed when the last reader has unmapped it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _MAGIC = b"ZFSPILL1"
 _HEADER = struct.Struct("<8sQI20s24x")
 """magic, size, crc32 of the payload, object id"""
 _CHUNK = 2**20
-"""Bytes checked and written, or read and checked, while they are in the cache."""
+"""Bytes per step of writing or reading with a checksum, so that they stay in the processor's cache."""
 _OBJECT, _PARTIAL = ".object", ".partial"
 
 
 class SpillFiles:
-    """The files of the directory ``path``, for processes to which the store gave a file's number."""
+    """The files of the directory ``path``, for processes that write or read single files."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -50,14 +50,14 @@ class SpillFiles:
             os.close(descriptor)
 
     def map(self, number: int, size: int) -> memoryview:
-        """The payload of a file, which is whole. What is written there stays in this process. OSError if it cannot be had."""
+        """Map the payload of a whole file privately: writes stay in this process. Raises OSError if that fails."""
         try:
             descriptor = self._open(number, _OBJECT)
         except FileNotFoundError:
             try:
-                descriptor = self._open(number, _PARTIAL)  # The store has not taken it over yet,
+                descriptor = self._open(number, _PARTIAL)  # The store has not taken it over yet.
             except FileNotFoundError:
-                descriptor = self._open(number, _OBJECT)  # or just has.
+                descriptor = self._open(number, _OBJECT)  # It just has.
         try:
             if os.fstat(descriptor).st_size < _HEADER.size + size:
                 raise OSError(errno.EIO, "the spilled object has lost its end")
@@ -75,7 +75,7 @@ class SpillDirectory(SpillFiles):
         os.chmod(path, 0o700)
 
     def make(self, number: int, size: int) -> None:
-        """Make a file for an object of ``size`` bytes, with disk space behind it. After an OSError there is none."""
+        """Make a file for an object of ``size`` bytes, with disk space allocated. After an OSError there is no file."""
         descriptor = self._create(number)
         try:
             try:
@@ -87,11 +87,11 @@ class SpillDirectory(SpillFiles):
             raise
 
     def take_over(self, number: int) -> None:
-        """Make a file that a process has written the store's: a restart finds it from now on."""
+        """Take over a file that a process has written: a restarted daemon finds it from now on."""
         os.rename(self._file(number, _PARTIAL), self._file(number, _OBJECT))
 
     def write(self, number: int, object_id: bytes, data: bytes | memoryview) -> None:
-        """Store an object's bytes. After an OSError (also of a full disk) nothing of it is left."""
+        """Write an object's bytes into a file. After an OSError (also of a full disk) there is no file."""
         descriptor = self._create(number)
         try:
             try:
@@ -148,7 +148,7 @@ class SpillDirectory(SpillFiles):
                 pass
 
     def list(self) -> list[tuple[bytes, int, int]]:
-        """(object_id, size, number) of all files. If a file is no complete object of the store, the id is empty and the size 0."""
+        """Return (object_id, size, number) of all files. If a file is no complete object of the store, its id is empty and its size 0."""
         found: list[tuple[bytes, int, int]] = []
         for name in os.listdir(self._path):
             number, dot, ending = name.partition(".")
@@ -179,7 +179,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def contents(path: str) -> tuple[bytes, int]:
-    """(object id, size) of the object in a file, if the file is as long as its header says; otherwise an empty id."""
+    """Return (object id, size) of the object in a file. The id is empty if the file's length does not match its header."""
     with open(path, "rb") as file:
         header = file.read(_HEADER.size)
         length = os.fstat(file.fileno()).st_size
