@@ -26,6 +26,18 @@ def again(client: Client, *running: Any) -> dict[type[Any], Any]:
     return found
 
 
+def test_a_restarted_scheduler_receives_that_an_actor_exits_ahead_of_the_query_that_it_waits_for(client: Client) -> None:
+    actor = NAMER.child()
+    client.say(m.ActorExiting(actor))
+    client.queries.ask(client.queries.token(), "nothing", ())
+    said(client)
+    client.connect(b"\x02daemon1")
+    client.rejoin(REGISTER)
+    again = [message for message in said(client) if type(message) in (m.ActorExiting, m.Query)]
+    assert [type(message) for message in again] == [m.ActorExiting, m.Query]
+    assert again[0].actor_id == actor
+
+
 def test_a_durable_value_is_put_again_until_it_is_committed(client: Client) -> None:
     value = NAMER.put()
     client.put(value, b"value", (), True)

@@ -326,6 +326,29 @@ def test_handles_of_a_dead_caller_do_not_count() -> None:
     eventually(lambda: gone(pid), "nobody has a handle, and the actor has ended")
 
 
+@zf.remote(max_restarts=-1)
+class Quitter:
+    """Ends itself."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def quit(self) -> None:
+        zf.exit_actor()
+
+
+def test_an_actor_that_has_ended_itself_is_not_restarted_by_the_next_daemon() -> None:
+    """The daemon dies before it has received that."""
+    quitter = Quitter.remote()
+    pid = value_of(quitter.pid.remote())
+    kill_daemon(signal.SIGSTOP)
+    last = quitter.quit.remote()
+    assert isinstance(failure(last), zf.ActorDiedError)
+    kill_daemon()
+    assert isinstance(failure(quitter.pid.remote()), zf.ActorDiedError)
+    eventually(lambda: gone(pid), "its process has ended")
+
+
 def links() -> int:
     """To how many processes this one has a link."""
     return len(interface.current().post.peers)  # type: ignore[union-attr]

@@ -52,6 +52,8 @@ class Client:
         self.farewell: str | None = None
         self.leaving = False
         """Whether this process sent ``Goodbye``, and no ``Farewell`` has arrived."""
+        self.exiting: set[bytes] = set()
+        """Actors of this process that have ended themselves: a restarted scheduler would restart them, if that were not repeated."""
         self.refused: m.Refused | None = None
         self.written: dict[bytes, Row] = {}
         """``Put`` rows without an acknowledgement: of values in the arena by the object store, of durable ones by the control store."""
@@ -144,6 +146,8 @@ class Client:
         """Send a message to the local scheduler, behind everything in the outbox."""
         if type(message) is m.Goodbye:
             self.leaving = True
+        if type(message) is m.ActorExiting:
+            self.exiting.add(message.actor_id)
         if type(message) in (m.Goodbye, m.Query):
             self.direct.report_counts()
         self.outbox.add_message(message)
@@ -255,7 +259,7 @@ class Client:
             self.tell_store(m.Pinned(pinned))
         self.say(m.Ready())
         self.reservations.ask_again()
-        for message in rejoin.requests(self.tasks, self.calls, self.queries.asked.values(), self.leaving):
+        for message in rejoin.requests(self.tasks, self.calls, self.exiting, self.queries.asked.values(), self.leaving):
             self.say(message)
 
     # -- the rest of the machine --

@@ -47,12 +47,14 @@ def holdings(
         yield m.Fetch, identifier
 
 
-def requests(tasks: Tasks, calls: Calls, queries: Iterable[m.Query], leaving: bool) -> Iterator[m.Message]:
-    """Requests that the scheduler may not have received. ``leaving``: this process said goodbye, and no ``Farewell`` has arrived."""
+def requests(tasks: Tasks, calls: Calls, exiting: Iterable[bytes], queries: Iterable[m.Query], leaving: bool) -> Iterator[m.Message]:
+    """Requests that the scheduler may not have received. ``exiting`` and ``leaving`` as in ``Client``."""
     for identifier, (force, recursive) in tasks.cancelled.items():
         yield m.Cancel((identifier,), force, recursive)
     for actor_id, no_restart in calls.killed.items():
         yield m.KillActor(actor_id, no_restart)
-    yield from queries
+    for actor_id in sorted(exiting):
+        yield m.ActorExiting(actor_id)
+    yield from queries  # Behind the others: their answers tell an actor that it may exit.
     if leaving:
         yield m.Goodbye()
