@@ -112,6 +112,6 @@ def test_torch_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OMP_NUM_THREADS", "5")
         numeric_threads.begin(2)
     finally:
-        numeric_threads._said.clear()
+        numeric_threads._user_variables.clear()
         numeric_threads._count = 1
     assert told == [3, 2, 5]
