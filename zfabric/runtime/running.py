@@ -27,7 +27,7 @@ from zfabric.runtime.reporting import NOTHING, REPORT_ROWS, TASK, receiver_of
 from zfabric.runtime.shared_process import SharedProcess
 from zfabric.runtime.user_code import Ending
 
-END_REPORT_SECONDS = 2.0
+END_REPORT_SECONDS = 10.0
 """Seconds that an actor which ends itself waits for the daemon to receive that. The daemon may be restarting."""
 
 
