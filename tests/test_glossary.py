@@ -75,6 +75,7 @@ REVISED = (
     "zfabric/runtime/timeline.py",
     "zfabric/runtime/user_code.py",
     "zfabric/runtime/waiting.py",
+    "zfabric/runtime/worker_connection.py",
     "zfabric/sim",
     "zfabric/adapters",
     "zfabric/api",

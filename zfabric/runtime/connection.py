@@ -1,9 +1,9 @@
-"""A process's connection with its node's daemon: sockets, locks and threads around ``machines.client``, and how a process waits.
+"""A process's connection with its node's daemon: sockets, locks and threads around ``machines.client``, and the waits of a process.
 
-The thread that waits pumps the sockets itself; when several wait, one leads, and wakes each of the others when what that one waits for
-has come, or to take its place when it leaves. The only thread of its own is the flusher, asleep until a row has waited unsent for two
-milliseconds. It is awake once a second, to answer what the fabric asks while the program is busy elsewhere, and more often for as long as
-others wait for what this process does with news that have yet to come.
+A waiting thread receives by itself. If several wait, one of them leads: it receives for all, wakes a follower when the follower's wait is
+over, and wakes one as its successor when it stops. The only additional thread is the flusher, which sends rows that have waited for two
+milliseconds. It also runs once a second, to answer the fabric while the program computes, and more often while other processes wait for
+this one to react to a message.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from zfabric.shell.process import Outgoing, client_sends, client_takes, peers_fi
 clock = time.monotonic
 
 FLUSHER_PATIENCE = 25
-"""Times the flusher finds nothing to send before it goes to sleep: waking it costs the sender more than it costs to look."""
+"""How often the flusher finds nothing to send before it sleeps. To wake it costs the sender more than a check costs."""
 LISTEN_EVERY = 0.01
-"""How often the flusher looks for news that others wait for, in seconds, if the program does not."""
+"""Seconds between the flusher's looks for messages, while other processes wait for a reaction."""
 CHECK_EVERY = 1.0
-"""How often a thread that waits looks whether the node is still there, in seconds."""
+"""Seconds between a waiting thread's checks whether the node lives."""
 
 
 BEGIN_ANEW = "call zf.shutdown() and zf.init()"
@@ -48,7 +48,7 @@ IN_FINALIZER = (
 )
 
 _forks = 0
-"""How often this process, and those before it, were forked: asking for its pid is a call of the system, in every turn of ``wait_until``."""
+"""How many forks led to this process. It is compared in every turn of ``wait_until``, where ``getpid`` would be a system call."""
 
 
 def _after_fork() -> None:
@@ -60,7 +60,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Follower:
-    """A thread that waits while another one leads: what for, and the bell that wakes it."""
+    """A thread that waits while another one leads: its condition, and the lock (``bell``) whose release wakes it."""
 
     __slots__ = ("bell", "done")
 
@@ -88,24 +88,24 @@ class Connection:
         self.alive: Callable[[], bool] = session.alive
         self.failure: Callable[[], str] = session.failure
         self.shows_output = True
-        """Whether this process prints what the workers of its job print."""
+        """Whether this process prints the output of its job's workers."""
         self._died = ""
-        """What is said of the node's end, once that has been seen."""
+        """The error text about the node's end, once that was detected."""
         self._forks = _forks
-        """What ``_forks`` was in the process that this connection is of."""
+        """The value of ``_forks`` in the process that made this connection."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.post = Transport(self._context, session.sockets, incarnation, self.config)
         self.daemon = b""
         self._pump_lock = threading.Lock()
         self.leader = 0
-        """The thread that holds the pump lock, which receives for all."""
+        """The thread that holds the pump lock and receives for all."""
         self._between = False
-        """Whether that thread only waits for a frame, or prints: a handler of a signal may then receive through it."""
+        """Whether that thread is in ``poll`` or prints: then a signal handler on top of it may receive."""
         self._sockets_close = False
-        """Whether such a handler has closed the connection: the sockets stay until the thread has left them."""
+        """Whether such a handler has closed the connection: the thread closes the sockets when it stops leading."""
         self._followers: dict[Follower, None] = {}
         self._following = threading.Lock()
-        """Who comes and goes among them. Nothing else is locked under it."""
+        """Guards ``_followers``. No other lock is acquired under it."""
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._peers: set[bytes] = set()
         """Actors that this process calls, and processes that call it."""
@@ -121,8 +121,8 @@ class Connection:
     # -- connecting --
 
     def register(self) -> m.Register:
-        """What this process says of itself."""
-        from zfabric.adapters.processes import start_ticks, working_directory
+        """Return this process's registration."""
+        from zfabric.adapters.processes import start_ticks, working_directory  # Not needed to import zfabric.
 
         return m.Register(
             m.PROTOCOL_VERSION,
@@ -137,7 +137,7 @@ class Connection:
         )
 
     def connect(self, daemon: bytes) -> None:
-        """Register with the node's daemon, and wait for its welcome."""
+        """Register with the node's daemon, and wait for ``Welcome``."""
         self.register_with(daemon)
         self.await_welcome()
 
@@ -148,7 +148,7 @@ class Connection:
             self.flush()
 
     def await_welcome(self) -> None:
-        """Wait until the daemon has accepted the registration. Raises what it has refused it for, or ConnectionLostError."""
+        """Wait until the daemon has accepted the registration. Raises the error of a refusal, or ConnectionLostError."""
         deadline = clock() + self.config.register_seconds
         if not self.wait_until(lambda: self.machine.welcomed or self.machine.refused is not None, deadline):
             raise ConnectionLostError(f"the daemon in {self.session.directory} did not answer within {self.config.register_seconds} s")
@@ -160,7 +160,7 @@ class Connection:
         self._flusher.start()
 
     def _join(self, daemon: bytes) -> None:
-        """Everything goes to this incarnation of the daemon from now on, beginning with all that this process holds."""
+        """Register with a daemon, report everything that it must record, and send all further messages to it."""
         if self.daemon and self.daemon != daemon:
             self._leave(self.daemon)
         self.daemon = daemon
@@ -168,16 +168,16 @@ class Connection:
         self.machine.rejoin(self.register(), self.running(), self.unread())
 
     def _follow_daemon(self) -> None:
-        """Join the daemon that the session names, if that is another one now. The caller holds the lock."""
+        """Join the daemon that the session names, if it is a new one. The caller holds the lock."""
         found = self.session.daemon()
         if found is not None and found[0] != self.daemon and not self.closed:
             self._join(found[0])
             self.flush()
 
     def _is_new_daemon(self, sender: bytes) -> bool:
-        """Whether a stranger is the node's new daemon, which is joined then. Nothing that others say is even decoded.
+        """Whether an unknown sender is the node's new daemon; if so, join it. Frames of other senders are not even decoded.
 
-        So a ``RegisterAgain`` only says that it is time to look: one from a daemon that has died since leads nobody astray.
+        So a ``RegisterAgain`` only causes this look at the session: one from a daemon that has died since does no harm.
         """
         self._follow_daemon()
         if sender != self.daemon:
@@ -189,17 +189,17 @@ class Connection:
         self.post.forget(daemon)
 
     def running(self) -> tuple[m.Message, ...]:
-        """What a worker adds to its registration."""
+        """Return the messages that a worker adds to its registration."""
         return ()
 
     def unread(self) -> tuple[Row, ...]:
-        """Places that came with tasks which a worker has not begun."""
+        """Return the places that arrived with tasks which a worker has not begun."""
         return ()
 
     # -- sending --
 
     def flush(self) -> None:
-        """Send what waits, as one frame. The caller holds the lock."""
+        """Send every message that waits. The caller holds the lock."""
         sends = self._sends()
         if sends:
             self.sent_at = clock()
@@ -217,7 +217,7 @@ class Connection:
             self.arm_flusher()
 
     def _sends(self) -> list[Outgoing]:
-        """Take what waits, in its order."""
+        """Take the messages that wait, in their order."""
         self._forget_gone()
         return client_sends(self.machine, self.daemon)
 
@@ -262,13 +262,13 @@ class Connection:
         self._pump_lock.release()
 
     def _pumped(self) -> None:
-        """What else there is to do, each time."""
+        """Do the further steps of a subclass after each look at the sockets."""
 
     def _take_in(self, timeout: float) -> None:
         first = self.post.take()
         if first is not None:
             self._inbox.append(first)
-            # What a peer has said is what a thread waits for, most often: whether more has come is asked when it was not.
+            # Usually a thread waits for exactly this frame of a peer. Otherwise look for more.
             if (timeout <= 0 or first[0] not in self._peers) and self.post.readable:
                 self._inbox.extend(self.post.receive())
         if not self._inbox:
@@ -293,7 +293,7 @@ class Connection:
                 self._between = False
 
     def look(self) -> None:
-        """Take in what came meanwhile, without waiting."""
+        """Receive and deliver the frames that have arrived, without waiting."""
         if self._pump_lock.acquire(blocking=False):
             self.leader = get_ident()
             try:
@@ -315,9 +315,9 @@ class Connection:
             self.machine.step(now, source, message)
 
     def collect_garbage(self) -> None:
-        """Run the collector, in a thread of its own: the finalizers that it calls may do, and wait for, anything.
+        """Run the garbage collector in a new thread: finalizers are user code and may wait for anything.
 
-        Where no thread can start (a limit of processes, the interpreter's exit), nothing is collected now; the daemon asks again.
+        If no thread can start (a limit of processes, the interpreter's exit), nothing is collected; the daemon repeats the request.
         """
         with suppress(RuntimeError):
             threading.Thread(target=self._collect_garbage, name="zfabric-collect", daemon=True).start()
@@ -327,26 +327,26 @@ class Connection:
         self._attempt(self._flush_armed)
 
     def threads(self) -> Rows:
-        """What the threads of this process run (see ``stacks``)."""
-        from zfabric.runtime.stacks import own_threads
+        """Return the stacks of this process's threads (see ``stacks``)."""
+        from zfabric.runtime.stacks import own_threads  # Rarely needed.
 
         return own_threads({})
 
     def _is_peer(self, sender: bytes) -> bool:
-        """Whether a stranger is an actor that this process has called. Then it is none any more."""
+        """Whether an unknown sender is an actor that this process has called; if so, add it to the peers."""
         if sender in self.post.peers:
             self._peers.add(sender)
         return sender in self._peers
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
-        """Take in a message of another process of the node, or refuse it."""
+        """Deliver a message of another process of the node, or refuse it."""
         if client_takes(self.machine, source[1:], message):
             self.machine.step(now, source, message)
         else:
             self.post.refused += 1
 
     def wake_followers(self) -> None:
-        """Wake those who need not wait any longer. Something has come, or is known now."""
+        """Wake the followers whose waits are over, after something has changed."""
         with self.lock:
             machine = self.machine
             all_over = self.closed or machine.farewell or machine.refused or self._died
@@ -359,7 +359,7 @@ class Connection:
                 follower.bell.release()
 
     def _hand_over(self) -> None:
-        """Who received has stopped: another one is to lead, if any waits."""
+        """Wake a follower to lead, if no thread leads now."""
         if not self._pump_lock.locked():
             with self._following:
                 successor = next(iter(self._followers), None)
@@ -376,13 +376,13 @@ class Connection:
     # -- waiting --
 
     def wait_until(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        """Pump until ``done()`` or the deadline; False if it passed first.
+        """Receive until ``done()`` or the deadline. Return False if the deadline passed first.
 
-        It is asked under the lock, perhaps by another thread and more than once: its answer may be lost.
+        ``done`` is called under the lock, perhaps by another thread and more than once: its result may be dropped.
         """
         me = get_ident()
-        leads_below = self.leader == me  # A handler of a signal, or a finalizer, waits where this thread waits already.
-        if self.lock._is_owned() or (leads_below and not self._between):  # type: ignore[attr-defined]  # As ``threading.Condition`` asks.
+        leads_below = self.leader == me  # A signal handler or finalizer waits on top of this thread's own wait.
+        if self.lock._is_owned() or (leads_below and not self._between):  # type: ignore[attr-defined]  # As ``threading.Condition`` does.
             raise FabricError(IN_FINALIZER)
         check_at = clock() + CHECK_EVERY
         try:
@@ -428,18 +428,18 @@ class Connection:
                     self._follow(done, pause)
         finally:
             if self._followers:
-                self._hand_over()  # Also by one that never led: it may have been woken to do so.
+                self._hand_over()  # Even if it never led: it may have been woken as successor.
 
     def _follow(self, done: Callable[[], bool], pause: float) -> None:
-        """Sleep until whoever leads has news of this, or leaves."""
+        """Sleep until the leading thread wakes this one, or stops."""
         follower = Follower(done)
         with self._following:
             self._followers[follower] = None
         try:
-            if not self._pump_lock.locked():  # Nobody leads (any more): who left before this one was there has woken nobody.
+            if not self._pump_lock.locked():  # No thread leads. A leader that stopped earlier did not wake this one.
                 return
             with self.lock:
-                if done():  # It may have come before the one that leads knew of this thread.
+                if done():  # It may have become true before the leader could find this thread.
                     return
             self._await_bell(follower, max(0.0, pause))
         finally:
@@ -451,11 +451,11 @@ class Connection:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a child of the one whose connection this is."""
+        """Whether this process was forked from the one that made this connection."""
         return _forks != self._forks
 
     def check_usable(self) -> None:
-        """Raise what keeps this process from using the cluster. The caller holds the lock."""
+        """Raise an error if this process cannot use the cluster any more. The caller holds the lock."""
         if self.closed:
             raise NotInitializedError("the connection to the cluster is closed; call zf.init() for a new one")
         if _forks != self._forks:
@@ -471,7 +471,7 @@ class Connection:
 
     def _check_node(self) -> None:
         if not self._died and not self.alive():
-            self.look()  # The daemon's last words, if there are any.
+            self.look()  # Receive the daemon's last messages.
             with self.lock:
                 self.check_usable()
             reason = self.failure()
@@ -485,17 +485,17 @@ class Connection:
     # -- the flusher --
 
     def arm_flusher(self) -> None:
-        """What is unsent now leaves within ``send_delay``. The caller holds the lock."""
+        """Have the flusher send unsent messages within ``send_delay``. The caller holds the lock."""
         self.armed = True
         if self._flusher_asleep:
             self._flusher_asleep = False
             self._arm.release()
 
     def _flush_late(self) -> None:
-        """The flusher: asleep while nothing is unsent, then awake every two milliseconds for as long as that goes on."""
+        """Run the flusher: it sleeps while nothing is unsent, and otherwise sends every two milliseconds."""
         house_at = clock() + CHECK_EVERY
         while not self.closed:
-            if clock() >= house_at:  # also in a program that submits all the time, and never waits
+            if clock() >= house_at:  # Also in a program that always submits and never waits.
                 house_at = clock() + CHECK_EVERY
                 self._attempt(self._keep_house)
             if not self._arm.acquire(timeout=max(0.0, house_at - clock())):
@@ -503,12 +503,12 @@ class Connection:
             idle = 0
             calls = self.machine.calls
             while (idle < FLUSHER_PATIENCE or calls.expectant) and not self.closed and clock() < house_at:
-                # Being woken for each row would cost the sender more than all the rest of it.
+                # To be woken for each row would cost the sender more than everything else about a row.
                 time.sleep(self.config.send_delay if idle < FLUSHER_PATIENCE else LISTEN_EVERY)
                 idle = 0 if self.armed else idle + 1
                 if calls.expectant:
                     self._attempt(self._listen_in)
-                # A program that submits in a loop sends full batches itself; what is unsent then is younger than the last of them.
+                # A program that submits in a loop sends full batches itself. Unsent rows are then newer than its last batch.
                 if self.armed and clock() - self.sent_at >= self.config.send_delay:
                     self._attempt(self._flush_armed)
             with self.lock:
@@ -523,7 +523,7 @@ class Connection:
                 self.flush()
 
     def _listen_in(self) -> None:
-        """Take in what has come, and pass on what it allows, while the program is busy elsewhere."""
+        """Receive messages and send what they permit, while the program computes."""
         self.look()
         with self.lock:
             if not self.closed and self._has_unsent():
@@ -537,7 +537,7 @@ class Connection:
                 raise
 
     def _keep_house(self) -> None:
-        """Once a second while nobody waits: take in what came, let go of what finalizers dropped, repeat what is due."""
+        """Receive, release what finalizers dropped, and repeat frames that are due. Called once a second while no thread waits."""
         self.look()
         self.terminal.look()
         with self.lock:
@@ -548,9 +548,9 @@ class Connection:
                 self.post.tick(clock())
 
     def _forget_the_dead(self) -> None:
-        """Close sockets to workers that this process submitted tasks to and that have exited. Their daemon has removed theirs.
+        """Close sockets to workers to which this process submitted directly and that have exited.
 
-        Not before the scheduler has ended the direct submission: the next task would open the socket again.
+        Such a socket stays open until the scheduler has ended the direct submission: the next task would open it again.
         """
         sockets, direct = self.session.sockets, self.machine.direct
         idle = direct.introduced.difference(direct.workers.values())
@@ -562,7 +562,7 @@ class Connection:
     # -- the end --
 
     def disconnect(self) -> None:
-        """Let go of the sockets; whoever waits is woken, and finds the connection closed."""
+        """Close the sockets, and wake waiting threads, which then raise."""
         with self.lock:
             self.closed = True
             if self._flusher_asleep:
@@ -583,12 +583,12 @@ class Connection:
 
 
 def _readable(path: str) -> str:
-    """A path as people see it: one that is no text, because its name is not UTF-8, has question marks there."""
+    """Return a path as text. Bytes that are not UTF-8 become question marks."""
     return path.encode(errors="replace").decode()
 
 
 def _error(kind: str, text: str) -> FabricError:
-    from zfabric import exceptions
+    from zfabric import exceptions  # Only needed here.
 
     found = getattr(exceptions, kind, FabricError)
     error: FabricError = found(text)

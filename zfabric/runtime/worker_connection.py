@@ -1,7 +1,7 @@
-"""A worker's connections: the order in which it sends, and who may send to it.
+"""A worker's connections: the order in which it sends, and the check of who may send to it.
 
-It receives on two sockets: one for its tasks, calls and values, which whoever waits reads, and one for control messages, which the control
-thread reads (see ``control``).
+It receives on two sockets: one for tasks, calls and values, read by the waiting thread, and one for control messages, read by the control
+thread (see ``control``).
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ class WorkerConnection(FabricClient):
         self._hand_out = hand_out
         self._threads = threads
         self.retained: dict[bytes, HeldRefs] = {}
-        """Refs inside what tasks and calls have returned or raised, by task or call, until that is reported."""
+        """Refs inside results and errors that are not reported yet, by task or call id."""
         self._callers_gone: list[bytes] = []
         """Callers that have ended. Their links are closed once all that they sent is read."""
 
     # -- the daemon, and peers --
 
     def running(self) -> tuple[m.Message, ...]:
-        """What this worker adds to its registration."""
+        """Return the messages that this worker adds to its registration."""
         return self.worker.running()
 
     def unread(self) -> tuple[Row, ...]:
-        """Places of values that came with tasks not begun."""
+        """Return the places of values that arrived with tasks not begun."""
         return self.worker.unread()
 
     def threads(self) -> Rows:
-        """The stacks of this process (see ``stacks``)."""
+        """Return the stacks of this process (see ``stacks``)."""
         return self._threads()
 
     def _join(self, daemon: bytes) -> None:
@@ -70,12 +70,12 @@ class WorkerConnection(FabricClient):
         self.control_post.forget(daemon)
 
     def classify(self, sender: bytes) -> tuple[bool, bool]:
-        """Whether the sender of a control message is a peer, and whether it is the node's daemon. The caller holds the lock."""
+        """Return whether the sender of a control message is a peer, and whether it is the daemon. The caller holds the lock."""
         from_peer = sender != self.daemon and self._is_peer(sender)
         return from_peer, sender == self.daemon or (not from_peer and self._is_new_daemon(sender))
 
     def _is_peer(self, sender: bytes) -> bool:
-        """Whether a stranger may send here: anybody may call an actor that lives here."""
+        """Whether an unknown sender may send here: any process may call an actor of this worker."""
         if not super()._is_peer(sender) and admits_caller(self.worker, sender, bool(self.host.instances)):
             self._follow_daemon()
             if sender != self.daemon:
@@ -118,7 +118,7 @@ class WorkerConnection(FabricClient):
         return worker_sends(self.machine, self.worker, self.daemon, self._release_retained)
 
     def _release_retained(self, call_id: bytes) -> None:
-        """Release the refs inside the outcome of a call, which is sent now."""
+        """Release the refs inside a call's outcome that is being sent."""
         self.retained.pop(call_id, None)
 
     def _settle(self) -> None:
@@ -151,7 +151,7 @@ class WorkerConnection(FabricClient):
         if self._callers_gone:
             self._forget_callers()
         if self.worker.turns is not None and self.worker.stack:
-            self._hand_out()  # The main thread may wait for something else than what has come.
+            self._hand_out()  # Messages may have freed the turn, while the main thread waits for something else.
 
     def _keep_house(self) -> None:
         with self.lock:
@@ -161,12 +161,12 @@ class WorkerConnection(FabricClient):
         super()._keep_house()
 
     def _callee(self, identifier: bytes) -> bytes | None:
-        """The actor whose call is to make an object, if it was called here. The caller holds the lock."""
+        """Return the actor whose pending call makes an object, if this process called it. The caller holds the lock."""
         target = self.machine.calls.pending.get(identifier[:TASK_BYTES])
         return target.actor_id if target is not None else None
 
     def wait_quietly(self, done: Callable[[], bool]) -> None:
-        """Wait, between two calls, for messages that the control thread receives."""
+        """Wait between two calls for messages that the control thread receives."""
         self.quiet = True
         try:
             self.wait_until(done, None)
