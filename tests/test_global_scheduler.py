@@ -34,11 +34,12 @@ def scheduler():
 
 
 def place(scheduler, *demands, asker=None):
-    scheduler.step(1.0, asker or local(1), m.Place(tuple(enumerate(demands))))
+    """Ask for one task of each demand; return the node of each, empty where there is none."""
+    scheduler.step(1.0, asker or local(1), m.Place(tuple((token, demand, 1) for token, demand in enumerate(demands))))
     (effect,) = scheduler.take_effects(1.0)
     assert effect.to == (asker or local(1))
     assert [token for token, _ in effect.message.rows] == list(range(len(demands)))
-    return [node for _, node in effect.message.rows]
+    return [places[0][0] if places else b"" for _, places in effect.message.rows]
 
 
 def test_no_node_is_named_until_one_has_the_resources(scheduler):
@@ -74,12 +75,29 @@ def test_a_batch_spreads_over_equal_nodes_and_a_heartbeat_starts_over(scheduler)
     assert place(scheduler, ONE_CPU) == [b"b"]
 
 
+def test_what_a_node_asks_for_is_not_ahead_of_itself(scheduler):
+    scheduler.step(0.0, local(1), heartbeat(b"a", demand_of(num_cpus=2), queued=100))
+    scheduler.step(0.0, local(2), heartbeat(b"b", demand_of(num_cpus=2)))
+    scheduler.step(1.0, local(1), m.Place(((0, ONE_CPU, 100),)))
+    (effect,) = scheduler.take_effects(1.0)
+    assert dict(effect.message.rows[0][1]) == {b"a": 50, b"b": 50}
+
+
+def test_tasks_are_spread_by_cpus(scheduler):
+    scheduler.step(0.0, local(1), heartbeat(b"a", demand_of(num_cpus=1)))
+    scheduler.step(0.0, local(2), heartbeat(b"b", demand_of(num_cpus=3)))
+    scheduler.step(1.0, local(3), m.Place(((0, ONE_CPU, 100),)))
+    (effect,) = scheduler.take_effects(1.0)
+    assert dict(effect.message.rows[0][1]) == {b"a": 25, b"b": 75}
+
+
 def test_requests_of_one_turn_are_answered_together_per_sender(scheduler):
     scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU))
-    scheduler.step(0.0, local(1), m.Place(((1, ONE_CPU),)))
-    scheduler.step(0.0, local(2), m.Place(((7, GPU),)))
-    scheduler.step(0.0, local(1), m.Place(((2, ONE_CPU),)))
-    assert scheduler.take_effects(0.0) == [Send(local(1), m.Placed(((1, b"a"), (2, b"a")))), Send(local(2), m.Placed(((7, b""),)))]
+    scheduler.step(0.0, local(1), m.Place(((1, ONE_CPU, 1),)))
+    scheduler.step(0.0, local(2), m.Place(((7, GPU, 1),)))
+    scheduler.step(0.0, local(1), m.Place(((2, ONE_CPU, 5),)))
+    placed = m.Placed(((1, ((b"a", 1),)), (2, ((b"a", 5),))))
+    assert scheduler.take_effects(0.0) == [Send(local(1), placed), Send(local(2), m.Placed(((7, ()),)))]
     assert scheduler.take_effects(0.0) == []
     assert scheduler.next_deadline() is None
 
@@ -102,8 +120,9 @@ def test_a_dead_node_gets_nothing(scheduler):
         (local(1), heartbeat(b"a", (("CPU", 1.5),))),
         (local(1), heartbeat(b"a", (("CPU",),))),
         (local(1), m.Place(((1,),))),
-        (local(1), m.Place(((1, (("CPU", -1),)),))),
-        (local(1), m.Place(((1, (3,)),))),
+        (local(1), m.Place(((1, (("CPU", -1),), 1),))),
+        (local(1), m.Place(((1, (3,), 1),))),
+        (local(1), m.Place(((1, ONE_CPU, 0),))),
     ],
 )
 def test_nonsense_is_refused_and_counted(scheduler, source, message):

@@ -195,6 +195,16 @@ def test_circles_are_made_and_broken_within_processes_and_between_them() -> None
     assert [name for name in command.EXPECTED_OF_CIRCLES if not states[name]] == []
 
 
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_programs_end_with_the_right_values_on_several_nodes(nodes: int) -> None:
+    states: Counter[str] = Counter()
+    for seed in range(40):
+        outcome = command.run_seed(seed, nodes=nodes)
+        assert outcome.failure == "", seed
+        states.update(outcome.states)
+    assert [name for name in command.EXPECTED_OF_NODES if not states[name]] == []
+
+
 @pytest.mark.parametrize("kind", ["", "actors", "circles"])
 def test_no_process_depends_on_the_clock_of_another(kind: str) -> None:
     """Messages carry durations, and moments that only people read: the monotonic clocks of two machines have nothing in common."""
@@ -258,7 +268,7 @@ def test_every_kind_of_fault_and_every_state_is_reached(actors: bool) -> None:
     states: Counter[str] = Counter()
     missing = set(command.EXPECTED_STATES + (command.EXPECTED_OF_ACTORS if actors else ()))
     for seed in range(400):
-        states.update(command.run_seed(seed, actors).states)
+        states.update(command.run_seed(seed, actors=actors).states)
         missing = {name for name in missing if not states[name]}
         if not missing:
             return

@@ -59,6 +59,8 @@ class Config:
     """Estimated work that a worker prefetches: enough to hide a round trip, little enough to lose to a long task."""
     prefetch_tasks: int = 512
     """Most tasks that a worker prefetches (depth 16 / 64 / 256 measured 82 / 175 / 200 thousand tasks/s)."""
+    spill_after: float = 0.020
+    """When tasks have waited this long on their node, a global scheduler is asked for other nodes that could run them sooner."""
     take_back_after: float = 0.010
     """When a task has run this long and others wait behind it, those are taken back and sent to other workers."""
     introduce_after: int = 3

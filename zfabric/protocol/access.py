@@ -1,4 +1,4 @@
-"""Which messages a process of the node may send to which role of its daemon, or of another process.
+"""Which messages a process of the node may send to which role of its daemon, or of another process; and a daemon to that of another node.
 
 All others that arrive on a socket are refused and counted.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, LOCAL_SCHEDULER, OBJECT_STORE
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE
 
 FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
     LOCAL_SCHEDULER: frozenset(
@@ -57,6 +57,28 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
     OBJECT_STORE: frozenset({m.Reserve, m.ReturnGrant, m.GrantsHeld, m.Pinned, m.Unpin}),
 }
 """Messages that drivers, workers and tools may send, by the receiving role."""
+
+FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
+    LOCAL_SCHEDULER: frozenset(
+        {
+            m.RegisterNode,
+            m.Ready,
+            m.Delegate,
+            m.StopDelegated,
+            m.Ended,
+            m.EndsReceived,
+            m.EndJob,
+            m.JobGone,
+            m.JobOutput,
+            m.Placed,
+            m.JobNumber,
+            m.Written,
+        }
+    ),
+    CONTROL_STORE: frozenset({m.NewJob}),
+    GLOBAL_SCHEDULER: frozenset({m.Heartbeat, m.Place}),
+}
+"""Messages that the daemons of other nodes may send, by the receiving role."""
 
 FROM_PEERS: dict[bytes, frozenset[type[Any]]] = {
     CLIENT: frozenset({m.Returned, m.OutputWritten, m.Results}),

@@ -31,6 +31,9 @@ CALL_RETURN = b"\x40\x00\x00\x00"
 
 _TRIES_BITS = 32
 _TRIES_MAX = 2**32 - 1
+_DAEMONS_BITS = 12
+DAEMONS_MAX = 2**12 - 1
+"""Daemons that a node can have: its supervisor ends it before their number is too large for an attempt's."""
 
 pack_counter = struct.Struct(">I").pack
 unpack_counter = struct.Struct(">I").unpack
@@ -103,14 +106,15 @@ def call_value(call_id: bytes, index: int) -> bytes:
     return call_id + pack_counter(FIRST_CALL_INDEX + index)
 
 
-# The number of an attempt is unique for its task, whichever daemon gave it out. The upper half counts the daemons that the node had had
-# before that one. The lower half counts the attempts that the daemon had records of, and is shown to people. The lower half alone would
-# repeat: a daemon that dies may have given out attempts that no process reports to the next one.
+# The number of an attempt is unique for its task, whichever daemon of whichever node gave it out. The upper half is the number of the node
+# (20 bits), and how many daemons the node had had before that one (12 bits). The lower half counts the attempts that the daemon had records
+# of, and is shown to people. The lower half alone would repeat: a daemon that dies may have given out attempts that no process reports to
+# the next one.
 
 
-def first_attempt(daemons: int) -> int:
-    """The number of a task's first attempt under a daemon; the node had ``daemons`` before it."""
-    return daemons << _TRIES_BITS
+def first_attempt(daemons: int, node: int = 0) -> int:
+    """The number of a task's first attempt under a daemon of this node; the node had ``daemons`` before it."""
+    return (node << _DAEMONS_BITS | daemons) << _TRIES_BITS
 
 
 def next_attempt(attempt: int, first: int) -> int:
@@ -125,7 +129,12 @@ def tries_of(attempt: int) -> int:
 
 def daemons_of(attempt: int) -> int:
     """How many daemons the node had had before the one that gave out this attempt."""
-    return attempt >> _TRIES_BITS
+    return (attempt >> _TRIES_BITS) & DAEMONS_MAX
+
+
+def node_of(attempt: int) -> int:
+    """The number of the node that gave out this attempt."""
+    return attempt >> (_TRIES_BITS + _DAEMONS_BITS)
 
 
 def address(role: bytes, incarnation: bytes) -> Address:

@@ -19,7 +19,7 @@ from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
 from zfabric.machines.local_scheduler import LocalScheduler, WorkerRecord
 from zfabric.machines.object_store import ObjectStore
 from zfabric.protocol import messages as m
-from zfabric.protocol.access import FROM_PROCESSES
+from zfabric.protocol.access import FROM_NODES, FROM_PROCESSES
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address, control_of
 from zfabric.protocol.machine import Machine, Refusal
@@ -48,6 +48,7 @@ class NodeMachines:
         daemons: int,
     ) -> None:
         self.incarnation = incarnation
+        self.node = node
         self.shell = SHELL + incarnation
         """The address that messages of the shell come from."""
         roles = (LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER)
@@ -96,6 +97,17 @@ class NodeMachines:
         self._stirred.add(to)
         try:
             self.machines[to].step(now, role + sender, message)
+        except Refusal:
+            self.refused += 1
+
+    def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message) -> None:
+        """Take in a message that the daemon of another node sent as ``role``; refuse and count it if it may not, or if it does not fit."""
+        if type(message) not in FROM_NODES.get(to, ()):
+            self.refused += 1
+            return
+        self._stirred.add(to)
+        try:
+            self.machines[to].step(now, role + node, message)
         except Refusal:
             self.refused += 1
 

@@ -9,6 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
@@ -93,19 +94,23 @@ EXPECTED_OF_CIRCLES = ("WaitDetails", "HostDelays", "circle refused", "circle wa
 """The same for programs whose actors wait for each other."""
 
 
-def run_seed(seed: int, actors: bool = False, circles: bool = False, clocks: bool = False) -> WorldResult:
-    """Run one world. An exception that a machine raises becomes the result's failure."""
+EXPECTED_OF_NODES = ("Place", "Placed", "Delegate", "Ended", "EndsReceived", "StopDelegated", "EndJob", "JobGone", "worker died")
+"""The same for worlds of several nodes."""
+
+
+def run_seed(seed: int, **kind: Any) -> WorldResult:
+    """Run one world of a kind: arguments of ``World``. An exception that a machine raises becomes the result's failure."""
     try:
-        return World(seed, actors=actors, circles=circles, clocks=clocks).run()
+        return World(seed, **kind).run()
     except Exception as error:  # The simulator searches for every exception that a machine can raise.
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
         return WorldResult(seed, text, 0, Counter())
 
 
-def run_seeds(seeds: Iterable[int], jobs: int, actors: bool = False, circles: bool = False) -> Iterator[WorldResult]:
+def run_seeds(seeds: Iterable[int], jobs: int, **kind: Any) -> Iterator[WorldResult]:
     """Run many worlds in ``jobs`` processes; with more than one, results come in any order."""
-    run = partial(run_seed, actors=actors, circles=circles)
+    run = partial(run_seed, **kind)
     if jobs <= 1:
         yield from map(run, seeds)
         return
@@ -126,14 +131,14 @@ def readable(value: object) -> str:
     return repr(value)
 
 
-def trace(seed: int, actors: bool, circles: bool) -> int:
+def trace(seed: int, **kind: Any) -> int:
     """Print every message and event of one world. Return 1 if the world failed, else 0."""
 
     def show(now: float, source: str, to: str, message: object) -> None:
         line = f"{source} -> {to} {readable(message)}" if source or to else f"*** {message[0]}"  # type: ignore[index]
         print(f"{now - 100.0:10.4f} {line}"[:400])
 
-    world = World(seed, observer=show, actors=actors, circles=circles)
+    world = World(seed, observer=show, **kind)
     print(world.faults)
     outcome = world.run()
     print(outcome.failure or "all is well")
@@ -148,6 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes to use")
     parser.add_argument("--actors", action="store_true", help="programs with actors")
     parser.add_argument("--circles", action="store_true", help="programs whose actors wait for each other, some of them in circles")
+    parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
     parser.add_argument("--variant", choices=sorted(VARIANTS), help="break the machines in this way; seeds that fail are then a success")
     parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
     options = parser.parse_args(arguments)
@@ -155,23 +161,28 @@ def main(arguments: list[str] | None = None) -> int:
     options.circles |= options.variant in WITH_CIRCLES
     with applied(options.variant):
         if options.trace is not None:
-            return trace(options.trace, options.actors, options.circles)
+            return trace(options.trace, actors=options.actors, circles=options.circles, nodes=options.nodes)
         seeds = range(options.start, options.start + options.seeds)
-        return survey(seeds, options.jobs, options.variant, options.actors, options.circles)
+        return survey(seeds, options.jobs, options.variant, options.actors, options.circles, options.nodes)
 
 
-def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False, circles: bool = False) -> int:
+def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False, circles: bool = False, nodes: int = 1) -> int:
     """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
     began = time.perf_counter()
     failed = done = 0
     states: Counter[str] = Counter()
-    for outcome in run_seeds(seeds, jobs, actors, circles):
+    for outcome in run_seeds(seeds, jobs, actors=actors, circles=circles, nodes=nodes):
         done += 1
         states.update({name: 1 for name, count in outcome.states.items() if count > 0})
         if outcome.failure:
             failed += 1
             print(f"seed {outcome.seed} fails: {outcome.failure[:500]}")
-            more = (" --actors" if actors else "") + (" --circles" if circles else "") + (f" --variant {variant}" if variant else "")
+            more = (
+                (" --actors" if actors else "")
+                + (" --circles" if circles else "")
+                + (f" --nodes {nodes}" if nodes > 1 else "")
+                + (f" --variant {variant}" if variant else "")
+            )
             print(f"    python -m zfabric.sim --trace {outcome.seed}{more}")
             if variant:
                 break
@@ -182,7 +193,9 @@ def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False, c
     if variant:
         print("caught" if failed else "NOT caught")
         return not failed
-    expected = EXPECTED_OF_CIRCLES if circles else EXPECTED_STATES + (EXPECTED_OF_ACTORS if actors else ())
+    expected = (
+        EXPECTED_OF_NODES if nodes > 1 else EXPECTED_OF_CIRCLES if circles else EXPECTED_STATES + (EXPECTED_OF_ACTORS if actors else ())
+    )
     missing = [name for name in expected if not states[name]] if len(seeds) >= 200 else []
     print(f"{len(states)} states reached" + (f"; never: {', '.join(missing)}" if missing else ""))
     return bool(failed or missing)

@@ -100,7 +100,7 @@ class Invariants:
 
     def _in_flight(self, daemon: SimDaemon) -> None:
         """Fail if the daemon does not record a running task as in flight: its resources would be free."""
-        for process in self.world.workers.values():
+        for process in daemon.node.workers.values():
             record = daemon.scheduler.tables.workers.get(process.incarnation)
             if record is None or record.process is None or process.daemon != daemon.incarnation:
                 continue
@@ -113,8 +113,13 @@ class Invariants:
     # -- calm and end --
 
     def calm(self) -> None:
-        """In a calm world, compare the holders in the daemon's tables with the refs of processes."""
-        daemon = self.world.daemon
+        """In a calm world, compare the holders in the daemons' tables with the refs of processes."""
+        for node in self.world.nodes:
+            self._calm(node)
+
+    def _calm(self, node: Node) -> None:
+        daemon = node.daemon
+        processes = [process for process in self.world.processes() if process.node is node]
         believed = {
             (record.object_id, holder)
             for record in daemon.scheduler.tables.values()
@@ -123,13 +128,13 @@ class Invariants:
         }
         held = {
             (identifier, process.incarnation)
-            for process in self.world.processes()
+            for process in processes
             if process.machine.welcomed
             for identifier, entry in process.machine.objects.all_entries()
             if entry.refs > 0
         }
         missing = {pair for pair in held - believed if daemon.scheduler.tables.find(pair[0]) is not None}
-        known = {(identifier, process.incarnation) for process in self.world.processes() for identifier in process.machine.entries}
+        known = {(identifier, process.incarnation) for process in processes for identifier in process.machine.entries}
         extra = believed - known
         for identifier, holder in sorted(missing):
             self.world.fail(f"{self.world.who(holder)} holds {short(identifier)}, and the daemon does not know it")
@@ -138,7 +143,10 @@ class Invariants:
 
     def nothing_left(self) -> list[str]:
         """List what remains after all refs were released."""
-        daemon = self.world.daemon
+        return [each for node in self.world.nodes for each in self._left_on(node)] + self._left_of_processes()
+
+    def _left_on(self, node: Node) -> list[str]:
+        daemon = node.daemon
         tables = daemon.scheduler.tables
         left = [f"task {short(task.id)} ({daemon.scheduler.explain(task.id)})" for task in tables.tasks.values()]
         left += [f"object {short(record.id)} {_describe(record)}" for record in tables.objects.values()]
@@ -152,7 +160,10 @@ class Invariants:
             left.append(f"{daemon.scheduler.references.lineage_bytes} bytes of lineage")
         if tables.counts["inline_bytes"]:
             left.append(f"{tables.counts['inline_bytes']} inline bytes")
-        left += self._files()
+        return left + self._files(node)
+
+    def _left_of_processes(self) -> list[str]:
+        left: list[str] = []
         for process in self.world.processes():
             machine = process.machine
             left += [f"entry {short(each)} of {process.name}" for each in machine.entries]
@@ -163,14 +174,17 @@ class Invariants:
             left += [f"a reservation of {process.name}" for _ in machine.reservations.answers]
         return [*left, *self.world.calls.left()]
 
-    def _files(self) -> list[str]:
+    def _files(self, node: Node) -> list[str]:
         """List files that are left on disk."""
-        arena = self.world.nodes[0].arena
+        arena = node.arena
         return [f"{short(content.object_id)} on disk" for content in arena.disk.values()] + [f"file {each}" for each in arena.unfinished]
 
     def job_gone(self, job: bytes) -> list[str]:
         """List what is left of a job that has ended."""
-        daemon = self.world.daemon
+        return [each for node in self.world.nodes for each in self._job_on(node, job)]
+
+    def _job_on(self, node: Node, job: bytes) -> list[str]:
+        daemon = node.daemon
         tables = daemon.scheduler.tables
         left = [f"task {short(each)}" for each in tables.tasks if each.startswith(job)]
         left += [f"object {short(each)}" for each in tables.objects if each.startswith(job)]
@@ -180,7 +194,7 @@ class Invariants:
         left += [f"a grant of {self.world.who(grant.holder)}" for grant in daemon.store._tables.grants.values() if self._dead(grant.holder)]
         for table in ("task", "object", "function", "log", "checkpoint"):
             left += [f"{short(key)} of the {table} table" for key, _ in daemon.journal.scan(table)]
-        left += self._files()
+        left += self._files(node)
         left += [f"the record of actor {short(each)}" for each in daemon.scheduler.actors.records]
         left += [f"the name of actor {each}" for each in daemon.scheduler.actors.named]
         return left

@@ -35,10 +35,13 @@ FRAMES_PER_TURN = 8
 class Node:
     """One node: the parts that outlive its daemons, and the current daemon."""
 
-    def __init__(self, world: Surroundings, seed: str, cpus: int, pieces: int) -> None:
+    def __init__(self, world: Surroundings, seed: str, cpus: int, pieces: int, number: int = 0) -> None:
         self.world = world
         self.seed = seed
         self.cpus = cpus
+        self.number = number
+        """Its number in the cluster, from 1; 0 where there is no cluster."""
+        self.identifier = bytes((2,)) + number.to_bytes(3, "big") + bytes(4) if number else b"node"
         self.arena = SimArena(world.fail, pieces)
         """Memory and spilled files."""
         slow = world.faults.slow_commits
@@ -50,6 +53,11 @@ class Node:
         self.restarts = 0
         self.daemon = SimDaemon(self, f"{seed}/daemon0", 0)
         world.note("daemon 0 starts")
+
+    def row(self) -> m.Row:
+        """Its row of ``NodeTable``."""
+        resources = (("CPU", self.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
+        return self.identifier, self.number, f"node{self.number}", "", "", b"", resources, (), 0
 
     @property
     def published(self) -> bytes:
@@ -89,7 +97,8 @@ class Node:
     def make_worker(self, token: bytes, job: bytes, pid: int) -> WorkerProcess:
         """Make the worker process that the supervisor has forked."""
         self._workers += 1
-        worker = self.workers[token] = WorkerProcess(self.world, self, token, job, pid, f"worker{self._workers}")
+        name = f"worker{self._workers}" if self.number < 2 else f"worker{self.number}.{self._workers}"
+        worker = self.workers[token] = WorkerProcess(self.world, self, token, job, pid, name)
         return worker
 
     def process_died(self, process: ProcessView) -> None:
@@ -112,7 +121,7 @@ class SimSupervisor:
         self._slots: dict[int, tuple[m.Row, ...]] = {}
         """Rows in the slots of dead workers that no daemon has read yet, by pid."""
         self.start_failures = world.faults.start_failures
-        self._next_pid = 1000
+        self._next_pid = 1000 + 1_000_000 * node.number
         self._random = random.Random(seed)
 
     def pid(self) -> int:
@@ -240,14 +249,18 @@ class SimDaemon:
         self._random = random.Random(seed + "/commits")
         self._events: deque[tuple[bytes, m.Message]] = deque()
         self._frames: deque[tuple[bytes, bytes]] = deque()
+        self._node_frames: deque[tuple[bytes, bytes]] = deque()
         self._awake_at = float("inf")
         self._sweep_at = self.now + SWEEP_EVERY
         total = (("CPU", node.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
-        self.core = NodeMachines(incarnation, b"node", self.config, total, node.arena.capacity, journal, daemons)
+        self.core = NodeMachines(incarnation, node.identifier, self.config, total, node.arena.capacity, journal, daemons)
         self.scheduler, self.store = self.core.scheduler, self.core.store
         for role, machine in self.core.machines.items():
             self.core.machines[role] = ObservedMachine(self, machine)
+        self.node_transport = SimTransport(world.network, node.identifier, self.config)
+        """Links to the daemons of other nodes."""
         world.network.attach(incarnation, self._receive)
+        world.network.attach(node.identifier, self._receive_from_node)
         if daemons:
             self.core.recover(self.now, node.arena.found())
         else:
@@ -271,6 +284,10 @@ class SimDaemon:
         self._frames.append((sender, frame))
         self.wake()
 
+    def _receive_from_node(self, sender: bytes, frame: bytes) -> None:
+        self._node_frames.append((sender, frame))
+        self.wake()
+
     def wake(self, at: float | None = None) -> None:
         """Schedule a turn at a time on the daemon's clock, by default as soon as possible."""
         at = max(self.now + LOOP_DELAY, at or 0.0)
@@ -287,15 +304,22 @@ class SimDaemon:
         except Crashed:
             self.node.kill_daemon()
             return
-        if self._events or self._frames or self.core.pending:
+        if self._events or self._frames or self._node_frames or self.core.pending:
             self.wake()
-        deadlines = (self.core.next_deadline(), self.transport.next_deadline(), self._sweep_at)
+        transports = (self.transport.next_deadline(), self.node_transport.next_deadline())
+        deadlines = (self.core.next_deadline(), *transports, self._sweep_at)
         self.wake(min(due for due in deadlines if due is not None))
 
     @property
     def idle(self) -> bool:
         """Whether it has nothing to do until something arrives or is due."""
-        return not (self._events or self._frames or self.core.pending) and self.storage.idle
+        return not (self._events or self._frames or self._node_frames or self.core.pending) and self.storage.idle
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has nothing to do, and all that it sent was acknowledged."""
+        settled = self.transport.settled and self.node_transport.settled
+        return self.alive and self.idle and not self.scheduler.tables.recovering and settled
 
     # -- one turn --
 
@@ -314,12 +338,21 @@ class SimDaemon:
                 self.core.receive(now, sender, to, role, message)
                 if self.core.refused > refused:
                     self.world.refused(sender, to, message)
+        for _ in range(min(len(self._node_frames), FRAMES_PER_TURN)):
+            sender, frame = self._node_frames.popleft()
+            for to, role, message in self.node_transport.accept(sender, frame, now):
+                refused = self.core.refused
+                self.core.receive_from_node(now, sender, to, role, message)
+                if self.core.refused > refused:
+                    self.world.fail(f"a daemon refuses {type(message).__name__} of another node")
         self.core.tick(now)
         self.core.decide(now, self._perform)
         for incarnation, envelopes in self.core.take_outgoing().items():
             self.crash_point()
-            self.transport.send(incarnation, envelopes, now)
+            transport = self.node_transport if incarnation in self.scheduler.tables.nodes else self.transport
+            transport.send(incarnation, envelopes, now)
         self.transport.tick(now)
+        self.node_transport.tick(now)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
             for incarnation in self.core.sweep(self.transport.peers):
@@ -369,6 +402,7 @@ class SimDaemon:
         self.alive = False
         self.storage.stop()
         self.world.network.detach(self.incarnation)
+        self.world.network.detach(self.node.identifier)
 
 
 class Overview(Surroundings, Protocol):
@@ -384,7 +418,7 @@ class Overview(Surroundings, Protocol):
 
     @property
     def workers(self) -> dict[bytes, WorkerProcess]:
-        """Living workers of the first node, by incarnation."""
+        """Living workers of all nodes, by incarnation."""
 
     def processes(self) -> list[Process]:
         """All living processes but daemons."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES, daemons_of, is_put, job_id, tries_of
+from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES, daemons_of, is_put, job_id, node_of, tries_of
 from zfabric.protocol.options import LOGGED
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import ACTOR, HALF, PLAIN, WIDE, Program
@@ -33,6 +33,7 @@ class Scenario(NamedTuple):
     cpus: int = 1
     pieces: int = 16
     disturb: Callable[[World], None] | None = None
+    nodes: int = 1
 
 
 def task(label: int, *statements: Any, size: int = 0, refs: tuple[int, ...] = ()) -> tuple[Any, ...]:
@@ -104,6 +105,11 @@ SCENARIOS: dict[str, Scenario] = {
             call(1, task(6)),
             get((0, ("TaskCancelledError",)), (1, 193)),
         ),
+    ),
+    "delegated": Scenario(
+        "A node has one CPU and two tasks: another node runs the second, and the first value comes last.",
+        (call(0, task(5, ("sleep", 0.2))), call(1, task(6)), get((1, 193), (0, 162))),
+        nodes=2,
     ),
     "take_back": Scenario(
         "A task turns out long, and the one queued behind it is dispatched to another worker.",
@@ -193,7 +199,8 @@ def render(name: str) -> str:
         observer=transcript.record,
         pieces=scenario.pieces,
         cpus=scenario.cpus,
-        settings={"workers_max": 4, "inline_depth": 100, "prefetch_tasks": 64, "worker_idle_seconds": 60.0},
+        nodes=scenario.nodes,
+        settings={"workers_max": 4, "inline_depth": 100, "prefetch_tasks": 64, "worker_idle_seconds": 60.0, "spill_after": 0.02},
     )
     transcript.world = world
     if scenario.disturb is not None:
@@ -235,8 +242,10 @@ class _Transcript:
             return self._name(value)
         if isinstance(value, tuple):
             return "(" + " ".join(shown for each in value if (shown := self._show(each))) + ")"
-        if type(value) is int and daemons_of(value) > 0:
+        if type(value) is int and value > 0 and daemons_of(value) > 0:
             return f"{daemons_of(value)}.{tries_of(value)}"  # An attempt that a later daemon dispatched.
+        if type(value) is int and value > 0 and node_of(value) > 0:
+            return f"{node_of(value)}:{tries_of(value)}"  # One that a node of a cluster gave out.
         return "-" if value is None else str(value)
 
     def _name(self, value: bytes) -> str:

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from zfabric.config import Config
-from zfabric.machines.local_scheduler import ALONE_AFTER, ASSIGNED, LEASED
+from zfabric.machines.local_scheduler import ALONE_AFTER, ASSIGNED, LEASED, TaskRecord
 from zfabric.machines.worker import Invocation, Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import Address, control_of, is_control
+from zfabric.protocol.ids import LOCAL_SCHEDULER, Address, control_of, is_control
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.shell.process import FRAME_ROWS
 from zfabric.sim.actors import ActorAuthor
@@ -77,6 +77,7 @@ class World:
         actors: bool = False,
         circles: bool = False,
         clocks: bool = False,
+        nodes: int = 1,
     ) -> None:
         self.seed = seed
         self._clocks = random.Random(f"{seed}/clocks") if clocks else None
@@ -87,6 +88,9 @@ class World:
         self.cpus = cpus or (random.Random(f"{seed}/cpus").choice((1, 1, 2)) if circles else self.shape.choice((1, 2, 2, 3)))
         quiesce = random.Random(f"{seed}/quiesce").choice((0.0, 0.01, 0.1))
         apart = {"quiesce_seconds": quiesce, **_direct_submission(random.Random(f"{seed}/introductions"))}
+        if nodes > 1:
+            apart["spill_after"] = random.Random(f"{seed}/spilling").choice((0.001, 0.004, 0.02))
+            self.faults = self.faults._replace(daemon_crashes=0)
         self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
         self.observer = observer
         self.notes: list[str] = []
@@ -110,7 +114,7 @@ class World:
         self.invariants = Invariants(self)
         self.calls = CallInvariants(self)
         self.wait_graph = WaitGraph(self)
-        self.nodes = [Node(self, str(seed), self.cpus, pieces)]
+        self.nodes = [Node(self, str(seed), self.cpus, pieces)] if nodes == 1 else self._cluster(nodes, pieces)
         self.driver = Driver(self, self.nodes[0], self.incarnation(), self.nodes[0].supervisor.pid(), self.program)
         self.after(0.001, self.driver.start)
         self._plan_faults()
@@ -123,6 +127,14 @@ class World:
         usual = self.shape.choice((12, 16, 24))
         small = random.Random(f"{self.seed}/small store").choice((0, 0, 0, 2, 3, 4))
         return small if small and not self.hoarding else usual
+
+    def _cluster(self, count: int, pieces: int) -> list[Node]:
+        """Make several nodes that know each other."""
+        nodes = [Node(self, f"{self.seed}/node{number}", self.cpus, pieces, number) for number in range(1, count + 1)]
+        rows = tuple(node.row() for node in nodes)
+        for node in nodes:
+            node.daemon.event(LOCAL_SCHEDULER, m.NodeTable(1, rows))
+        return nodes
 
     # -- time --
 
@@ -163,8 +175,15 @@ class World:
 
     @property
     def workers(self) -> dict[bytes, WorkerProcess]:
-        """Living workers of the first node, by incarnation."""
-        return self.nodes[0].workers
+        """Living workers of all nodes, by incarnation."""
+        if len(self.nodes) == 1:
+            return self.nodes[0].workers
+        return {token: worker for node in self.nodes for token, worker in node.workers.items()}
+
+    def task_record(self, task_id: bytes) -> TaskRecord | None:
+        """The record of a task at its home."""
+        found = (node.daemon.scheduler.tables.tasks.get(task_id) for node in self.nodes)
+        return next((task for task in found if task is not None and not task.function.delegated), None)
 
     def processes(self) -> list[Process]:
         """All living processes but daemons."""
@@ -184,7 +203,7 @@ class World:
             return not self.caller_lives(frame)  # Its arguments were released with its caller.
         if item is None:
             return False
-        record = self.daemon.scheduler.tables.tasks.get(item.row[0])
+        record = self.task_record(item.row[0])
         return record is None or (record.rare is not None and bool(record.rare.stopped))
 
     def caller_lives(self, frame: StackFrame) -> bool:
@@ -195,8 +214,9 @@ class World:
     def who(self, incarnation: bytes) -> str:
         """Return a process's readable name."""
         plain = control_of(incarnation) if is_control(incarnation) else incarnation
-        if plain == self.daemon.incarnation:
-            return "daemon"
+        for node in self.nodes:
+            if plain in (node.daemon.incarnation, node.identifier):
+                return f"daemon{node.number}" if len(self.nodes) > 1 else "daemon"
         if plain == self.driver.incarnation:
             return "driver"
         worker = self.workers.get(plain)
@@ -284,8 +304,7 @@ class World:
 
     def _would_be_condemned(self, worker: WorkerProcess) -> bool:
         """Whether one more death would have the scheduler fail a task of this worker as one that kills its workers."""
-        tasks = self.daemon.scheduler.tables.tasks
-        found = (tasks.get(frame.item.row[0]) for frame in worker.stack if frame.item is not None)
+        found = (self.task_record(frame.item.row[0]) for frame in worker.stack if frame.item is not None)
         crashes = max((task.rare.crashes for task in found if task is not None and task.rare is not None), default=0)
         return crashes + 1 >= ALONE_AFTER + self.config.poison_kills
 
@@ -374,7 +393,7 @@ class World:
         limit = self.now + LIMIT / 4
         check_at, every = self.now, CHECK_EVERY
         while True:
-            if self.now >= check_at and self.daemon.alive and self.network.in_flight == 0:
+            if self.now >= check_at and all(node.up for node in self.nodes) and self.network.in_flight == 0:
                 check_at = self.now + every
                 if not left():
                     return
@@ -412,47 +431,49 @@ class World:
 
     def is_calm(self) -> bool:
         """Whether no message is under way and every process waits."""
-        daemon = self.daemon
         return (
-            daemon.alive
-            and daemon.idle
-            and not daemon.scheduler.tables.recovering
+            all(node.daemon.settled for node in self.nodes)
             and self.network.in_flight == 0
-            and daemon.transport.settled
             and all(
-                process.transport.settled and process.daemon == daemon.incarnation and not process.inbox and not process.machine.has_unsent
+                process.transport.settled
+                and process.daemon == process.node.published
+                and not process.inbox
+                and not process.machine.has_unsent
                 for process in self.processes()
             )
             and all(not worker.worker.unreported for worker in self.workers.values())
         )
 
     def explain(self) -> str:
-        """Describe what each task and process waits for."""
-        parts = []
-        daemon = self.daemon
+        """Say why nothing happens any more."""
+        return "; ".join(part for node in self.nodes for part in self._explain(node.daemon))
+
+    def _explain(self, daemon: SimDaemon) -> list[str]:
+        parts: list[str] = []
         if not daemon.alive:
-            return "there is no daemon"
+            return ["there is no daemon"]
         if daemon.scheduler.tables.recovering:
             parts.append(f"the daemon recovers and waits for {[self.who(each) for each in daemon.scheduler.rejoining._expected]}")
         for task in list(daemon.scheduler.tables.tasks.values())[:6]:
             explanation = daemon.scheduler.explain(task.id)
             if explanation is not None and explanation.state != "finished":
                 parts.append(f"{explanation.subject.hex()} {explanation.state}: {explanation.reason}")
-        for process in self.processes():
+        for process in self.processes() if daemon is self.daemon else ():
             top = process.stack[-1] if process.stack else None
             state = "idle" if top is None else "computes" if top.busy_until is not None else "waits" if top.wait is not None else "runs"
             parts.append(f"{process.name} {state}, {process.machine.unfinished} rows unfinished")
         for worker in daemon.scheduler.tables.workers.values():
             counts = f"inflight {len(worker.inflight)} frames {len(worker.frames)}"
             parts.append(f"record {self.who(worker.token)} state {worker.state} {counts}")
-        return "; ".join(parts)
+        return parts
 
 
 def _place(world: World, address: Address) -> str:
     role, incarnation = address[:1], address[1:]
     who = world.who(incarnation)
-    if who == "daemon":
-        return {b"L": "scheduler", b"O": "store", b"S": "control", b"G": "placer", b"X": "shell"}.get(role, "daemon")
+    if who.startswith("daemon"):
+        names = {b"L": "scheduler", b"O": "store", b"S": "control", b"G": "placer", b"X": "shell"}
+        return names.get(role, "daemon") + who.removeprefix("daemon")
     return f"{who}.control" if role == b"K" or is_control(incarnation) else who
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from itertools import count
 
-from zfabric.protocol.ids import CHILDREN_MAX, FIRST_PUT_INDEX, child_prefix, daemons_of, object_id, pack_counter
+from zfabric.protocol.ids import CHILDREN_MAX, FIRST_PUT_INDEX, child_prefix, object_id, pack_counter
+
+ATTEMPTS_OF_FIRST_DAEMON = 2**32 - 1
+"""The largest number of an attempt that the first daemon of a node without a cluster gives out."""
 
 
 def salt_of(attempt: int) -> bytes:
@@ -22,7 +25,7 @@ def put_salt(attempt: int) -> bytes:
 
 
 def _packed(attempt: int) -> bytes:
-    return attempt.to_bytes(8, "big") if daemons_of(attempt) else pack_counter(attempt)
+    return pack_counter(attempt) if attempt <= ATTEMPTS_OF_FIRST_DAEMON else attempt.to_bytes(8, "big")
 
 
 class Namer:

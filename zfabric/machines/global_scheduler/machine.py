@@ -7,6 +7,7 @@ of a node, what was placed on it counts as queued there, so that one batch does 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,11 +54,11 @@ class GlobalScheduler:
         feasible: dict[Demand, list[NodeView]] = {}
         for asker, question in self._asked:
             rows = answers.setdefault(asker, [])
-            for token, demand in question.rows:
+            for token, demand, count in question.rows:
                 nodes = feasible.get(demand)
                 if nodes is None:
                     nodes = feasible[demand] = self._feasible(demand)
-                rows.append((token, self._place(demand, nodes)))
+                rows.append((token, self._place(demand, count, nodes, asker)))
         self._asked = []
         effects, self._effects = self._effects, []
         return effects + [Send(asker, m.Placed(tuple(rows))) for asker, rows in answers.items()]
@@ -90,10 +91,10 @@ class GlobalScheduler:
 
     def on_place(self, now: float, source: Address, message: m.Place) -> None:
         """Queue a request for placement."""
-        if all(len(row) == 2 and type(row[1]) is tuple and _is_demand(row[1]) for row in message.rows):
+        if all(len(row) == 3 and type(row[1]) is tuple and _is_demand(row[1]) and row[2] > 0 for row in message.rows):
             self._asked.append((source, message))
         else:
-            self._refuse(source, "rows of Place are (token, demand)")
+            self._refuse(source, "rows of Place are (token, demand, tasks)")
 
     def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
         """Remove a node whose local scheduler is dead; its next incarnation sends its own heartbeat."""
@@ -106,14 +107,21 @@ class GlobalScheduler:
     def _feasible(self, demand: Demand) -> list[NodeView]:
         return [self._nodes[node] for node in sorted(self._nodes) if covers(self._nodes[node].total, demand)]
 
-    def _place(self, demand: Demand, nodes: list[NodeView]) -> bytes:
-        node = self._policy.choose(demand, nodes, _NO_INPUTS) if nodes else None
-        if node is None:
+    def _place(self, demand: Demand, count: int, nodes: list[NodeView], asker: Address) -> tuple[Row, ...]:
+        if not nodes:
             self._counts["infeasible"] += 1
-            return b""
-        self._counts["placed"] += 1
-        self._nodes[node].placed += 1
-        return node
+            return ()
+        for view in nodes:
+            if view.scheduler == asker:  # What it asks for is in its queue: there it is not ahead of itself.
+                view.queued = max(0, view.queued - count)
+        places: Counter[bytes] = Counter()
+        for _ in range(count):
+            node = self._policy.choose(demand, nodes, _NO_INPUTS)
+            if node is not None:
+                places[node] += 1
+                self._nodes[node].placed += 1
+        self._counts["placed"] += count
+        return tuple(places.items())
 
     def _refuse(self, source: Address, text: str) -> None:
         self._counts["refused"] += 1

@@ -34,6 +34,11 @@ class NodeView:
             return 0.0
         return (ahead + 1) * self.mean_seconds / max(1.0, self.total.get("CPU", 0) / RESOURCE_UNIT)
 
+    @property
+    def load(self) -> float:
+        """Tasks ahead of a new one, per CPU."""
+        return (self.queued + self.placed) / max(1.0, self.total.get("CPU", 0) / RESOURCE_UNIT)
+
 
 class Policy(Protocol):
     """How a node is chosen."""
@@ -56,7 +61,7 @@ class LeastWait:
         """The node with the least estimated time to start."""
         best = min(
             nodes,
-            key=lambda node: (max(node.wait(demand), inputs.get(node.node, 0.0)), node.queued + node.placed, node.node),
+            key=lambda node: (max(node.wait(demand), inputs.get(node.node, 0.0)), node.load, node.node),
             default=None,
         )
         return best.node if best else None

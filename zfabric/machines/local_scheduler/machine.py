@@ -30,6 +30,10 @@ from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.membership import Membership
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
+from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.peers import Peers
+from zfabric.machines.local_scheduler.nodes.spilling import Spilling
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
@@ -189,6 +193,10 @@ class LocalScheduler:
             self.rejoining,
             self.deliver,
         )
+        self.delegations = Delegations(self.tables, self.outcomes, node)
+        self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.jobs)
+        self.spilling = Spilling(self.tables, self.delegations, self.placement_requests)
+        self.peers = Peers(node, self.tables, self.outcomes, self.stopping, self.departures, self.jobs, self.spilling, daemons)
         self.reports = Reports(
             node,
             self.tables,
@@ -267,6 +275,7 @@ class LocalScheduler:
             self.stopping.next_deadline(),
             self.placement_requests.next_deadline(),
             self.starvation.next_deadline(),
+            self.spilling.next_deadline(),
             self.actors.next_deadline(),
             self.deadlocks.next_deadline(),
             self.logs.next_deadline(),
@@ -292,11 +301,16 @@ class LocalScheduler:
             self.direct.end_of_turn(now)
             self._overdue_at = self._look_again(self._overdue_at, now)
             self.placement_requests.ask(now)
+            self.spilling.end_of_turn(now)
             self.starvation.end_of_turn(now)
             if self._trim_at is None:
                 self._trim_at = self.workers.trim(now)
         self.deliver()
         self._send_results()
+        if tables.delegated_ends:
+            self.executions.end_of_turn()
+        if tables.nodes:
+            self.delegations.end_of_turn()
         self.actors.end_of_turn()
         self.jobs.end_of_turn(now)
         self.values.read_durable()
@@ -390,14 +404,31 @@ class LocalScheduler:
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
         """Send output of workers to the driver of their job."""
-        by_driver: dict[bytes, list[m.Row]] = {}
+        by_job: dict[bytes, list[m.Row]] = {}
         for row in message.rows:
             worker = self.tables.by_pid.get(row[0])
-            driver = worker.job.driver if isinstance(worker, WorkerRecord) and worker.job is not None else None
-            if driver is not None:
-                by_driver.setdefault(driver.incarnation, []).append(row)
-        for incarnation, rows in by_driver.items():
-            self.tables.tell(self.tables.processes[incarnation], m.LogLines(tuple(rows)))
+            if isinstance(worker, WorkerRecord) and worker.job is not None:
+                by_job.setdefault(worker.job.id, []).append(row)
+        for identifier, rows in by_job.items():
+            job = self.tables.jobs.get(identifier)
+            if job is not None and job.home:
+                self.tables.tell_node(job.home, m.JobOutput(job.id, tuple(rows), ()))
+            elif job is not None and job.driver is not None:
+                self.tables.tell(job.driver, m.LogLines(tuple(rows)))
+
+    def on_job_output(self, now: float, source: Address, message: m.JobOutput) -> None:
+        """Output and notices from another node, for the driver of a job of this one."""
+        job, node = self.tables.jobs.get(message.job), self.tables.nodes.get(source[1:])
+        if job is None or node is None or job.driver is None:
+            return
+        if message.lines:
+            lines = tuple((pid, f"{name} on {node.name}" if name else f"on {node.name}", *rest) for pid, name, *rest in message.lines)
+            self.tables.tell(job.driver, m.LogLines(lines))
+        for level, text in message.notices:
+            if level == "again":
+                self.tables.notify_again(job, f"on {node.name}: {text}")
+            else:
+                self.tables.tell(job.driver, m.Notice(level, f"on {node.name}: {text}"))
 
     def on_inspected(self, now: float, source: Address, message: m.Inspected) -> None:
         """Send the answer of an inspected process to the process that asked."""
@@ -497,7 +528,16 @@ class LocalScheduler:
             m.Written: self.requests.on_answer,
             m.JobNumber: self.requests.on_answer,
             m.Found: self.requests.on_answer,
-            m.Placed: self.placement_requests.on_placed,
+            m.Placed: self.spilling.on_placed,
+            m.NodeTable: self.peers.on_node_table,
+            m.RegisterNode: self.peers.on_register_node,
+            m.Delegate: self.executions.on_delegate,
+            m.StopDelegated: self.executions.on_stop_delegated,
+            m.Ended: self.delegations.on_ended,
+            m.EndsReceived: self.executions.on_ends_received,
+            m.EndJob: self.jobs.on_end_job,
+            m.JobGone: self.jobs.on_job_gone,
+            m.JobOutput: self.on_job_output,
             m.Query: self.on_query,
             m.Answer: self.requests.on_answer,
             m.LogLines: self.on_log_lines,

@@ -20,6 +20,7 @@ from zfabric.protocol.ids import (
     child_prefix,
     daemons_of,
     first_attempt,
+    node_of,
     object_id,
     tries_of,
 )
@@ -250,7 +251,9 @@ class TaskExtras:
         "history",
         "kept",
         "rebuilt",
+        "recursively",
         "retries",
+        "stays",
         "stopped",
         "submitters",
         "unresolved",
@@ -271,6 +274,10 @@ class TaskExtras:
         self.deadline: float | None = None
         self.stopped = ""
         """Why an attempt is to be stopped: "cancelled", "timeout", "force" (which kills), "killed", or empty."""
+        self.stays = False
+        """Whether it is to run at its home: what it returns cannot travel."""
+        self.recursively = False
+        """Whether what it submitted on another node is to be stopped with it."""
         self.goes_on: WorkerRecord | None = None
         """The worker that has not stopped the task, although the task has its outcome. It is in flight there until the worker reports it or
         dies."""
@@ -297,6 +304,7 @@ class FunctionRecord:
     __slots__ = (
         "actor",
         "concurrency",
+        "delegated",
         "demand",
         "environment",
         "id",
@@ -312,8 +320,10 @@ class FunctionRecord:
         "stream",
     )
 
-    def __init__(self, identifier: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
+    def __init__(self, identifier: bytes, name: str, payload: bytes, options: tuple[Row, ...], delegated: bool = False) -> None:
         self.id = identifier
+        self.delegated = delegated
+        """Whether its tasks are at home on other nodes, which receive the outcome of each attempt and decide what follows."""
         self.name = name
         self.payload = payload
         self.options = options
@@ -332,14 +342,15 @@ class FunctionRecord:
         """Number of its tasks that one worker runs at the same time, in an event loop (``async def``); 0: one, on its stack."""
         self.inline: bool = option(options, "inline", True) and not self.concurrency
         """Whether its tasks may run on top of one that waits."""
-        self.plain = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None and self.stream is None
+        usual = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None and self.stream is None
+        self.plain = usual and not delegated
         self.queue: ShapeQueue
 
     @property
     def shape(self) -> Shape:
         """Shape of its tasks that set no options of their own."""
         makes = TASKS if self.actor is None else SHARING if self.shared else ACTORS
-        return self.demand, self.environment, makes, self.concurrency
+        return self.demand, self.environment, makes, self.concurrency, self.delegated
 
     def learn(self, count: int, seconds: float) -> None:
         """Update ``mean`` with ``count`` runs that took ``seconds`` together."""
@@ -349,8 +360,9 @@ class FunctionRecord:
 
 TASKS, ACTORS, SHARING = range(3)
 """What tasks make: values, actors with a process each, or actors that share processes."""
-Shape = tuple[Demand, Environment, int, int]
-"""What tasks of one queue share: demand, environment, what they make, and how many run at the same time."""
+Shape = tuple[Demand, Environment, int, int, bool]
+"""What tasks of one queue share: demand, environment, what they make, how many run at the same time, and
+whether they are delegated."""
 
 
 class ShapeQueue:
@@ -359,6 +371,7 @@ class ShapeQueue:
     __slots__ = (
         "actors",
         "concurrency",
+        "delegated",
         "demand",
         "environment",
         "feasible",
@@ -378,7 +391,7 @@ class ShapeQueue:
     )
 
     def __init__(self, shape: Shape, job: JobRecord, token: int) -> None:
-        demand, environment, makes, concurrency = self.shape = shape
+        demand, environment, makes, concurrency, self.delegated = self.shape = shape
         self.job = job
         self.concurrency = concurrency
         """Number of its tasks that one worker runs at the same time, in an event loop; 0: one, on its stack."""
@@ -589,6 +602,9 @@ class WorkerRecord:
         self.turn: Row = ()
         """The row of ``delays`` whose call has the turn."""
 
+    remote = False
+    """Whether it is on another node."""
+
     @property
     def behind(self) -> bool:
         """Whether tasks are queued behind the one on top."""
@@ -598,6 +614,26 @@ class WorkerRecord:
     def blocked(self) -> bool:
         """Whether the task on top of its stack waits."""
         return bool(self.frames)
+
+
+class NodeRecord(WorkerRecord):
+    """Another node, as it is to the home of tasks: a worker that runs many of them at once, in any order."""
+
+    __slots__ = ("ends_received", "name", "next_end", "number", "resources", "unreceived")
+
+    remote = True
+
+    def __init__(self, node: bytes, number: int, name: str, resources: dict[str, int], now: float) -> None:
+        super().__init__(node, None, NO_ENVIRONMENT, now)
+        self.number = number
+        self.name = name
+        self.resources = resources
+        self.ends_received: int | None = None
+        """As home: the newest message of ended attempts that is to be acknowledged in this turn."""
+        self.next_end = 1
+        """As executor: the number of the next message of ended attempts."""
+        self.unreceived: deque[Row] = deque()
+        """As executor: such messages that the home has not acknowledged."""
 
 
 class DirectLease:
@@ -637,9 +673,11 @@ class JobRecord:
     """Everything that one driver caused. An ``ended`` job accepts nothing more."""
 
     __slots__ = (
+        "delegated",
         "driver",
         "ended",
         "functions",
+        "home",
         "id",
         "namespace",
         "notices",
@@ -657,7 +695,11 @@ class JobRecord:
         self.namespace = namespace
         self.started = started
         self.driver: ProcessRecord | None = None
+        self.home = b""
+        """The node of its driver; empty if that is this one."""
         self.functions: dict[bytes, FunctionRecord] = {}
+        self.delegated: dict[bytes, FunctionRecord] = {}
+        """Functions of tasks of this job that other nodes have delegated to this one."""
         self.queues: dict[Shape, ShapeQueue] = {}
         self.queues_most = QUEUES_MOST
         self.ended = False
@@ -681,8 +723,8 @@ def make_outputs(task: TaskRecord, count: int) -> None:
 
 def prefixes_of(task: TaskRecord, earlier: int = ATTEMPTS_LOOKED_AT) -> set[bytes]:
     """Prefixes of the ids of a task's children, for its last attempts: children of earlier ones have long been dropped."""
-    daemons, tries = daemons_of(task.attempt), tries_of(task.attempt)
+    node, daemons, tries = node_of(task.attempt), daemons_of(task.attempt), tries_of(task.attempt)
     attempts = [*range(task.attempt - min(tries, earlier), task.attempt + 1)]
     for before in range(max(0, daemons - DAEMONS_LOOKED_AT), daemons) if earlier else ():
-        attempts += range(first_attempt(before), first_attempt(before) + TRIES_LOOKED_AT)
+        attempts += range(first_attempt(before, node), first_attempt(before, node) + TRIES_LOOKED_AT)
     return {child_prefix(task.id[:JOB_BYTES], task.id, 0, salt_of(attempt)) for attempt in attempts}

@@ -13,6 +13,7 @@ from zfabric.machines.local_scheduler.records import (
     QUEUES_MOST,
     AnyObject,
     JobRecord,
+    NodeRecord,
     ObjectRecord,
     ProcessRecord,
     Shape,
@@ -24,7 +25,8 @@ from zfabric.machines.local_scheduler.records import (
 from zfabric.machines.local_scheduler.transitions import Transition
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send
-from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, Address, control_of
+from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, LOCAL_SCHEDULER, PREFIX_BYTES, TASK_BYTES, Address, control_of
+from zfabric.protocol.messages import Row
 
 NOTICES_MAX = 20
 """Most notices to one driver that something runs again after a crash."""
@@ -50,6 +52,10 @@ class Tables:
         """Streams that somebody may read, by task id."""
         self.processes: dict[bytes, ProcessRecord] = {}
         self.workers: dict[bytes, WorkerRecord] = {}
+        self.nodes: dict[bytes, NodeRecord] = {}
+        """The other nodes of the cluster, by id. Each has a record in ``processes``, too: it submits tasks, and holds values."""
+        self.delegated_ends: list[tuple[TaskRecord, int, Row, tuple[Row, Row] | None]] = []
+        """Attempts of delegated tasks that ended since the last turn: (task, status, outputs, extra as in ``Completed``)."""
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
@@ -122,7 +128,9 @@ class Tables:
     def notify_again(self, job: JobRecord, text: str) -> None:
         """Notify the driver of a job that something runs again. The number of notices is limited; the daemon's log has all."""
         self.say("info", text)
-        if job.driver is not None and job.notices < NOTICES_MAX:
+        if job.home:
+            self.tell_node(job.home, m.JobOutput(job.id, (), (("again", text),)))
+        elif job.driver is not None and job.notices < NOTICES_MAX:
             job.notices += 1
             last = "; there are no further notices of this kind: `zfabric explain` says what had to run again"
             self.tell(job.driver, m.Notice("warning", text + (last if job.notices == NOTICES_MAX else "")))
@@ -136,6 +144,10 @@ class Tables:
         """The worker that sent a message, from its client or its control thread."""
         process = self.processes.get(source[1:]) or self.processes.get(control_of(source[1:]))
         return self.workers.get(process.name) if process is not None else None
+
+    def tell_node(self, node: bytes, message: m.Message) -> None:
+        """Decide to send ``message`` to the local scheduler of another node."""
+        self.effects.append(Send(LOCAL_SCHEDULER + node, message))
 
     def find(self, object_id: bytes) -> AnyObject | None:
         """The record of an object, or None if there is none (any more)."""

@@ -22,7 +22,19 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from zfabric.protocol.messages import actors, arena, control_store, node, placement, queries, registration, tasks, values
+from zfabric.protocol.messages import (
+    actors,
+    arena,
+    cluster,
+    control_store,
+    delegation,
+    node,
+    placement,
+    queries,
+    registration,
+    tasks,
+    values,
+)
 from zfabric.protocol.messages.actors import ALIVE as ALIVE
 from zfabric.protocol.messages.actors import CREATING as CREATING
 from zfabric.protocol.messages.actors import DEAD as DEAD
@@ -70,6 +82,7 @@ from zfabric.protocol.messages.arena import ReturnGrant as ReturnGrant
 from zfabric.protocol.messages.arena import Sealed as Sealed
 from zfabric.protocol.messages.arena import Spilled as Spilled
 from zfabric.protocol.messages.arena import Unpin as Unpin
+from zfabric.protocol.messages.cluster import NodeTable as NodeTable
 from zfabric.protocol.messages.control_store import Committed as Committed
 from zfabric.protocol.messages.control_store import Create as Create
 from zfabric.protocol.messages.control_store import Found as Found
@@ -81,6 +94,16 @@ from zfabric.protocol.messages.control_store import Scan as Scan
 from zfabric.protocol.messages.control_store import Swap as Swap
 from zfabric.protocol.messages.control_store import Write as Write
 from zfabric.protocol.messages.control_store import Written as Written
+from zfabric.protocol.messages.delegation import LOST as LOST
+from zfabric.protocol.messages.delegation import STAYS as STAYS
+from zfabric.protocol.messages.delegation import Delegate as Delegate
+from zfabric.protocol.messages.delegation import Ended as Ended
+from zfabric.protocol.messages.delegation import EndJob as EndJob
+from zfabric.protocol.messages.delegation import EndsReceived as EndsReceived
+from zfabric.protocol.messages.delegation import JobGone as JobGone
+from zfabric.protocol.messages.delegation import JobOutput as JobOutput
+from zfabric.protocol.messages.delegation import RegisterNode as RegisterNode
+from zfabric.protocol.messages.delegation import StopDelegated as StopDelegated
 from zfabric.protocol.messages.node import MemoryPressure as MemoryPressure
 from zfabric.protocol.messages.node import ProcessDied as ProcessDied
 from zfabric.protocol.messages.node import ProcessTable as ProcessTable
@@ -149,7 +172,19 @@ Message: TypeAlias = tuple[Any, ...]
 Envelope: TypeAlias = tuple[bytes, bytes, Message]
 """``(role it is for, role it is from, message)``"""
 
-SECTIONS: tuple[ModuleType, ...] = (registration, tasks, actors, values, arena, control_store, placement, node, queries)
+SECTIONS: tuple[ModuleType, ...] = (
+    registration,
+    tasks,
+    actors,
+    values,
+    arena,
+    control_store,
+    placement,
+    delegation,
+    cluster,
+    node,
+    queries,
+)
 """The modules of messages, in the order in which a reader meets them: one for each pair of roles, or each subject."""
 
 MESSAGES: dict[str, type[Any]] = {

@@ -21,12 +21,16 @@ class Heartbeat(NamedTuple):
 
 
 class Place(NamedTuple):
-    """local scheduler -> global scheduler. Ask which nodes could run tasks of these demands. Rows ``(token, demand pairs)``."""
+    """local scheduler -> global scheduler. Ask which nodes could run tasks of these demands. Rows ``(token, demand pairs, tasks)``: how
+    many tasks of each demand.
+    """
 
     rows: Rows
 
 
 class Placed(NamedTuple):
-    """global scheduler -> local scheduler. Rows ``(token, node or empty)``: empty where no node will ever have what the demand asks for."""
+    """global scheduler -> local scheduler. Rows ``(token, places)``. The places are rows ``(node, tasks)``: how many of the tasks are to
+    run on each node, the asking one perhaps included. There are none where no node will ever have what the demand asks for.
+    """
 
     rows: Rows

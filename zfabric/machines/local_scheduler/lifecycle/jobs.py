@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
@@ -23,6 +25,15 @@ from zfabric.protocol.ids import JOB_BYTES, Address, job_id
 
 TOMBSTONES_KEPT = 1000
 """Ended jobs whose rows are retained, for users."""
+
+
+class _LastRows(NamedTuple):
+    """What is written at the end of a job: ``first_puts`` at first; ``puts`` where that failed and is tried again."""
+
+    job: JobRecord
+    first_puts: m.Rows
+    puts: m.Rows
+    deletes: m.Rows
 
 
 class Jobs:
@@ -59,8 +70,10 @@ class Jobs:
         self.departures = departures
         self.detached = detached
         self.job_shutdown = job_shutdown
-        self._tombstones: list[tuple[float, tuple[JobRecord, tuple[m.Rows, m.Rows]]]] = []
-        """Ends of jobs that the control store could not write: (when to repeat, what)."""
+        self._leaving: dict[bytes, tuple[set[bytes], _LastRows]] = {}
+        """Ended jobs of which other nodes may still have something: which nodes, and the rows that are written then."""
+        self._tombstones: list[tuple[float, _LastRows]] = []
+        """Ends of jobs that the control store could not write: when to try again, and what."""
 
     def on_goodbye(self, now: float, source: Address, message: m.Goodbye) -> None:
         """Handle the exit of a driver or tool."""
@@ -123,9 +136,43 @@ class Jobs:
         status = ("job", job.id, self.row(job, "ended"))
         if job.number > TOMBSTONES_KEPT and job_id(job.number - TOMBSTONES_KEPT) not in tables.jobs:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
-        last_rows = (status,), (*deletes, *more)
-        rows = (*puts, *self.events.take(), status)
-        self.requests.ask(m.Write, rows, last_rows[1], then=self._job_ended, about=(job, last_rows))
+        statuses = (status,) if not job.home else ()
+        ends = _LastRows(job, (*puts, *self.events.take(), *statuses), statuses, (*deletes, *more))
+        nodes = [] if job.home else [node.token for node in tables.nodes.values()]
+        for node in nodes:
+            tables.tell_node(node, m.EndJob(job.id))
+        if nodes:
+            self._leaving[job.id] = set(nodes), ends
+        else:
+            self._write_end(ends)
+
+    def _write_end(self, ends: _LastRows) -> None:
+        """Write that a job has ended. Its tombstone is the last that is written of it, on any node."""
+        self.requests.ask(m.Write, ends.first_puts, ends.deletes, then=self._job_ended, about=ends)
+
+    def on_end_job(self, now: float, source: Address, message: m.EndJob) -> None:
+        """A job whose driver is on another node has ended."""
+        job = self.tables.jobs.get(message.job)
+        if job is not None:
+            self.end_job(job, now)
+        else:
+            self.tables.tell_node(source[1:], m.JobGone(message.job))
+
+    def on_job_gone(self, now: float, source: Address, message: m.JobGone) -> None:
+        """Another node has nothing of an ended job any more."""
+        self._left(message.job, source[1:])
+
+    def node_died(self, node: bytes) -> None:
+        """A node is dead: what it had of ended jobs is gone with it."""
+        for job in list(self._leaving):
+            self._left(job, node)
+
+    def _left(self, job: bytes, node: bytes) -> None:
+        nodes, ends = self._leaving.get(job, (set(), None))
+        nodes.discard(node)
+        if ends is not None and not nodes:
+            del self._leaving[job]
+            self._write_end(ends)
 
     def _drop_task(self, task: TaskRecord) -> None:
         self.references.revive(task)
@@ -142,13 +189,15 @@ class Jobs:
             job.reason = reason
             self.end_job(job, now)
 
-    def _job_ended(self, now: float, about: tuple[JobRecord, tuple[m.Rows, m.Rows]], answer: m.Written) -> None:
+    def _job_ended(self, now: float, about: _LastRows, answer: m.Written) -> None:
         """Send the driver a farewell once the end of its job is durable. If the control store cannot write, the end is written later."""
-        job, _ = about
+        job = about.job
         if not answer.ok:
             self._tombstones.append((now + self.tables.config.store_retry_every, about))
         driver = job.driver
         self.tables.jobs.pop(job.id, None)
+        if job.home:
+            self.tables.tell_node(job.home, m.JobGone(job.id))
         if driver is not None and driver.incarnation in self.tables.processes:
             self.tables.tell(driver, m.Farewell(job.reason))
             self.departures.release(driver)
@@ -174,7 +223,7 @@ class Jobs:
         """Repeat writes of ended jobs that have failed."""
         while self._tombstones and self._tombstones[0][0] <= now:
             _, about = self._tombstones.pop(0)
-            self.requests.ask(m.Write, *about[1], then=self._job_ended, about=about)
+            self.requests.ask(m.Write, about.puts, about.deletes, then=self._job_ended, about=about)
 
     def next_deadline(self) -> float | None:
         """When the next failed write is repeated."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler.records import (
     DONE,
     READY,
@@ -29,9 +31,25 @@ from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUn
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure, refs_in
 from zfabric.protocol.ids import TASK_BYTES, WORKER, next_attempt, object_id, split_ids, tries_of
-from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
+from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, LOST, OK, RETRY, STAYS
 from zfabric.protocol.names import brief
 from zfabric.protocol.trace import marked
+
+
+class Crash(NamedTuple):
+    """How the worker died that had a task. Also the one output of an attempt that a node reports as ``LOST``."""
+
+    suspect: bool
+    """Whether the worker ran the task when it died."""
+    pid: int
+    exit_code: int
+    signal: int
+    peak: int
+    """The most memory that it had, in bytes."""
+    stderr: str
+    memory: bool
+    """Whether it was killed because the node ran short of memory."""
+
 
 ALONE_AFTER = 2
 """Crashes after which a task is suspected: it then runs with nothing behind it on its worker."""
@@ -69,9 +87,10 @@ class Outcomes:
         inflight = worker.inflight
         for function_id, count, seconds in message.durations:
             job = worker.job
-            function = job.functions.get(function_id) if job is not None else None
-            if function is not None and count > 0:
-                function.learn(count, seconds)
+            for functions in (job.functions, job.delegated) if job is not None and count > 0 else ():
+                function = functions.get(function_id)
+                if function is not None:
+                    function.learn(count, seconds)
         extras = {index: (contained, kept) for index, contained, kept in message.extras} if message.extras else {}
         processes, touched, spare = tables.processes, tables.touched, tables.spare
         lease = worker.direct
@@ -149,6 +168,9 @@ class Outcomes:
 
     def _settle(self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
         """Handle an outcome that is not the plain one."""
+        if task.function.delegated:
+            self._end_delegated(task, status, outputs, extra)
+            return
         if task.function.stream is not None:
             self._recorded(worker, task.id)
         stopped = task.rare.stopped if task.rare is not None else ""
@@ -161,6 +183,13 @@ class Outcomes:
             self.again(task)
         elif status in (ERROR, RETRY):
             self._finish(task, ERROR, outputs[0] if outputs else b"")
+        elif status == LOST:
+            self._lost_elsewhere(task, worker, outputs)
+        elif status == STAYS:
+            task.facts().stays = True
+            self._detach(task)
+            self.renumber(task)
+            self.make_ready(task, front=True)
         elif status == FAILED:
             self._finish(task, FAILED, outputs[0] if outputs else pack_failure("FabricError", "the worker gave no reason"))
         elif task.function.stream is not None and (stream := self.tables.streams.get(task.id)) is not None and not stream.whole:
@@ -231,7 +260,7 @@ class Outcomes:
 
     def _recorded(self, worker: WorkerRecord, task_id: bytes) -> None:
         """Have a worker release what it retains of a stream, behind the end of the attempt that made it."""
-        if worker.process is not None:
+        if worker.process is not None and not worker.remote:
             self.tables.send(WORKER + worker.process.incarnation, m.OutcomesRecorded((task_id,)))
 
     def drop_copy(self, worker: WorkerRecord, identifier: bytes, value: object) -> None:
@@ -332,6 +361,9 @@ class Outcomes:
     def _finish_one(self, task: TaskRecord, status: int, payload: bytes) -> None:
         if task.state == DONE:
             return
+        if task.function.delegated:
+            self._end_delegated(task, status, (payload,), None)
+            return
         values = task.values()
         for record in values:
             if record.status == OK and record.value is not None:
@@ -370,6 +402,47 @@ class Outcomes:
             self.tables.touched[process] = None
         if task.rare is not None:
             self._tell_others(task, status, row)
+
+    def _end_delegated(self, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
+        """An attempt of a task of another node has ended: it is that node's to decide what follows. Nothing of the task stays here."""
+        worker = task.worker
+        contained = extra is not None and any(extra[0])
+        if contained or any(type(each) is not bytes for each in outputs) or (status not in (OK, LOST) and outputs and refs_in(outputs[0])):
+            for index, value in enumerate(outputs):
+                self.drop_copy(worker, object_id(task.id, index), value) if worker is not None else None
+            status, outputs, extra = STAYS, (), None
+        task.finish()
+        if worker is not None:
+            worker.inflight.pop(task.id, None)
+            self._forgo_places(worker, task)
+        self._unpin_row(task)
+        self.tables.tasks.pop(task.id, None)
+        self.tables.delegated_ends.append((task, status, outputs, extra))
+
+    def _lost_elsewhere(self, task: TaskRecord, node: WorkerRecord, outputs: m.Row) -> None:
+        """A worker of another node died, which had the task."""
+        crash = Crash(*unpack_row(outputs[0])) if outputs and type(outputs[0]) is bytes else Crash(False, 0, 0, 0, 0, "", False)
+        if crash.suspect:
+            self._crashed(task, node, crash)
+        else:
+            self._detach(task)
+            self.renumber(task)
+            self.make_ready(task, front=True)
+
+    def node_lost(self, node: WorkerRecord) -> None:
+        """Another node is dead: what it ran runs again. Which of it killed a worker there, if anything did, nobody knows."""
+        for task in reversed(list(node.inflight.values())):
+            stopped = task.rare.stopped if task.rare is not None else ""
+            if task.state == DONE:
+                task.facts().goes_on = None
+            elif stopped in STOPPED:
+                kind = STOPPED[stopped]
+                self.fail(task, kind, _stopped_text(task, kind), self._facts(task, node))
+            else:
+                self._detach(task)
+                self.renumber(task)
+                self.make_ready(task, front=True)
+        node.inflight.clear()
 
     def _tell_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
         """Send the outcome to earlier submitters of the task, too."""
@@ -510,11 +583,15 @@ class Outcomes:
                 task.facts().goes_on = None
                 continue
             stopped = task.rare.stopped if task.rare is not None else ""
+            memory = worker.kill_reason == "memory"
+            crash = Crash(task is suspect, worker.pid, died.exit_code, died.signal, died.peak, died.stderr, memory)
             if stopped in STOPPED:
                 kind = STOPPED[stopped]
                 self.fail(task, kind, _stopped_text(task, kind), self._facts(task, worker))
+            elif task.function.delegated:
+                self._end_delegated(task, LOST, (pack_row(crash),), None)
             elif task is suspect:
-                self._crashed(task, worker, died)
+                self._crashed(task, worker, crash)
             else:
                 self._detach(task)
                 # It may have begun, or even finished unreported: a late report must not count.
@@ -532,16 +609,16 @@ class Outcomes:
         waiting = {frame.task_id for frame in worker.frames}
         return next((task for task in inflight if task.id not in waiting), None) if not waiting else None
 
-    def _crashed(self, task: TaskRecord, worker: WorkerRecord, died: m.ProcessDied) -> None:
+    def _crashed(self, task: TaskRecord, worker: WorkerRecord, died: Crash) -> None:
         rare = task.facts()
         rare.crashes += 1
         if rare.crashes > ALONE_AFTER:
             rare.alone += 1
-        memory = worker.kill_reason == "memory"
+        memory = died.memory
         how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
         if memory:
             how = f"the node ran out of memory and this worker had the most, {died.peak / 2**20:.0f} MiB"
-        rare.history.append(f"attempt {tries_of(task.attempt) + 1}: worker {worker.pid}: {how}")
+        rare.history.append(f"attempt {tries_of(task.attempt) + 1}: worker {died.pid}: {how}")
         if rare.alone >= self.tables.config.poison_kills:
             kind = "PoisonedTaskError"
             text = f"{task.name} killed every worker it was given ({rare.crashes}), {rare.alone} of them while it ran alone"
@@ -551,9 +628,9 @@ class Outcomes:
             died_of = (
                 how
                 if memory
-                else f"its worker (pid {worker.pid}) died of {how}"
+                else f"its worker (pid {died.pid}) died of {how}"
                 if died.signal
-                else f"its worker (pid {worker.pid}) ended with {how}"
+                else f"its worker (pid {died.pid}) ended with {how}"
             )
             self.tables.notify_again(task.function.queue.job, f"{task.name} ({brief(task.id)}) runs again, attempt {attempt}: {died_of}")
             return
@@ -564,7 +641,7 @@ class Outcomes:
         if died.stderr:
             text += "\nlast lines of its stderr:\n" + died.stderr
         facts = (
-            *self._facts(task, worker),
+            *self._facts(task, worker, died.pid),
             ("signal", died.signal),
             ("exit_code", died.exit_code),
             ("peak", died.peak),
@@ -572,12 +649,12 @@ class Outcomes:
         )
         self.fail(task, kind, text, facts)
 
-    def _facts(self, task: TaskRecord, worker: WorkerRecord) -> Facts:
+    def _facts(self, task: TaskRecord, worker: WorkerRecord, pid: int = 0) -> Facts:
         return (
             ("task", task.id.hex()),
             ("function", task.name),
-            ("node", self.node.hex()),
-            ("pid", worker.pid),
+            ("node", (worker.token if worker.remote else self.node).hex()),
+            ("pid", pid or worker.pid),
             ("attempt", tries_of(task.attempt)),
         )
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from zfabric.machines.common.resources import ResourcePool, describe
-from zfabric.machines.local_scheduler.records import READY
+from zfabric.machines.local_scheduler.records import READY, ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import Address
 
 
 class PlacementRequests:
@@ -18,17 +17,17 @@ class PlacementRequests:
         self.outcomes = outcomes
         self.pool = pool
 
-    def on_placed(self, now: float, source: Address, message: m.Placed) -> None:
-        """Fail tasks for which there is no node, if the configuration says so."""
-        for token, node in message.rows:
-            queue = self.tables.queues.get(token)
-            if queue is None or self.pool.fits_total(queue.demand):
-                continue
-            if not node and self.tables.config.infeasible == "raise":
-                for task in list(queue.tasks):
-                    if task.state == READY:
-                        text = f"no node will ever have what {task.name} asks for: {describe(queue.demand)}"
-                        self.outcomes.fail(task, "TaskUnschedulableError", text, ())
+    def answered(self, queue: ShapeQueue, somewhere: bool) -> None:
+        """Tasks of a shape could run on some node, or on none."""
+        if self.pool.fits_total(queue.demand):
+            return
+        if somewhere:
+            queue.infeasible_since = None
+        elif self.tables.config.infeasible == "raise":
+            for task in list(queue.tasks):
+                if task.state == READY:
+                    text = f"no node will ever have what {task.name} asks for: {describe(queue.demand)}"
+                    self.outcomes.fail(task, "TaskUnschedulableError", text, ())
 
     def ask(self, now: float) -> None:
         """Ask for nodes for tasks whose demand exceeds this node's resources."""
@@ -43,9 +42,9 @@ class PlacementRequests:
                 continue
             if queue.infeasible_since is None:
                 queue.infeasible_since = now
-            if not queue.placed or self.tables.config.infeasible == "raise":
+            if (not queue.placed or self.tables.config.infeasible == "raise") and not self.tables.nodes:  # Else all that wait ask.
                 queue.placed = True
-                rows.append((queue.token, queue.demand))
+                rows.append((queue.token, queue.demand, len(queue.tasks)))
         if rows:
             self.tables.send(self.tables.placer_address, m.Place(tuple(rows)))
 

@@ -79,6 +79,9 @@ class Stopping:
         tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
         if message.recursive:
             parents, calls = self._parents.setdefault(reason, ([], []))
+            for task in tasks:
+                if task.worker is not None and task.worker.remote:
+                    task.facts().recursively = True
             begun = (task for task in tasks if task.attempt or task.state not in (WAITING, READY))
             parents += [task for task in begun if message.force or not _keeps_its_outcome(task)]
             calls += [each[:TASK_BYTES] for each in message.object_ids if is_call(each)]
@@ -210,7 +213,10 @@ class Stopping:
             self._asked.pop(task_id, None)
             return
         self._asked[task_id] = now + self.tables.config.interrupt_every
-        self.tables.order(worker, request)
+        if worker.remote:
+            self.tables.tell_node(worker.token, m.StopDelegated(task_id, request.attempt, request.reason, False))
+        else:
+            self.tables.order(worker, request)
 
     def _repeat(self, task_id: bytes, now: float) -> None:
         given_up = self._given_up.get(task_id)
@@ -231,7 +237,10 @@ class Stopping:
             self._ask_given_up(task, request, now)
             return
         self._asked[task_id] = now + self.tables.config.interrupt_every
-        if worker.shared:  # It makes an actor in a process with other actors, which must not die for it.
+        if worker.remote:
+            recursive = task.rare.recursively and task.rare.stopped != "timeout"
+            self.tables.tell_node(worker.token, m.StopDelegated(task_id, task.attempt, task.rare.stopped, recursive))
+        elif worker.shared:  # It makes an actor in a process with other actors, which must not die for it.
             self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
         elif task.rare.stopped == "force":
             reason = f"task {task.name} was cancelled by force"
@@ -249,7 +258,7 @@ class Stopping:
 def _may_be_given_up(task: TaskRecord) -> bool:
     """Whether a task may receive its outcome while its worker runs it: it was sent, and nothing but its end is reported to others."""
     unsent = task.rare is not None and task.rare.wait_locations is not None
-    return task.function.actor is None and task.function.stream is None and not unsent
+    return task.function.actor is None and task.function.stream is None and not unsent and not task.function.delegated
 
 
 def _keeps_its_outcome(task: TaskRecord) -> bool:

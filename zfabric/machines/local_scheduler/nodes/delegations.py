@@ -1,0 +1,94 @@
+"""The home's side of tasks that run on other nodes: which tasks are sent there, and how their attempts ended.
+
+A node is given rows as a worker is: in batches, each attempt with its number. It never passes them on, so a row is at most one hop from its
+home. What runs there is in flight on the node's record; the outcome of an attempt is accepted by the same look-up as that of a worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.records import READY, TASKS, NodeRecord, ShapeQueue, TaskRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+from zfabric.protocol.messages import OK
+
+
+class Delegations:
+    """Gives ready tasks to other nodes, and takes in how they ended."""
+
+    def __init__(self, tables: Tables, outcomes: Outcomes, node: bytes) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self.node = node
+
+    def give(self, queue: ShapeQueue, node: NodeRecord, most: int, now: float) -> int:
+        """Delegate up to ``most`` tasks of a queue, the last ones first: this node goes on at its head. Return how many."""
+        tasks = queue.tasks
+        batch: list[TaskRecord] = []
+        stay: list[TaskRecord] = []
+        while tasks and len(batch) < most:
+            task = tasks.pop()
+            if task.state != READY:
+                continue
+            (batch if self.may_travel(task) else stay).append(task)
+        tasks.extend(reversed(stay))
+        batch.reverse()
+        for start in range(0, len(batch), ROWS_MAX):
+            self._send(queue, node, batch[start : start + ROWS_MAX], now)
+        return len(batch)
+
+    def may_travel(self, task: TaskRecord) -> bool:
+        """Whether another node could run a task: it makes a value, and all that its row names is small and here."""
+        function = task.function
+        if function.actor is not None or function.stream is not None or task.contains() or (task.rare is not None and task.rare.stays):
+            return False
+        return all(type(record.value) is bytes and record.status == OK and not record.contained for record in self._dependencies(task))
+
+    def _dependencies(self, task: TaskRecord) -> list[Any]:
+        return [self.tables.find(object_id) for object_id in task.row[3]]
+
+    def _send(self, queue: ShapeQueue, node: NodeRecord, batch: list[TaskRecord], now: float) -> None:
+        job = queue.job
+        first = self.tables.first_attempt
+        functions: dict[bytes, m.Row] = {}
+        rows: list[m.Row] = []
+        details: list[m.Row] = []
+        for task in batch:
+            task.assign(node)
+            node.inflight[task.id] = task
+            function = task.function
+            if job.id + function.id not in node.functions:
+                node.functions.add(job.id + function.id)
+                functions[function.id] = (function.id, function.name, function.payload, function.options)
+            if task.row[3] or task.attempt != first:
+                values = tuple(record.value for record in self._dependencies(task))
+                details.append((len(rows), task.attempt, values))
+            rows.append(task.row)
+        about = (job.id, job.namespace, job.home or self.node)
+        self.tables.tell_node(node.token, m.Delegate(about, tuple(functions.values()), tuple(rows), tuple(details), first))
+        self.tables.counts["delegated"] += len(batch)
+
+    def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
+        """Attempts of tasks of this node ended on another one."""
+        node = self.tables.nodes.get(source[1:])
+        if node is None:
+            self.tables.counts["refused"] += 1
+            return
+        self.outcomes.completed(node, m.Completed(*message.completed), now)
+        node.ends_received = message.number
+
+    def end_of_turn(self) -> None:
+        """Acknowledge the ended attempts that were taken in."""
+        for node in self.tables.nodes.values():
+            if node.ends_received is not None:
+                self.tables.tell_node(node.token, m.EndsReceived(node.ends_received))
+                node.ends_received = None
+
+
+def is_own_work(queue: ShapeQueue) -> bool:
+    """Whether tasks of a queue may be given to other nodes at all: they are at home here, and make values."""
+    return not queue.delegated and queue.shape[2] == TASKS

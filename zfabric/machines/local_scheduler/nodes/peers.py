@@ -1,0 +1,96 @@
+"""Which other nodes the cluster has, and what the arrival or the death of one means here.
+
+The registry decides who is a member and who is dead; this node receives its table (``NodeTable``). Each node is a process to every other
+one, and registers as processes do: ``RegisterNode``, what it has of the other's, ``Ready``.
+"""
+
+from __future__ import annotations
+
+from zfabric.machines.local_scheduler.lifecycle.departures import Departures
+from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
+from zfabric.machines.local_scheduler.nodes.spilling import Spilling
+from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import GLOBAL_SCHEDULER, Address, first_attempt
+
+
+class Peers:
+    """The other nodes. ``daemons`` is how many daemons this node had before."""
+
+    def __init__(
+        self,
+        node: bytes,
+        tables: Tables,
+        outcomes: Outcomes,
+        stopping: Stopping,
+        departures: Departures,
+        jobs: Jobs,
+        spilling: Spilling,
+        daemons: int,
+    ) -> None:
+        self.node = node
+        self.tables = tables
+        self.outcomes = outcomes
+        self.stopping = stopping
+        self.departures = departures
+        self.jobs = jobs
+        self.spilling = spilling
+        self.daemons = daemons
+        self.table: dict[bytes, m.Row] = {}
+        """Rows of the newest ``NodeTable``, this node's own included, by node."""
+        self._version = 0
+        self._local_placer = tables.placer_address
+
+    def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
+        """The living nodes, after a change."""
+        if message.version <= self._version:
+            return
+        self._version = message.version
+        self.table = {row[0]: row for row in message.rows}
+        own = self.table.get(self.node)
+        if own is not None:
+            self.tables.first_attempt = first_attempt(self.daemons, own[1])
+        for node, row in self.table.items():
+            if node != self.node and node not in self.tables.nodes:
+                self._joined(node, row, now)
+        for gone in [each for each in self.tables.nodes.values() if each.token not in self.table]:
+            self._died(gone, now)
+        oldest = min(self.table.values(), key=lambda row: row[1], default=None)
+        placer = self._local_placer if oldest is None or oldest[0] == self.node else GLOBAL_SCHEDULER + oldest[0]
+        if placer != self.tables.placer_address:
+            self.tables.placer_address = placer
+            self.spilling.placer_changed()
+
+    def _joined(self, node: bytes, row: m.Row, now: float) -> None:
+        record = NodeRecord(node, row[1], row[2], dict(row[6]), now)
+        process = ProcessRecord(node, "node", 0, 0, None, node, node)
+        record.process = process
+        self.tables.nodes[node] = record
+        self.tables.processes[node] = process
+        self.tables.tell_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:]))
+        self.tables.tell_node(node, m.Ready())
+
+    def on_register_node(self, now: float, source: Address, message: m.RegisterNode) -> None:
+        """Another node registers: it is new here, or so is its daemon."""
+        process = self.tables.processes.get(source[1:])
+        if process is None or source[1:] not in self.tables.nodes:
+            self.tables.counts["refused"] += 1
+            return
+        process.ready = False
+
+    def _died(self, node: NodeRecord, now: float) -> None:
+        """A node is dead: what it ran runs again, jobs whose driver was there end."""
+        del self.tables.nodes[node.token]
+        self.tables.say("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
+        self.outcomes.node_lost(node)
+        if node.process is not None:
+            self.departures.release(node.process)
+        for task in [each for each in self.tables.tasks.values() if each.submitter == node.token and each.function.delegated]:
+            self.stopping.stop(task, "cancelled", now)
+        self.tables.delegated_ends = [row for row in self.tables.delegated_ends if row[0].submitter != node.token]
+        for job in [each for each in self.tables.jobs.values() if each.home == node.token]:
+            self.jobs.end_job(job, now)
+        self.jobs.node_died(node.token)

@@ -1,0 +1,89 @@
+"""Tasks that run on another node than their home: home and executor are local schedulers of two nodes.
+
+To a home, another node is a worker that runs many tasks at once. To an executor, a home is a process that submits tasks. The executor
+never retries such a task and never passes it on: it reports how the attempt ended, and the home decides.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zfabric.protocol.messages.rows import Row, Rows
+
+LOST = 5
+"""A status of ``Ended``: the attempt came to nothing, since its worker died. The one output is a packed row ``(suspect, pid, exit code,
+signal, peak, stderr, memory)``: whether the worker ran the task when it died, how it died, and whether it was killed for its memory."""
+
+STAYS = 6
+"""A status of ``Ended``: the attempt ended, and its outcome is too large for a message or has refs inside. The task runs again at home."""
+
+
+class RegisterNode(NamedTuple):
+    """local scheduler -> local scheduler of another node. The first message on every link between two nodes.
+
+    ``daemon`` is the incarnation of the sender's daemon. Between this and ``Ready`` the sender repeats what it has of the receiver's: as a
+    home nothing, as an executor the ``Ended`` that were not acknowledged.
+    """
+
+    protocol: int
+    daemon: bytes
+
+
+class Delegate(NamedTuple):
+    """home -> executor. Task rows of one job to run, in order.
+
+    ``job`` is ``(job id, namespace, home of the job)``. ``functions`` are those of the rows that this node has not received yet, as in
+    ``Export``. ``details`` lists the exceptions from "attempt ``attempt``, nothing to resolve": rows ``(index in rows, attempt, values of
+    the dependencies)``. The values are inline bytes.
+    """
+
+    job: Row
+    functions: Rows
+    rows: Rows
+    details: Rows
+    attempt: int
+
+
+class StopDelegated(NamedTuple):
+    """home -> executor. Stop an attempt. ``reason`` is "cancelled", "timeout" or "force"; ``recursive`` stops what it submitted as well."""
+
+    task_id: bytes
+    attempt: int
+    reason: str
+    recursive: bool
+
+
+class Ended(NamedTuple):
+    """executor -> home. Attempts that ended. ``completed`` has the fields of ``Completed``; a status may be ``LOST``.
+
+    ``number`` counts these messages. The executor retains them until ``EndsReceived``.
+    """
+
+    number: int
+    completed: Row
+
+
+class EndsReceived(NamedTuple):
+    """home -> executor. The home has processed all ``Ended`` up to this number."""
+
+    number: int
+
+
+class EndJob(NamedTuple):
+    """home of a job -> every other node. The job has ended. ``JobGone`` is the answer."""
+
+    job: bytes
+
+
+class JobGone(NamedTuple):
+    """any node -> home of a job. No process works for this job here any more, and none of its values is here."""
+
+    job: bytes
+
+
+class JobOutput(NamedTuple):
+    """executor -> home of a job. Output for the job's driver: ``lines`` as in ``LogLines``, ``notices`` rows ``(level, text)``."""
+
+    job: bytes
+    lines: Rows
+    notices: Rows
