@@ -32,7 +32,7 @@ def client() -> Client:
 NAMER = Namer(JOB, root_task(JOB))
 
 
-def said(client: Client) -> list[Any]:
+def sent_by(client: Client) -> list[Any]:
     messages = [effect.message for effect in client.take_effects(0.0)]  # type: ignore[union-attr]
     client.check_invariants()
     return messages
@@ -44,5 +44,5 @@ def submit(client: Client, *needs: bytes, returns: int = 1, **options: Any) -> b
     return row[0]
 
 
-def hear(client: Client, message: Any) -> None:
+def receive(client: Client, message: Any) -> None:
     client.step(0.0, b"L" + DAEMON, message)

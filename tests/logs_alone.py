@@ -44,14 +44,14 @@ class Actor:
         self.worker.finish_call(item, OK if whole else FAILED, outputs, contained, 0.0, 0.001, whole)  # type: ignore[arg-type]
         return int.from_bytes(item.row[0], "big")
 
-    def said(self, kind: type[Any]) -> list[Any]:
+    def sent(self, kind: type[Any]) -> list[Any]:
         self.unread += [effect.message for effect in self.worker.take_effects(0.0)]
         found = [message for message in self.unread if type(message) is kind]
         self.unread = [message for message in self.unread if type(message) is not kind]
         return found
 
     def returned(self) -> list[int]:
-        return [int.from_bytes(row[0], "big") for message in self.said(m.Returned) for row in message.rows]
+        return [int.from_bytes(row[0], "big") for message in self.sent(m.Returned) for row in message.rows]
 
     def durable(self, upto: int) -> None:
         self.worker.step(0.0, b"L" + DAEMON, m.LogCommitted(ACTOR, upto))
@@ -90,7 +90,7 @@ class Store(Node):
                 for key, value in sorted(self.rows[message.table].items())
                 if key.startswith(message.prefix) and key > message.after
             ]
-            self.say(b"S" + OWN, m.Found(message.token, tuple(rows[: message.limit]), len(rows) > message.limit))
+            self.send(b"S" + OWN, m.Found(message.token, tuple(rows[: message.limit]), len(rows) > message.limit))
             return
         super().answer(message)
 
@@ -111,14 +111,14 @@ class Store(Node):
                 self.keep(message)
         answers, self.open = self.open, []
         for message in answers:
-            self.say(b"S" + OWN, m.Written(message.token, ok, "" if ok else "full"))
+            self.send(b"S" + OWN, m.Written(message.token, ok, "" if ok else "full"))
 
 
 def home(store: Store, attempt: int = 0) -> bytes:
     """Make the actor, as its ``attempt``; where it lives."""
     ((to, dispatch),) = [(to, message) for to, message in store.take(m.Dispatch) if message.rows[0][0] == ACTOR]
     assert (dispatch.details[0][1] if dispatch.details else 0) == attempt
-    store.say(WORKER + to[1:], m.Completed.of(((ACTOR, attempt, OK, (b"actor",)),)))
+    store.send(WORKER + to[1:], m.Completed.of(((ACTOR, attempt, OK, (b"actor",)),)))
     token: bytes = to[1:]
     return token
 

@@ -48,10 +48,10 @@ class Node:
         self.pids: dict[bytes, int] = {}
         self.full = ""
 
-    def say(self, source: bytes, message: Any) -> None:
+    def send(self, source: bytes, message: Any) -> None:
         """One message, through the codec, and all that follows from it."""
-        _, _, ((_, _, heard),) = codec.decode(codec.encode(0, 0, [(b"L", source[:1], message)]))
-        self.scheduler.step(self.now, source, heard)
+        _, _, ((_, _, decoded),) = codec.decode(codec.encode(0, 0, [(b"L", source[:1], message)]))
+        self.scheduler.step(self.now, source, decoded)
         self.turn()
 
     def turn(self) -> None:
@@ -68,31 +68,31 @@ class Node:
     def answer(self, message: Any) -> None:
         """The control store is always at hand; while it is ``full``, it writes nothing."""
         if isinstance(message, m.NewJob) and not self.full:
-            self.say(b"S" + OWN, m.JobNumber(message.token, 1))
+            self.send(b"S" + OWN, m.JobNumber(message.token, 1))
         elif isinstance(message, m.NewJob | m.Write) and message.token:
-            self.say(b"S" + OWN, m.Written(message.token, not self.full, self.full))
+            self.send(b"S" + OWN, m.Written(message.token, not self.full, self.full))
 
     def driver(self) -> None:
-        self.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, b"", b"program", b"", "", ""))
-        self.say(CLIENT + DRIVER, m.Ready())
-        self.say(CLIENT + DRIVER, m.Export(((FUNCTION, "f", b"payload", ()),)))
+        self.send(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, b"", b"program", b"", "", ""))
+        self.send(CLIENT + DRIVER, m.Ready())
+        self.send(CLIENT + DRIVER, m.Export(((FUNCTION, "f", b"payload", ()),)))
 
     def workers(self) -> list[bytes]:
         """Every worker that was asked for is there."""
         for token, pid in list(self.pids.items()):
             if self.scheduler.tables.workers[token].process is None:
-                self.say(b"X" + OWN, m.WorkerSpawned(token, pid, ""))
+                self.send(b"X" + OWN, m.WorkerSpawned(token, pid, ""))
                 control = control_of(token)
-                self.say(CLIENT + token, m.Register(m.PROTOCOL_VERSION, "worker", pid, 1, b"", token, control, "", ""))
-                self.say(CLIENT + token, m.Ready())
+                self.send(CLIENT + token, m.Register(m.PROTOCOL_VERSION, "worker", pid, 1, b"", token, control, "", ""))
+                self.send(CLIENT + token, m.Ready())
         return list(self.pids)
 
     def submit(self, *rows: tuple[Any, ...]) -> None:
-        self.say(CLIENT + DRIVER, m.Submit(rows))
+        self.send(CLIENT + DRIVER, m.Submit(rows))
 
     def complete(self, worker: bytes, number: int, attempt: int = 0, status: int = m.OK, *outputs: Any, extras: Any = ()) -> None:
         outputs = outputs or (b"value",)
-        self.say(WORKER + worker, m.Completed.of(((task_id(number), attempt, status, outputs),), extras, ((FUNCTION, 1, 0.0001),)))
+        self.send(WORKER + worker, m.Completed.of(((task_id(number), attempt, status, outputs),), extras, ((FUNCTION, 1, 0.0001),)))
 
     def take(self, kind: type[Any]) -> list[tuple[bytes, Any]]:
         """What was sent of one kind, which is thereby seen."""
@@ -128,29 +128,29 @@ class Restarted(Node):
         if isinstance(message, m.Scan):
             facts = {"number": 1, "namespace": "", "status": "running", "driver": DRIVER, "control": b"", "pid": 50, "started": 1}
             rows = ((JOB, pack_row({**facts, "name": b"program"})),) if message.table == "job" else ()
-            self.say(b"S" + OWN, m.Found(message.token, rows, False))
+            self.send(b"S" + OWN, m.Found(message.token, rows, False))
         super().answer(message)
 
     def rejoin(self, rows: tuple[Any, ...] = (), *said: Any, functions: tuple[Any, ...] = (), held: tuple[Any, ...] = ()) -> None:
         """The worker says what it says, then the driver its rows, and messages with all else that it holds."""
-        self.say(b"X" + OWN, m.ArenaFound((), ()))
-        self.say(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
+        self.send(b"X" + OWN, m.ArenaFound((), ()))
+        self.send(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
         control = control_of(OLD)
-        self.say(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
+        self.send(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
         for role, message in said:
-            self.say(role + OLD, message)
-        self.say(CLIENT + OLD, m.Ready())
-        self.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
+            self.send(role + OLD, message)
+        self.send(CLIENT + OLD, m.Ready())
+        self.send(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
         actors = (("actor", b""), ("max_restarts", 3))
-        self.say(CLIENT + DRIVER, m.Export(((FUNCTION, "f", b"payload", ()), (ACTOR_CLASS, "C", b"payload", actors), *functions)))
-        self.say(CLIENT + DRIVER, m.Submit(rows))
-        self.say(CLIENT + DRIVER, m.Hold(tuple(each[0] + bytes(4) for each in rows)))
+        self.send(CLIENT + DRIVER, m.Export(((FUNCTION, "f", b"payload", ()), (ACTOR_CLASS, "C", b"payload", actors), *functions)))
+        self.send(CLIENT + DRIVER, m.Submit(rows))
+        self.send(CLIENT + DRIVER, m.Hold(tuple(each[0] + bytes(4) for each in rows)))
         for message in held:
-            self.say(CLIENT + DRIVER, message)
-        self.say(CLIENT + DRIVER, m.Ready())
+            self.send(CLIENT + DRIVER, message)
+        self.send(CLIENT + DRIVER, m.Ready())
         assert not self.scheduler.tables.recovering
 
 
 def died(node: Node, worker: bytes, executing: int | None, signal: int = 9) -> None:
     top = task_id(executing) if executing is not None else b""
-    node.say(b"X" + OWN, m.ProcessDied(node.pids.pop(worker), 0, signal, 0, "its last words", top))
+    node.send(b"X" + OWN, m.ProcessDied(node.pids.pop(worker), 0, signal, 0, "its last words", top))

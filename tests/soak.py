@@ -219,7 +219,7 @@ def surroundings(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
             zf.shutdown()
 
 
-def run(kind: str, cycles: int, say: Callable[[str], None] = lambda text: None) -> list[str]:
+def run(kind: str, cycles: int, report: Callable[[str], None] = lambda text: None) -> list[str]:
     """Run cycles of one kind; what they left behind, in words."""
     body = WHOLE.get(kind) or WITHIN[kind]
     with surroundings(kind) as take:
@@ -229,7 +229,7 @@ def run(kind: str, cycles: int, say: Callable[[str], None] = lambda text: None) 
         at_most = most() if kind in WITHIN else {}
         for number in range(cycles):
             body()
-            say(f"{kind}: {number + 1} of {cycles}")
+            report(f"{kind}: {number + 1} of {cycles}")
         deadline = time.monotonic() + 15
         while (left := differences(before, settled(take))) and time.monotonic() < deadline:
             time.sleep(0.2)  # the kernel and the collector take their time

@@ -66,12 +66,12 @@ class World:
         self.lost: dict[bytes, str] = {}
         self.asked: Counter[tuple[bytes, bytes]] = Counter()
         self.token = 0
-        self.said: list[Any] = []
+        self.sent: list[Any] = []
         self.turn()
 
     # -- messages --
 
-    def say(self, source: bytes, message: Any) -> None:
+    def send(self, source: bytes, message: Any) -> None:
         _, _, envelopes = codec.decode(codec.encode(0, 0, [(STORE[:1], source[:1], message)]))
         self.store.step(self.now, source, envelopes[0][2])
 
@@ -93,7 +93,7 @@ class World:
 
     def perform(self, effect: Any) -> None:
         if isinstance(effect, e.Send):
-            self.hear(effect.to, effect.message)
+            self.receive(effect.to, effect.message)
         elif isinstance(effect, e.MakeReady | e.Spill | e.Unspill | e.CheckFile | e.MakeFile):
             if isinstance(effect, e.Spill) and effect.offset:
                 assert self.contents[effect.offset] == (effect.object_id, effect.size)
@@ -140,8 +140,8 @@ class World:
     def readers(self) -> list[tuple[bytes, dict[bytes, tuple[int, int]]]]:
         return [(identifier, process.places) for process in self.processes.values() for identifier in process.tellings]
 
-    def hear(self, to: bytes, message: Any) -> None:
-        self.said.append(message)
+    def receive(self, to: bytes, message: Any) -> None:
+        self.sent.append(message)
         if to == SCHEDULER:
             if isinstance(message, m.ObjectsLost):
                 for identifier, reason in message.rows:
@@ -210,7 +210,7 @@ class World:
                 for piece in range(effect.offset, effect.offset + effect.size, PIECE):
                     if self.memory.around(piece, PIECE) is None:
                         self.memory.add(piece, PIECE)
-            self.say(SHELL, m.ExtentReady(effect.offset, effect.size, error))
+            self.send(SHELL, m.ExtentReady(effect.offset, effect.size, error))
         elif isinstance(effect, e.Spill):
             if effect.offset:
                 assert self.contents[effect.offset] == (effect.object_id, effect.size), "moved while it was copied"
@@ -218,20 +218,20 @@ class World:
                 assert effect.file not in self.files
                 assert effect.file not in self.unfinished
                 self.files[effect.file] = (effect.object_id, effect.size)
-            self.say(SHELL, m.Spilled(effect.object_id, error))
+            self.send(SHELL, m.Spilled(effect.object_id, error))
         elif isinstance(effect, e.MakeFile):
             if not error:
                 assert effect.file not in self.files
                 assert effect.file not in self.unfinished
                 self.unfinished[effect.file] = None
-            self.say(SHELL, m.FileReady(effect.file, error))
+            self.send(SHELL, m.FileReady(effect.file, error))
         elif isinstance(effect, e.CheckFile):
             assert self.files[effect.file] == (effect.object_id, effect.size)
-            self.say(SHELL, m.Restored(effect.object_id, error))
+            self.send(SHELL, m.Restored(effect.object_id, error))
         else:
             assert self.files[effect.file] == (effect.object_id, effect.size)
             self.write(effect.offset, effect.object_id, effect.size)
-            self.say(SHELL, m.Restored(effect.object_id, error))
+            self.send(SHELL, m.Restored(effect.object_id, error))
 
     def complete_all(self) -> None:
         for _ in range(500):
@@ -247,7 +247,7 @@ class World:
         """Ask for room: for one object, or for ``wish`` usual grants' worth in one."""
         self.token += 1
         process.waiting[self.token] = m.Reserve(self.token, size, 0 if exact else wish * self.config.grant_bytes, patience)
-        self.say(CLIENT + process.incarnation, process.waiting[self.token])
+        self.send(CLIENT + process.incarnation, process.waiting[self.token])
         return self.token
 
     def put(self, process: Process, number: int, size: int, rebuildable: bool = False) -> bool:
@@ -266,12 +266,12 @@ class World:
         self.write(offset, identifier, size)
         full = process.grants.finished(offset)
         if full is not None:
-            self.say(CLIENT + process.incarnation, m.ReturnGrant(*full))
+            self.send(CLIENT + process.incarnation, m.ReturnGrant(*full))
         self.values[identifier] = size
         self.referenced.add(identifier)
         if rebuildable:
             self.rebuildable.add(identifier)
-        self.say(SCHEDULER, m.Sealed(((identifier, offset, size, process.incarnation, rebuildable),)))
+        self.send(SCHEDULER, m.Sealed(((identifier, offset, size, process.incarnation, rebuildable),)))
 
     def settle(self) -> None:
         """Let everything that is under way happen."""
@@ -289,29 +289,29 @@ class World:
 
     def locate(self, number: int, process: Process) -> None:
         self.asked[object_id(number), process.incarnation] += 1
-        self.say(SCHEDULER, m.Locate(((object_id(number), process.incarnation),)))
+        self.send(SCHEDULER, m.Locate(((object_id(number), process.incarnation),)))
 
     def unpin(self, process: Process, identifier: bytes) -> None:
         count = process.tellings.pop(identifier)
         del process.places[identifier]
-        self.say(CLIENT + process.incarnation, m.Unpin((identifier,) * count))
+        self.send(CLIENT + process.incarnation, m.Unpin((identifier,) * count))
 
     def free(self, number: int) -> None:
         self.referenced.discard(object_id(number))
-        self.say(SCHEDULER, m.Free((object_id(number),)))
+        self.send(SCHEDULER, m.Free((object_id(number),)))
 
     def return_grants(self, process: Process) -> None:
         for granted in process.exact.values():
-            self.say(CLIENT + process.incarnation, m.ReturnGrant(granted.offset, 0))
+            self.send(CLIENT + process.incarnation, m.ReturnGrant(granted.offset, 0))
         process.exact.clear()
         for row in process.grants.idle():
-            self.say(CLIENT + process.incarnation, m.ReturnGrant(*row))
+            self.send(CLIENT + process.incarnation, m.ReturnGrant(*row))
 
     def kill(self, process: Process) -> None:
         del self.processes[process.incarnation]
         for key in [key for key in self.asked if key[1] == process.incarnation]:
             del self.asked[key]
-        self.say(SCHEDULER, m.ProcessGone(process.incarnation))
+        self.send(SCHEDULER, m.ProcessGone(process.incarnation))
 
     def pass_time(self, seconds: float) -> None:
         """Advance the clock, calling ``tick`` at each deadline on the way."""
@@ -334,19 +334,19 @@ class World:
         self.store = ObjectStore(STORE, SCHEDULER, self.config, self.capacity, recovering=True)
         sealed = tuple((identifier, offset, self.contents[offset][1]) for offset, identifier in self.index.items())
         spilled = tuple((*content, number) for number, content in self.files.items())
-        self.say(SHELL, m.ArenaFound(sealed, (*spilled, *((b"", 0, number) for number in self.unfinished))))
+        self.send(SHELL, m.ArenaFound(sealed, (*spilled, *((b"", 0, number) for number in self.unfinished))))
         for process in self.processes.values():
             held = (*((row.offset, row.size, row.size) for row in process.exact.values()), *process.grants.rows())
-            self.say(CLIENT + process.incarnation, m.GrantsHeld(held))
+            self.send(CLIENT + process.incarnation, m.GrantsHeld(held))
             rows = [(identifier, *process.places[identifier]) for identifier in process.tellings.elements()]
-            self.say(CLIENT + process.incarnation, m.Pinned(tuple(rows)))
+            self.send(CLIENT + process.incarnation, m.Pinned(tuple(rows)))
             for request in process.waiting.values():
-                self.say(CLIENT + process.incarnation, request)
+                self.send(CLIENT + process.incarnation, request)
         assert [effect for effect in self.store.take_effects(self.now) if not isinstance(effect, e.Send)] == []
         known = {identifier for identifier, _, _ in sealed} | set(self.disk)
         self.referenced &= known
         asked, self.asked = self.asked, Counter()
-        self.say(SCHEDULER, m.RetainOnly(tuple(sorted(self.referenced))))
+        self.send(SCHEDULER, m.RetainOnly(tuple(sorted(self.referenced))))
         for (identifier, incarnation), count in asked.items():
             for _ in range(count):
                 self.locate(int.from_bytes(identifier, "big"), self.processes[incarnation])

@@ -87,12 +87,12 @@ def lives(client: Client, home: bytes, state: int = ALIVE, executing: bytes = b"
     client.step(0.0, b"L" + DAEMON, m.ActorLocations(((ACTOR, state, home, 0, False, executing, failure),)))
 
 
-def said(machine: Any, kind: type[Any]) -> list[Any]:
+def messages_of(machine: Any, kind: type[Any]) -> list[Any]:
     return [effect.message for effect in machine.take_effects(0.0) if type(effect.message) is kind]
 
 
 def sent(client: Client) -> list[int]:
-    return [int.from_bytes(row[0], "big") for message in said(client, m.Call) for row in message.rows]
+    return [int.from_bytes(row[0], "big") for message in messages_of(client, m.Call) for row in message.rows]
 
 
 def outcome(client: Client, call_id: bytes) -> tuple[str, Any]:
@@ -150,7 +150,7 @@ def test_repeated_calls_of_different_tasks_do_not_wait_for_each_other(client: Cl
     client.put(large, (4096, 100_000), (), False)
     call(client, 1, retries=-1, needs=(large,))
     lives(client, HOME)
-    (question,) = said(client, m.Query)
+    (question,) = messages_of(client, m.Query)
     client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
     call(client, others, retries=-1)
     assert sent(client) == [1, others]
@@ -265,12 +265,12 @@ def test_calls_behind_a_repeated_call_are_sent_once_that_one_has_returned(client
     client.put(large, (4096, 100_000), (), False)
     first, _ = call(client, 1, retries=-1, needs=(large,)), call(client, 2, retries=-1)
     lives(client, HOME)
-    (question,) = said(client, m.Query)
+    (question,) = messages_of(client, m.Query)
     client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
     assert sent(client) == [1, 2]
     lives(client, b"", CREATING)
     lives(client, NEXT_HOME)
-    (question,) = said(client, m.Query)
+    (question,) = messages_of(client, m.Query)
     client.step(0.0, CLIENT + HOME, m.Returned(((first, OK, (b"value",)),)))
     assert sent(client) == [2]
     client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
@@ -295,7 +295,7 @@ def test_a_request_to_stop_a_call_outlives_the_daemon(client: Client) -> None:
     client.cancel((stopped + CALL_RETURN,), False, False)
     client.connect(b"\x02daemon1")
     client.rejoin(REGISTER)
-    assert said(client, m.StopCall) == [m.StopCall(stopped, "cancelled")]
+    assert messages_of(client, m.StopCall) == [m.StopCall(stopped, "cancelled")]
 
 
 def test_calls_after_a_kill_do_not_reach_the_killed_process(client: Client) -> None:
@@ -396,12 +396,12 @@ def test_a_result_that_a_new_daemon_has_recorded_may_be_promised(client: Client)
 
 def test_a_kill_is_repeated_until_the_actor_is_dead(client: Client) -> None:
     client.calls.kill(ACTOR, True)
-    assert said(client, m.KillActor) == [m.KillActor(ACTOR, True)]
+    assert messages_of(client, m.KillActor) == [m.KillActor(ACTOR, True)]
     client.rejoin(REGISTER)
-    assert said(client, m.KillActor) == [m.KillActor(ACTOR, True)]
+    assert messages_of(client, m.KillActor) == [m.KillActor(ACTOR, True)]
     lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "killed"))
     client.rejoin(REGISTER)
-    assert said(client, m.KillActor) == []
+    assert messages_of(client, m.KillActor) == []
 
 
 @pytest.mark.parametrize("state", [ALIVE, DEAD])
@@ -430,7 +430,7 @@ def test_a_call_whose_argument_failed_leaves_nothing_behind(client: Client) -> N
     lives(client, HOME)
     client.step(0.0, b"L" + DAEMON, m.Results(((bad, m.ERROR, (b"boom",)),)))
     assert client.objects.lookup(failed + CALL_RETURN).data == b"boom"
-    assert [ACTOR + FIRST_RETURN in message.object_ids for message in said(client, m.Release)] == [True]
+    assert [ACTOR + FIRST_RETURN in message.object_ids for message in messages_of(client, m.Release)] == [True]
     assert client.calls.targets == {}
 
 
@@ -441,7 +441,7 @@ def test_a_value_that_the_scheduler_has_of_a_failed_call_is_released_with_its_re
     client.dropped.append(lost + CALL_RETURN)
     client.take_effects(0.0)
     client.step(0.0, b"L" + DAEMON, m.Returned(((lost, OK, (None,)),)))
-    assert [lost + CALL_RETURN in message.object_ids for message in said(client, m.Release)] == [True]
+    assert [lost + CALL_RETURN in message.object_ids for message in messages_of(client, m.Release)] == [True]
 
 
 def test_a_logged_actor_receives_acknowledgements_before_repeated_calls(client: Client) -> None:
@@ -460,7 +460,7 @@ def test_a_logged_actor_receives_acknowledgements_before_repeated_calls(client: 
     client.step(0.0, CLIENT + NEXT_HOME, m.Returned((((2).to_bytes(16, "big"), OK, (b"value",)), (third, OK, (b"value",)))))
     client.dropped.append(ACTOR + FIRST_RETURN)
     client.releases.settle()
-    assert said(client, m.OutcomesReceived) == [m.OutcomesReceived(ACTOR, ((2).to_bytes(16, "big"), third), False)], (
+    assert messages_of(client, m.OutcomesReceived) == [m.OutcomesReceived(ACTOR, ((2).to_bytes(16, "big"), third), False)], (
         "before it is forgotten"
     )
 
@@ -479,7 +479,7 @@ def test_calls_with_an_outcome_are_not_repeated_to_the_next_life(client: Client)
 
 def rows_sent(client: Client) -> list[tuple[int, Any]]:
     """Calls that leave: number, and options."""
-    rows = [row for message in said(client, m.Call) for row in message.rows]
+    rows = [row for message in messages_of(client, m.Call) for row in message.rows]
     return [(int.from_bytes(row[0], "big"), row[5] if len(row) > 3 else None) for row in rows]
 
 
@@ -527,7 +527,7 @@ def test_acknowledgements_go_to_logged_actors_in_batches_and_to_no_others(client
         for index, each in enumerate(calls):
             client.step(0.0, CLIENT + HOME, m.Returned(((each, OK, (b"value",)),)))
             expected = [m.OutcomesReceived(ACTOR, tuple(calls[:-1]), False)] if index == TAKEN_EVERY - 1 and retries == LOGGED else []
-            assert said(client, m.OutcomesReceived) == expected
+            assert messages_of(client, m.OutcomesReceived) == expected
 
 
 # -- the actor's side --
@@ -568,7 +568,7 @@ def test_the_outcome_of_a_lone_call_is_sent_first_and_once(worker: Worker) -> No
     give(worker, 1)
     answer = answered(worker)
     assert (answer.to, answer.message) == (CLIENT + ME, m.Returned((((1).to_bytes(16, "big"), OK, (b"value",)),)))
-    assert said(worker, m.Returned) == []
+    assert messages_of(worker, m.Returned) == []
     assert worker.unreported == 0
 
 
@@ -576,14 +576,14 @@ def test_outcomes_are_sent_together_where_more_calls_wait(worker: Worker) -> Non
     give(worker, 1, 2)
     assert answered(worker) is None, "the next call is here already"
     assert answered(worker) is None, "the one before it has not left"
-    assert [len(message.rows) for message in said(worker, m.Returned)] == [2]
+    assert [len(message.rows) for message in messages_of(worker, m.Returned)] == [2]
 
 
 @pytest.mark.parametrize(("status", "outputs"), [(FAILED, (b"why",)), (OK, ((4096, 100_000),)), (OK, (b"one", b"two")), (OK, ())])
 def test_outcomes_that_are_no_plain_value_go_through_the_scheduler(worker: Worker, status: int, outputs: tuple[Any, ...]) -> None:
     give(worker, 1)
     assert answered(worker, status, outputs) is None
-    assert len(said(worker, m.Returned)) + len(said(worker, m.CallOutcomes)) <= 1
+    assert len(messages_of(worker, m.Returned)) + len(messages_of(worker, m.CallOutcomes)) <= 1
     assert worker.mailbox.unsent is False
 
 
@@ -601,7 +601,7 @@ def test_an_abandoned_call_is_not_answered_twice(worker: Worker) -> None:
     assert worker.answer(item, OK, (b"value",)) is None, "it is to be stopped"
     assert worker.abandon(item.row[0])
     worker.interrupts.clear()
-    assert [message.rows[0][1] for message in said(worker, m.Returned)] == [FAILED]
+    assert [message.rows[0][1] for message in messages_of(worker, m.Returned)] == [FAILED]
     assert worker.answer(item, OK, (b"value",)) is None
 
 
@@ -615,12 +615,12 @@ def test_a_call_carries_the_attempt_of_its_actor(worker: Worker) -> None:
 def test_outcomes_that_others_need_are_repeated_until_they_are_recorded(worker: Worker) -> None:
     give(worker, 1)
     call_id = run(worker, ((4096, 100_000),))
-    (reported,) = said(worker, m.CallOutcomes)
+    (reported,) = messages_of(worker, m.CallOutcomes)
     assert reported.rows == ((call_id, ME, OK, ((4096, 100_000),), ()),)
     assert not worker.mailbox.settled
     assert reported in worker.running(), "a new daemon may not have heard it"
     worker.step(0.0, b"L" + DAEMON, m.OutcomesRecorded((call_id,)))
-    assert said(worker, m.Returned) == [m.Returned(((call_id, OK, (None,)),))]
+    assert messages_of(worker, m.Returned) == [m.Returned(((call_id, OK, (None,)),))]
     assert worker.mailbox.settled
     assert not any(type(message) is m.CallOutcomes for message in worker.running())
 
@@ -630,7 +630,7 @@ def test_recorded_values_without_refs_inside_are_sent_to_the_caller(worker: Work
     call_id = run(worker, (b"plain", b"box"), ((), (call_value(ACTOR, 0),)))
     worker.take_effects(0.0)
     worker.step(0.0, b"L" + DAEMON, m.OutcomesRecorded((call_id,)))
-    assert said(worker, m.Returned) == [m.Returned(((call_id, OK, (b"plain", None)),))]
+    assert messages_of(worker, m.Returned) == [m.Returned(((call_id, OK, (b"plain", None)),))]
 
 
 def test_an_error_with_refs_inside_is_recorded_by_the_scheduler(worker: Worker) -> None:
@@ -639,7 +639,7 @@ def test_an_error_with_refs_inside_is_recorded_by_the_scheduler(worker: Worker) 
     item = worker.begin()
     assert isinstance(item, Invocation)
     worker.finish_call(item, ERROR, (error,), (), 0.0, 0.1)
-    assert said(worker, m.CallOutcomes) == [m.CallOutcomes(((item.row[0], ME, ERROR, (error,), ()),))]
+    assert messages_of(worker, m.CallOutcomes) == [m.CallOutcomes(((item.row[0], ME, ERROR, (error,), ()),))]
 
 
 def test_the_caller_holds_refs_inside_an_error_and_releases_its_record(client: Client) -> None:
@@ -652,11 +652,11 @@ def test_the_caller_holds_refs_inside_an_error_and_releases_its_record(client: C
         client.take_effects(0.0)
         client.step(0.0, b"L" + DAEMON, m.Returned(((call_id, ERROR, (with_refs(b"boom", (inside,)),)),)))
         if kept:
-            assert said(client, m.Hold) == [m.Hold((inside,))]
+            assert messages_of(client, m.Hold) == [m.Hold((inside,))]
             client.dropped.append(call_value(call_id, 0))
-            assert said(client, m.Release) == [m.Release((call_value(call_id, 0), inside))]
+            assert messages_of(client, m.Release) == [m.Release((call_value(call_id, 0), inside))]
         else:
-            assert said(client, m.Release) == [m.Release((call_value(call_id, 0),))]
+            assert messages_of(client, m.Release) == [m.Release((call_value(call_id, 0),))]
 
 
 def test_an_error_with_refs_inside_made_by_the_caller_is_offered_to_dependents(client: Client) -> None:
@@ -664,9 +664,9 @@ def test_an_error_with_refs_inside_made_by_the_caller_is_offered_to_dependents(c
     call_id = call(client, 0)
     result, inside = call_value(call_id, 0), call_value(ACTOR, 7)
     lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "it raised", (("cause", with_refs(b"boom", (inside,))),)))
-    assert said(client, m.Hold) == [m.Hold((inside,))]
+    assert messages_of(client, m.Hold) == [m.Hold((inside,))]
     client.calls.results.share((result,))
-    (offer,) = said(client, m.OfferResults)
+    (offer,) = messages_of(client, m.OfferResults)
     assert [row[:2] for row in offer.rows] == [(result, FAILED)]
 
 
@@ -675,7 +675,7 @@ def test_a_request_to_stop_a_call_may_overtake_it(worker: Worker) -> None:
     give(worker, 1, 2)
     run(worker)
     assert worker.begin() is None
-    (returned,) = said(worker, m.Returned)
+    (returned,) = messages_of(worker, m.Returned)
     stopped = next(row for row in returned.rows if row[1] == FAILED)
     assert stopped[0] == (2).to_bytes(16, "big")
     assert unpack_failure(stopped[2][0])[0] == "TaskCancelledError"
@@ -722,17 +722,17 @@ def test_a_call_that_does_not_stop_has_an_outcome_for_its_caller(worker: Worker)
     assert not worker.abandon(first), "nobody wants it stopped"
     worker.step(0.0, CLIENT + ME, m.StopCall(first, "timeout"))
     assert worker.abandon(first)
-    (returned,) = said(worker, m.Returned)
+    (returned,) = messages_of(worker, m.Returned)
     assert [(row[0], row[1]) for row in returned.rows] == [(first, FAILED)]
     assert unpack_failure(returned.rows[0][2][0])[0] == "TaskTimeoutError"
     assert worker.abandon(first)
-    assert said(worker, m.Returned) == [], "once"
+    assert messages_of(worker, m.Returned) == [], "once"
     worker.interrupts[first] = (3, LEFT)
     assert not worker.abandon(first), "the end of the actor is told of by others"
     worker.finish_call(item, OK, (b"after all",), (), 0.0, 0.001)  # type: ignore[arg-type]
     assert worker.abandoned == set()
     run(worker)
-    (returned,) = said(worker, m.Returned)
+    (returned,) = messages_of(worker, m.Returned)
     assert [row[0] for row in returned.rows] == [second]
 
 
@@ -740,11 +740,11 @@ def test_outcomes_for_a_dead_caller_are_dropped(worker: Worker) -> None:
     give(worker, 1)
     run(worker)
     worker.step(0.0, b"L" + DAEMON, m.CallerGone(ME))
-    assert said(worker, m.Returned) == []
+    assert messages_of(worker, m.Returned) == []
     assert worker.unreported == 0, "nothing keeps the process awake"
     give(worker, 2)
     run(worker)
-    assert said(worker, m.Returned) == [], "what was on its way is run, and nobody is told"
+    assert messages_of(worker, m.Returned) == [], "what was on its way is run, and nobody is told"
     assert not worker.has_unsent
 
 
@@ -765,7 +765,7 @@ def test_an_actor_is_refused_to_wait_for_its_own_call_unless_that_has_ended() ->
     worker.finish_call(first, OK, (b"value",), (), 0.0, 0.0)
     second: Any = worker.begin()
     assert not worker.refused(second, wanted, 2, here)
-    assert [message.rows for message in said(worker, m.Returned)] == [((own, OK, (b"value",)),)]
+    assert [message.rows for message in messages_of(worker, m.Returned)] == [((own, OK, (b"value",)),)]
     worker.mailbox.have_come({own: None})
     assert not worker.refused(second, wanted, 2, here), "it is on its way"
 

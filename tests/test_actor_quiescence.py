@@ -145,12 +145,12 @@ class Caller:
         self.name = name
 
     def run(self, count: int, together: int, large: bool) -> list[bool]:
-        heard = []
+        outcomes_seen = []
         for start in range(0, count, together):
             method = self.book.large if large else self.book.write
             refs = [method.remote((self.name, number)) for number in range(start, start + together)]
-            heard += [self._outcome(ref, start + index, large) for index, ref in enumerate(refs)]
-        return heard
+            outcomes_seen += [self._outcome(ref, start + index, large) for index, ref in enumerate(refs)]
+        return outcomes_seen
 
     def pid(self) -> int:
         return os.getpid()
@@ -252,11 +252,11 @@ def test_calls_with_an_unknown_outcome_are_not_in_the_restored_state(kind: Any, 
     callers = [Caller.remote(book, name) for name in "abcd"]
     results = [caller.run.remote(200, 20, False) for caller in callers]
     kill_at_random(book, results, rng, 4)
-    heard = dict(zip("abcd", get(results), strict=True))
+    outcomes_seen = dict(zip("abcd", get(results), strict=True))
     _, entries, torn = get(book.look.remote())
     assert not torn
     assert len(set(entries)) == len(entries)
-    for name, outcomes in heard.items():
+    for name, outcomes in outcomes_seen.items():
         assert len(outcomes) == 200
         unknown = {(name, number) for number, known in enumerate(outcomes) if not known}
         assert unknown.isdisjoint(entries)
@@ -544,9 +544,9 @@ def test_a_save_that_exits_ends_neither_the_actor_nor_its_event_loop() -> None:
             return self.count, os.getpid()
 
     quits = Quits.remote()
-    heard = [get(quits.add.remote()) for _ in range(3)]
-    assert [count for count, _ in heard] == [1, 2, 3]
-    assert len({pid for _, pid in heard}) == 1
+    outcomes_seen = [get(quits.add.remote()) for _ in range(3)]
+    assert [count for count, _ in outcomes_seen] == [1, 2, 3]
+    assert len({pid for _, pid in outcomes_seen}) == 1
 
 
 def test_the_actor_table_shows_checkpoints(tmp_path: Path) -> None:

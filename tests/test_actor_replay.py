@@ -122,11 +122,11 @@ class Caller:
         self.name = name
 
     def run(self, count: int, together: int) -> list[tuple[int, int]]:
-        heard = []
+        results_seen = []
         for start in range(0, count, together):
             refs = [self.ledger.write.remote((self.name, number)) for number in range(start, start + together)]
-            heard += [(start + index, zf.get(ref)) for index, ref in enumerate(refs)]
-        return heard
+            results_seen += [(start + index, zf.get(ref)) for index, ref in enumerate(refs)]
+        return results_seen
 
 
 @pytest.mark.parametrize(("every", "together", "seed"), [(7, 1, 1), (50, 20, 2), (0, 20, 3), (13, 100, 4)])
@@ -145,11 +145,11 @@ def test_four_callers_see_each_result_once_and_in_order_however_often_the_actor_
             done, _ = zf.wait(results, num_returns=4, timeout=0.01)
         kill(get(ledger.pid.remote()))
         deaths += 1
-    heard = dict(zip("abcd", get(results), strict=True))
+    results_seen = dict(zip("abcd", get(results), strict=True))
     _, entries = get(ledger.read.remote())
     assert deaths >= 2
     assert sorted(entries) == [(name, number) for name in "abcd" for number in range(count)], "each has had its effect once"
-    for name, outcomes in heard.items():
+    for name, outcomes in results_seen.items():
         assert [number for number, _ in outcomes] == list(range(count))
         assert [entries[place - 1] for _, place in outcomes] == [(name, number) for number in range(count)], "and its own result"
         assert [place for _, place in outcomes] == sorted(place for _, place in outcomes), "in order"

@@ -259,13 +259,13 @@ def test_ids_are_printed_in_one_form_that_commands_accept(tmp_path: Path) -> Non
     assert "-p" in shown[value][0]
     assert shown[call][0].endswith("-c0")
     for thing in (actor, ref, value):
-        said = zf.explain(thing)
-        assert zf.explain(shown[thing][0]).state == said.state
+        explanation = zf.explain(thing)
+        assert zf.explain(shown[thing][0]).state == explanation.state
         command = [ZFABRIC, "explain", "--address", session().directory, shown[thing][0]]
         asked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         assert asked.returncode == 0, asked.stderr
         assert shown[thing][0].removesuffix("-0") in asked.stdout
-        texts = (str(said), repr(said), asked.stdout, str(error), zf.explain(dead).reason)
+        texts = (str(explanation), repr(explanation), asked.stdout, str(error), zf.explain(dead).reason)
         assert not any(re.search("[0-9a-f]{24}", text) for text in texts), texts
     assert shown[actor][0] in str(zf.explain(actor))
     assert re.search(r"of actor 1-[0-9a-f]{4}-[0-9]+ has no result", str(error))

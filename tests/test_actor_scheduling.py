@@ -20,7 +20,7 @@ ACTOR = task_id(0)
 def made(cpus: int = 2, **config: Any) -> Node:
     node = Node(cpus, **config)
     node.driver()
-    node.say(CLIENT + DRIVER, m.Export(((KIND, "K", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
+    node.send(CLIENT + DRIVER, m.Export(((KIND, "K", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
     return node
 
 
@@ -29,7 +29,7 @@ def node() -> Node:
     return made()
 
 
-def whereabouts(node: Node) -> list[tuple[int, str]]:
+def locations(node: Node) -> list[tuple[int, str]]:
     """What the driver was told of the actor: (state, why it is dead)."""
     rows = [row for to, message in node.take(m.ActorLocations) for row in message.rows if to == CLIENT + DRIVER]
     return [(row[1], unpack_failure(row[-1])[1] if row[-1] else "") for row in rows]
@@ -42,16 +42,16 @@ MADE = m.Completed.of(((ACTOR, 0, m.OK, (b"value",)),), (), ((KIND, 1, 0.001),))
 @pytest.mark.parametrize("order", ["made, killed", "killed, made", "left, made"])
 def test_an_actor_that_ends_in_the_turn_in_which_it_was_made_is_dead_once_its_process_is(node: Node, order: str) -> None:
     node.submit((ACTOR, KIND, b"", ()))
-    node.say(CLIENT + DRIVER, m.FindActors((ACTOR,)))
+    node.send(CLIENT + DRIVER, m.FindActors((ACTOR,)))
     worker, *_ = node.workers()  # and those that are started in its place
     node.take(m.ActorLocations)
-    said = {"made": (WORKER + worker, MADE), "killed": KILLED, "left": (CLIENT + worker, m.ActorExiting(ACTOR))}
-    for source, message in (said[each] for each in order.split(", ")):
+    messages = {"made": (WORKER + worker, MADE), "killed": KILLED, "left": (CLIENT + worker, m.ActorExiting(ACTOR))}
+    for source, message in (messages[each] for each in order.split(", ")):
         node.scheduler.step(node.now, source, message)
     node.turn()
     assert [effect.pid for effect in node.effects if type(effect) is e.KillProcess] == [node.pids[worker]]
     died(node, worker, None)
-    state, reason = whereabouts(node)[-1]
+    state, reason = locations(node)[-1]
     assert state == m.DEAD
     assert ("exit_actor" if "left" in order else "zf.kill") in reason
 
@@ -59,13 +59,13 @@ def test_an_actor_that_ends_in_the_turn_in_which_it_was_made_is_dead_once_its_pr
 def test_an_actor_whose_init_failed_for_good_is_not_restarted_with_its_process(node: Node) -> None:
     """Its restarts are for deaths of an actor that lived, or may yet be made; this one has its outcome."""
     node.submit((ACTOR, KIND, b"", (), (("max_restarts", 1),)))
-    node.say(CLIENT + DRIVER, m.FindActors((ACTOR,)))
+    node.send(CLIENT + DRIVER, m.FindActors((ACTOR,)))
     worker, *_ = node.workers()
     assert [number for _, number, _ in node.dispatched()] == [0]
     died(node, worker, 0)
     node.workers()
     assert node.dispatched() == []
-    ((state, reason),) = whereabouts(node)[-1:]
+    ((state, reason),) = locations(node)[-1:]
     assert state == m.DEAD
     assert "died" in reason
     assert node.scheduler.tables.counts["rebuilds"] == 0
@@ -93,7 +93,7 @@ def test_collections_are_requested_while_a_demand_waits_for_resources_of_actors(
     after = node.config.collect_seconds
     node.submit((ACTOR, KIND, b"", (), (("demand", (("CPU", 10_000),)),)))
     worker, *_ = node.workers()
-    node.say(WORKER + worker, MADE)
+    node.send(WORKER + worker, MADE)
     assert asked_to_collect(node, 10 * after) == [], "nothing waits"
     node.submit(row(1))
     assert node.scheduler.next_deadline() <= node.now + after
@@ -108,7 +108,9 @@ def test_collections_are_requested_while_a_demand_waits_for_resources_of_actors(
 def test_no_collection_is_requested_while_tasks_have_the_resources() -> None:
     node = made(1)
     node.submit(row(1))
-    node.say(CLIENT + DRIVER, m.Export(((b"x" * 16, "x", b"payload", (("demand", (("CPU", 10_000),)), ("env", ((("A", "B"),), "", ())))),)))
+    node.send(
+        CLIENT + DRIVER, m.Export(((b"x" * 16, "x", b"payload", (("demand", (("CPU", 10_000),)), ("env", ((("A", "B"),), "", ())))),))
+    )
     node.submit((task_id(2), b"x" * 16, b"", ()))
     assert asked_to_collect(node, 10 * node.config.collect_seconds) == []
 
@@ -118,7 +120,9 @@ def test_who_holds_what_is_waited_for_is_looked_up_once_a_pause(monkeypatch: pyt
     looked: list[float] = []
     monkeypatch.setattr(node.scheduler.starvation, "_actors_hold_it", lambda: looked.append(node.now))
     node.submit(row(1))
-    node.say(CLIENT + DRIVER, m.Export(((b"x" * 16, "x", b"payload", (("demand", (("CPU", 10_000),)), ("env", ((("A", "B"),), "", ())))),)))
+    node.send(
+        CLIENT + DRIVER, m.Export(((b"x" * 16, "x", b"payload", (("demand", (("CPU", 10_000),)), ("env", ((("A", "B"),), "", ())))),))
+    )
     node.submit((task_id(2), b"x" * 16, b"", ()))
     for _ in range(100):
         asked_to_collect(node, node.config.collect_seconds / 10)
@@ -130,12 +134,12 @@ def test_an_actor_is_not_made_in_a_process_with_pending_promises() -> None:
     node = made(2, workers_max=2)
     node.submit((ACTOR, KIND, b"", ()))
     host, *_ = node.workers()
-    node.say(WORKER + host, MADE)
+    node.send(WORKER + host, MADE)
     others = [each for each in node.workers() if each != host]
     owed = call_value(task_id(77), 0)
     for each in others:
-        node.say(CLIENT + each, m.ExpectResults(((owed, ACTOR),)))
-        node.say(CLIENT + DRIVER, m.Hold((owed,)))
+        node.send(CLIENT + each, m.ExpectResults(((owed, ACTOR),)))
+        node.send(CLIENT + DRIVER, m.Hold((owed,)))
         owed = call_value(task_id(78), 0)
     node.take(m.Dispatch)
     node.submit((task_id(1), KIND, b"", ()))
@@ -150,15 +154,15 @@ def test_the_process_of_a_failed_init_lives_while_its_promises_are_pending() -> 
     node.submit((ACTOR, KIND, b"", ()))
     worker, *_ = node.workers()
     owed = call_value(task_id(77), 0)
-    node.say(CLIENT + worker, m.ExpectResults(((owed, task_id(60)),)))
-    node.say(CLIENT + DRIVER, m.Hold((owed,)))
-    node.say(WORKER + worker, m.Completed.of(((ACTOR, 0, m.ERROR, (b"error",)),), (), ((KIND, 1, 0.001),)))
+    node.send(CLIENT + worker, m.ExpectResults(((owed, task_id(60)),)))
+    node.send(CLIENT + DRIVER, m.Hold((owed,)))
+    node.send(WORKER + worker, m.Completed.of(((ACTOR, 0, m.ERROR, (b"error",)),), (), ((KIND, 1, 0.001),)))
     assert [effect for effect in node.effects if type(effect) is e.KillProcess] == []
     assert dict(node.scheduler.pool.available())["CPU"] == dict(node.scheduler.pool.total)["CPU"], "it holds nothing meanwhile"
     node.take(m.Dispatch)
     node.submit(row(1), row(2), row(3))
     assert worker not in [each for each, _, _ in node.dispatched()]
-    node.say(CLIENT + worker, m.OfferResults(((owed, m.OK, b"value", ()),)))
+    node.send(CLIENT + worker, m.OfferResults(((owed, m.OK, b"value", ()),)))
     node.now += 1.0
     node.scheduler.tick(node.now)
     node.turn()
@@ -176,17 +180,17 @@ def test_workers_with_pending_promises_do_not_delay_other_environments() -> None
     node = made(2, workers_max=2)
     node.submit((ACTOR, KIND, b"", ()))
     host, *_ = node.workers()
-    node.say(WORKER + host, MADE)
+    node.send(WORKER + host, MADE)
     others = [each for each in node.workers() if each != host]
     for number, each in enumerate(others):
         node.submit((task_id(number), FUNCTION, b"", ()))
         ((worker, _, _),) = node.dispatched()
         node.complete(worker, number)
         owed = call_value(task_id(77 + number), 0)
-        node.say(CLIENT + each, m.ExpectResults(((owed, ACTOR),)))
-        node.say(CLIENT + DRIVER, m.Hold((owed,)))
+        node.send(CLIENT + each, m.ExpectResults(((owed, ACTOR),)))
+        node.send(CLIENT + DRIVER, m.Hold((owed,)))
     environment = ((("A", "1"),), "", ())
-    node.say(CLIENT + DRIVER, m.Export(((b"e" * 16, "e", b"payload", (("env", environment),)),)))
+    node.send(CLIENT + DRIVER, m.Export(((b"e" * 16, "e", b"payload", (("env", environment),)),)))
     node.submit((task_id(60), b"e" * 16, b"", ()))
     assert [worker for worker in node.workers() if worker not in (host, *others)]
 
@@ -201,26 +205,26 @@ def test_deaths_during_init_count_until_the_actor_lives(node: Node) -> None:
         died(node, worker, 0)
         node.workers()
         ((worker, _, attempt),) = node.dispatched()
-        node.say(WORKER + worker, m.Completed.of(((ACTOR, attempt, m.OK, (b"value",)),)))
-        node.say(CLIENT + DRIVER, m.FindActors((ACTOR,)))
-        assert whereabouts(node)[-1] == (m.ALIVE, "")
+        node.send(WORKER + worker, m.Completed.of(((ACTOR, attempt, m.OK, (b"value",)),)))
+        node.send(CLIENT + DRIVER, m.FindActors((ACTOR,)))
+        assert locations(node)[-1] == (m.ALIVE, "")
         died(node, worker, None)
 
 
 def polite(node: Node, detached: bool = False) -> bytes:
     """An actor that has something to say at its end; where it lives."""
     options = (("actor", b"blueprint"), ("max_retries", 0), ("farewell", True), *((("detached", True),) if detached else ()))
-    node.say(CLIENT + DRIVER, m.Export(((b"p" * 16, "Polite", b"payload", options),)))
+    node.send(CLIENT + DRIVER, m.Export(((b"p" * 16, "Polite", b"payload", options),)))
     node.submit((ACTOR, b"p" * 16, b"", ()))
     worker, *_ = node.workers()
-    node.say(WORKER + worker, MADE._replace(durations=()))
+    node.send(WORKER + worker, MADE._replace(durations=()))
     node.take(m.RetireActor)
     return worker
 
 
 def test_a_job_ends_once_its_actors_have_shut_down_cleanly(node: Node) -> None:
     worker = polite(node)
-    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.send(CLIENT + DRIVER, m.Goodbye())
     assert [(message.actor_id, message.at_once) for _, message in node.take(m.RetireActor)] == [(ACTOR, False)]
     assert node.take(m.Farewell) == []
     died(node, worker, None)
@@ -230,7 +234,7 @@ def test_a_job_ends_once_its_actors_have_shut_down_cleanly(node: Node) -> None:
 
 def test_a_job_does_not_wait_for_ever_for_clean_shutdowns(node: Node) -> None:
     polite(node)
-    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.send(CLIENT + DRIVER, m.Goodbye())
     due = node.scheduler.next_deadline()
     assert due is not None
     assert due <= node.now + PARTING_SECONDS
@@ -242,7 +246,7 @@ def test_a_job_does_not_wait_for_ever_for_clean_shutdowns(node: Node) -> None:
 
 def test_a_job_whose_driver_died_has_no_clean_shutdown(node: Node) -> None:
     polite(node)
-    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.send(CLIENT + DRIVER, m.Goodbye())
     node.scheduler.step(node.now, b"X" + OWN, m.ProcessDied(50, 0, 9, 0, ""))
     node.turn()
     assert node.scheduler.job_shutdown.next_deadline() is None
@@ -252,15 +256,15 @@ def test_workers_of_a_detached_job_are_notified_of_the_drivers_end(node: Node) -
     actor = polite(node, detached=True)
     others = [worker for worker in node.workers() if worker != actor]
     node.submit(row(7))
-    node.say(WORKER + others[0], m.Completed.of(((task_id(7), 0, m.OK, (b"value",)),)))
+    node.send(WORKER + others[0], m.Completed.of(((task_id(7), 0, m.OK, (b"value",)),)))
     node.take(m.CallerGone)
-    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.send(CLIENT + DRIVER, m.Goodbye())
     assert {to[2:] for to, message in node.take(m.CallerGone) if message.incarnation == DRIVER} >= {others[0][1:]}
 
 
 def test_detached_actors_outlive_the_clean_shutdown_of_their_job(node: Node) -> None:
     polite(node, detached=True)
-    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.send(CLIENT + DRIVER, m.Goodbye())
     assert node.take(m.RetireActor) == []
     assert len(node.take(m.Farewell)) == 1
 
@@ -270,14 +274,14 @@ def test_a_worker_receives_at_once_what_fails_as_its_driver_leaves(node: Node) -
     leaves = polite(node)
     stays, owed = task_id(1), call_value(task_id(90), 0)
     options = (("actor", b"blueprint"), ("max_retries", 0), ("detached", True))
-    node.say(CLIENT + DRIVER, m.Export(((b"s" * 16, "Stays", b"payload", options),)))
+    node.send(CLIENT + DRIVER, m.Export(((b"s" * 16, "Stays", b"payload", options),)))
     node.submit((stays, b"s" * 16, b"", ()))
     home = next(worker for worker in node.workers() if worker != leaves)
-    node.say(WORKER + home, m.Completed.of(((stays, 0, m.OK, (b"value",)),)))
-    node.say(CLIENT + DRIVER, m.ExpectResults(((owed, stays),)))
+    node.send(WORKER + home, m.Completed.of(((stays, 0, m.OK, (b"value",)),)))
+    node.send(CLIENT + DRIVER, m.ExpectResults(((owed, stays),)))
     child = child_prefix(JOB, stays) + pack_counter(0)
-    node.say(CLIENT + home, m.Submit(((child, FUNCTION, b"", (owed,)),)))
-    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.send(CLIENT + home, m.Submit(((child, FUNCTION, b"", (owed,)),)))
+    node.send(CLIENT + DRIVER, m.Goodbye())
     node.take(m.Results)
     died(node, leaves, None)
     assert len(node.take(m.Farewell)) == 1
@@ -296,7 +300,7 @@ def test_workers_that_wait_for_calls_do_not_count_as_available(node: Node) -> No
         ((worker, given, _),) = node.dispatched()
         assert (worker in before, given) == (True, number)
         call = child_prefix(JOB, task_id(number)) + pack_counter(0)
-        node.say(WORKER + worker, m.Blocked(task_id(number), (call_value(call, 0),), (), True))
+        node.send(WORKER + worker, m.Blocked(task_id(number), (call_value(call, 0),), (), True))
     node.submit(row(4))
     node.workers()
     assert [number for _, number, _ in node.dispatched()] == [4]

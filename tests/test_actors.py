@@ -673,8 +673,8 @@ def test_actors_with_names_are_of_one_class_that_is_exported_once() -> None:
     assert value_of([each.read.remote() for each in (first, *others, nameless)]) == [1, 0, 1, 2, 3, 5]
     assert set(client.machine.tasks.functions) == known  # type: ignore[union-attr]
     rows = {row["actor_id"]: row for row in query("actors")}
-    told = [(rows[each._actor_id.hex()]["name"], rows[each._actor_id.hex()]["namespace"]) for each in (first, others[2], nameless)]
-    assert told == [("of the base", ""), ("of many 2", "many"), ("", "")]
+    listed = [(rows[each._actor_id.hex()]["name"], rows[each._actor_id.hex()]["namespace"]) for each in (first, others[2], nameless)]
+    assert listed == [("of the base", ""), ("of many 2", "many"), ("", "")]
     assert {rows[each._actor_id.hex()]["max_restarts"] for each in (first, *others, nameless)} == {2}
     assert base.options(get_if_exists=True).remote() == first
     with pytest.raises(zf.OptionError, match="needs a name"):
@@ -833,8 +833,8 @@ def test_actors_shut_down_cleanly_at_the_end_of_a_program(tmp_path: Path, how: s
     program, log = tmp_path / "program.py", tmp_path / "log"
     program.write_text(POLITE)
     subprocess.run([sys.executable, program, log, how, "0.01", light], timeout=PATIENCE, check=True)
-    said = log.read_text().split("\n")
-    assert (said.count("exit"), said.count("del"), said.count("has worked"), said.count("is there")) == (1, 1, 2, 2)
+    lines = log.read_text().split("\n")
+    assert (lines.count("exit"), lines.count("del"), lines.count("has worked"), lines.count("is there")) == (1, 1, 2, 2)
 
 
 def test_the_end_of_a_program_does_not_wait_for_slow_actors(tmp_path: Path) -> None:
@@ -962,8 +962,8 @@ class Departing:
     def tell(self) -> None:
         self.go.set()
 
-    def wait(self, told: bool) -> None:
-        if told:
+    def wait(self, listed: bool) -> None:
+        if listed:
             self.go.set()
         while True:
             time.sleep(0.01)  # until it is interrupted
@@ -988,8 +988,8 @@ class DepartingInLoop:
     async def leave(self) -> None:
         zf.exit_actor()
 
-    async def wait(self, told: bool) -> None:
-        if told:
+    async def wait(self, listed: bool) -> None:
+        if listed:
             await self.tell()
         await asyncio.Event().wait()
 

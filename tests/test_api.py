@@ -399,29 +399,29 @@ def test_options_that_this_kind_of_function_or_method_cannot_honour_are_refused(
         def tell(self):
             return 1
 
-    told = zf.remote(Told)
+    remote_class = zf.remote(Told)
     for write in (
         lambda: zf.remote(max_buffered=2)(lambda: 1),
         lambda: add.options(max_buffered=2),
-        lambda: told.remote().tell.options(max_buffered=2),
+        lambda: remote_class.remote().tell.options(max_buffered=2),
         lambda: zf.remote(type("Bad", (), {"tell": zf.method(max_buffered=2)(lambda self: 1)})),
     ):
         with pytest.raises(zf.OptionError, match="makes no stream"):
             write()
-    assert told.remote().tell.options(num_returns="streaming", max_buffered=2)
+    assert remote_class.remote().tell.options(num_returns="streaming", max_buffered=2)
     with pytest.raises(zf.OptionError, match="at least 1, or -1 for no limit"):
-        told.options(max_pending_calls=0)
+        remote_class.options(max_pending_calls=0)
     with pytest.raises(zf.OptionError, match="'max_retries' is an option of functions or classes, not of methods"):
-        told.remote().tell.options(max_retries=2)
+        remote_class.remote().tell.options(max_retries=2)
 
 
 def test_the_runtime_env_of_a_program_is_shown_as_given(client, monkeypatch):
     monkeypatch.setattr(lifecycle, "_runtime_env", None)
     assert zf.get_runtime_context().runtime_env == {}
     monkeypatch.setattr(lifecycle, "_runtime_env", lifecycle._checked_environment({"env_vars": {"A": "1"}}))
-    said = zf.get_runtime_context()
-    assert said.runtime_env == {"env_vars": {"A": "1"}}
-    assert said.get_runtime_env_string() == '{"env_vars": {"A": "1"}}'
+    context = zf.get_runtime_context()
+    assert context.runtime_env == {"env_vars": {"A": "1"}}
+    assert context.get_runtime_env_string() == '{"env_vars": {"A": "1"}}'
 
 
 def test_names_that_are_no_text_are_refused_where_they_are_written():

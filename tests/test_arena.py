@@ -66,9 +66,9 @@ class Shell:
         self.store = ObjectStore(STORE, SCHEDULER, Config(), SIZE, recovering)
         self.sent: list[e.Send] = []
         if recovering:
-            self.say(SHELL, m.ArenaFound(tuple(arena.find_sealed()), tuple(self.spill.list())))
+            self.send(SHELL, m.ArenaFound(tuple(arena.find_sealed()), tuple(self.spill.list())))
 
-    def say(self, source: bytes, message: object) -> None:
+    def send(self, source: bytes, message: object) -> None:
         self.store.step(1.0, source, message)  # type: ignore[arg-type]
         self.turn()
 
@@ -103,7 +103,7 @@ class Shell:
             assert self.arena.mark(effect.offset, effect.state)
         return None
 
-    def heard(self, kind: type) -> list[object]:
+    def received(self, kind: type) -> list[object]:
         return [send.message for send in self.sent if isinstance(send.message, kind)]
 
 
@@ -344,7 +344,7 @@ WRITING = """
 
 
 def granted(shell: Shell, token: int, size: int) -> m.Granted:
-    shell.say(CLIENT + WRITER, m.Reserve(token, size, 0, 1.0))
+    shell.send(CLIENT + WRITER, m.Reserve(token, size, 0, 1.0))
     answer = shell.sent.pop().message
     assert isinstance(answer, m.Granted)
     return answer
@@ -364,21 +364,21 @@ def test_a_restarted_store_finds_sealed_objects_and_nothing_of_a_killed_writer(a
             writer.stdin.flush()
             assert writer.stdout.readline() == "done\n"
             if number < 4:
-                shell.say(SCHEDULER, m.Sealed(((object_id(number), offset, size, WRITER, False),)))
+                shell.send(SCHEDULER, m.Sealed(((object_id(number), offset, size, WRITER, False),)))
         writer.kill()
         assert writer.wait() == -signal.SIGKILL
-    shell.say(SCHEDULER, m.Free((object_id(2),)))
+    shell.send(SCHEDULER, m.Free((object_id(2),)))
 
     # Object 4 was sealed but nobody was told, 5 was half written when its writer and then the store died.
     again = Shell(Arena(path, SIZE, writable=True), tmp_path, recovering=True)
-    again.say(SCHEDULER, m.RetainOnly((object_id(1), object_id(3))))
+    again.send(SCHEDULER, m.RetainOnly((object_id(1), object_id(3))))
     assert again.store.statistics()["objects"] == 2
-    again.say(SCHEDULER, m.Locate(((object_id(1), WRITER), (object_id(3), WRITER), (object_id(4), WRITER))))
-    (located,) = again.heard(m.Located)
+    again.send(SCHEDULER, m.Locate(((object_id(1), WRITER), (object_id(3), WRITER), (object_id(4), WRITER))))
+    (located,) = again.received(m.Located)
     for (identifier, _, offset, length), number in zip(located.rows, (1, 3), strict=True):  # type: ignore[attr-defined]
         assert identifier == object_id(number)
         assert bytes(arena.view(offset, length)) == bytes([number]) * size
-    assert again.heard(m.ObjectsLost) == [m.ObjectsLost(((object_id(4), "missing"),))]
+    assert again.received(m.ObjectsLost) == [m.ObjectsLost(((object_id(4), "missing"),))]
     statistics = again.store.statistics()
     assert statistics["used"] == 2 * footprint(size)
     assert statistics["ready"] + statistics["cold"] == statistics["capacity"] - 2 * footprint(size)
@@ -411,23 +411,23 @@ def test_objects_go_to_disk_and_come_back_unchanged(arena: Arena, tmp_path: Path
     for number in range(1, 12):
         room = granted(shell, number, size)
         arena.write(room.offset + HEADER_BYTES, object_id(number), bytes([number]) * size)
-        shell.say(SCHEDULER, m.Sealed(((object_id(number), room.offset + HEADER_BYTES, size, WRITER, False),)))
+        shell.send(SCHEDULER, m.Sealed(((object_id(number), room.offset + HEADER_BYTES, size, WRITER, False),)))
     assert shell.store.statistics()["objects_spilled"] >= 6
     for number in range(1, 12):
-        shell.say(SCHEDULER, m.Locate(((object_id(number), WRITER),)))
-        ((_, _, offset, length),) = shell.heard(m.Located)[-1].rows  # type: ignore[attr-defined]
+        shell.send(SCHEDULER, m.Locate(((object_id(number), WRITER),)))
+        ((_, _, offset, length),) = shell.received(m.Located)[-1].rows  # type: ignore[attr-defined]
         assert bytes(arena.view(offset, length)) == bytes([number]) * size
-        shell.say(CLIENT + WRITER, m.Unpin((object_id(number),)))
-    shell.say(SCHEDULER, m.Free(tuple(map(object_id, range(1, 12)))))
+        shell.send(CLIENT + WRITER, m.Unpin((object_id(number),)))
+    shell.send(SCHEDULER, m.Free(tuple(map(object_id, range(1, 12)))))
     assert os.listdir(tmp_path) == []
     assert arena.find_sealed() == []
 
 
 def test_inline_values_become_objects(arena: Arena, tmp_path: Path) -> None:
     shell = Shell(arena, tmp_path)
-    shell.say(SCHEDULER, m.Absorb(((object_id(1), b"inline", False), (object_id(2), b"", False))))
-    shell.say(SCHEDULER, m.Locate(((object_id(1), WRITER), (object_id(2), WRITER))))
-    (located,) = shell.heard(m.Located)
+    shell.send(SCHEDULER, m.Absorb(((object_id(1), b"inline", False), (object_id(2), b"", False))))
+    shell.send(SCHEDULER, m.Locate(((object_id(1), WRITER), (object_id(2), WRITER))))
+    (located,) = shell.received(m.Located)
     values = [bytes(arena.view(offset, length)) for _, _, offset, length in located.rows]  # type: ignore[attr-defined]
     assert values == [b"inline", b""]
     assert len(arena.find_sealed()) == 2

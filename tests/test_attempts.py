@@ -57,7 +57,7 @@ def test_a_running_task_retains_its_attempt_number_and_its_retry_gets_a_new_one(
     died(node, OLD, 0)
     (worker,) = node.workers()
     assert node.dispatched() == [(worker, 0, next_attempt(THIRD, FIRST))]
-    node.say(CLIENT + DRIVER, m.Query(1, "tasks", ()))
+    node.send(CLIENT + DRIVER, m.Query(1, "tasks", ()))
     ((_, answer),) = node.take(m.Answer)
     assert [task["attempt"] for task in answer.payload] == [3]
     explanation = node.scheduler.explain(task_id(0))
@@ -100,7 +100,7 @@ def test_a_living_actor_retains_its_attempt_number_and_restarts(node: Restarted)
     node.rejoin((), (CLIENT, m.HostedActors(((made, THIRD),))), (CLIENT, m.Hold((task_id(0) + bytes(4),))))
     record = node.scheduler.actors.records[task_id(0)]
     assert (record.restarts, record.task.attempt) == (2, THIRD)
-    node.say(CLIENT + DRIVER, m.Hold((task_id(0) + bytes(4),)))
+    node.send(CLIENT + DRIVER, m.Hold((task_id(0) + bytes(4),)))
     died(node, OLD, None)
     assert (record.restarts, record.task.attempt) == (3, next_attempt(THIRD, FIRST))
 
@@ -138,28 +138,28 @@ def test_a_value_that_failed_once_and_fails_again_for_the_next_daemon_is_counted
 def test_values_sealed_before_and_after_their_writer_registered_are_distinguished(node: Restarted) -> None:
     """Room that a process says is unused as it registers may hold a value a moment later; what it said before lies elsewhere."""
     before, after = ((ref(900 + number, 2**31), (4096 * number, 100), (), False) for number in (1, 2))
-    node.say(b"X" + OWN, m.ArenaFound((), ()))
-    node.say(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
+    node.send(b"X" + OWN, m.ArenaFound((), ()))
+    node.send(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
     control = control_of(OLD)
-    node.say(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
+    node.send(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
     for message in (m.Put((before,)), m.Hold((before[0],)), m.Ready(), m.Put((after,))):
-        node.say(CLIENT + OLD, message)
-    node.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
-    node.say(CLIENT + DRIVER, m.Ready())
-    told = [message for to, message in node.sent if to == b"O" + OWN and type(message) in (m.Sealed, m.RetainOnly)]
-    assert [type(message) for message in told] == [m.Sealed, m.RetainOnly, m.Sealed]
-    assert [[row[0] for row in message.rows] for message in told[::2]] == [[before[0]], [after[0]]]
-    assert set(told[1].object_ids) == {before[0], after[0]}
+        node.send(CLIENT + OLD, message)
+    node.send(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
+    node.send(CLIENT + DRIVER, m.Ready())
+    messages = [message for to, message in node.sent if to == b"O" + OWN and type(message) in (m.Sealed, m.RetainOnly)]
+    assert [type(message) for message in messages] == [m.Sealed, m.RetainOnly, m.Sealed]
+    assert [[row[0] for row in message.rows] for message in messages[::2]] == [[before[0]], [after[0]]]
+    assert set(messages[1].object_ids) == {before[0], after[0]}
 
 
 def test_a_value_without_refs_in_its_writer_is_retained_until_its_place_is_known(node: Restarted) -> None:
     """It may have a view of what it has put: that is pinned by the news of the place, which the daemon before this one had not sent."""
     put = (ref(900, 2**31), (4096, 100), (), False)
     node.rejoin((), (CLIENT, m.Put((put,))))
-    told = [message for to, message in node.sent if to == b"O" + OWN and type(message) in (m.Sealed, m.RetainOnly, m.Locate, m.Free)]
-    assert [type(message) for message in told] == [m.Sealed, m.RetainOnly, m.Locate, m.Free]
-    assert put[0] in told[1].object_ids
-    assert told[2].rows == ((put[0], OLD),)
+    messages = [message for to, message in node.sent if to == b"O" + OWN and type(message) in (m.Sealed, m.RetainOnly, m.Locate, m.Free)]
+    assert [type(message) for message in messages] == [m.Sealed, m.RetainOnly, m.Locate, m.Free]
+    assert put[0] in messages[1].object_ids
+    assert messages[2].rows == ((put[0], OLD),)
 
 
 def test_a_process_that_expects_a_result_when_it_registers_holds_it_only_if_it_reports_that(node: Restarted) -> None:
@@ -216,7 +216,7 @@ def test_a_value_without_a_row_is_freed_with_its_last_ref(node: Restarted) -> No
     node.rejoin((), offered, (CLIENT, m.Hold(tuple(each[0] + bytes(4) for each in rows))))
     tables = node.scheduler.tables
     assert set(tables.orphans) == {task_id(7), task_id(8)}
-    node.say(CLIENT + OLD, m.Release((rows[0][0] + bytes(4),)))
+    node.send(CLIENT + OLD, m.Release((rows[0][0] + bytes(4),)))
     assert set(tables.orphans) == {task_id(8)}
     node.submit(rows[1])
     assert node.results() == {8: (m.OK, (b"value",))}

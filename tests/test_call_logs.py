@@ -26,10 +26,10 @@ def test_an_outcome_is_sent_once_its_row_is_committed_while_later_calls_run() ->
     actor = Actor()
     actor.call(1, 2, 3)
     assert [actor.run(), actor.run()] == [1, 2]
-    (first,) = actor.said(m.LogAppended)
+    (first,) = actor.sent(m.LogAppended)
     assert (first.number, first.last, numbers(first)) == (1, 2, [1, 2])
     actor.run()
-    (second,) = actor.said(m.LogAppended)
+    (second,) = actor.sent(m.LogAppended)
     assert actor.returned() == []
     assert not actor.worker.mailbox.settled
     actor.durable(first.number)
@@ -44,14 +44,14 @@ def test_a_timeout_sent_to_the_caller_is_the_outcome_of_the_call() -> None:
     actor = Actor()
     actor.call(1, options=(("timeout", 0.5),))
     actor.run(((4096, 100_000),))
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     actor.worker.tick(0.6)
-    ((told,),) = [message.rows for message in actor.said(m.Returned)]
-    assert (told[1], unpack_failure(told[2][0])[0]) == (FAILED, "TaskTimeoutError")
+    ((answer,),) = [message.rows for message in actor.sent(m.Returned)]
+    assert (answer[1], unpack_failure(answer[2][0])[0]) == (FAILED, "TaskTimeoutError")
     assert (actor.worker.mailbox.dropped, actor.worker.mailbox.written) == ([4096], [])
     actor.durable(block.number)
-    assert actor.said(m.CallOutcomes) == []
-    assert all(row == told for message in actor.said(m.Returned) for row in message.rows)
+    assert actor.sent(m.CallOutcomes) == []
+    assert all(row == answer for message in actor.sent(m.Returned) for row in message.rows)
     assert (actor.worker.mailbox.written, actor.log.unrecorded) == ([], set())
 
 
@@ -64,7 +64,7 @@ def test_a_readonly_call_has_no_row_and_its_outcome_waits_for_the_rows_before_it
     actor.call(3, method="look")
     actor.run()
     actor.run()
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     assert numbers(block) == [2]
     assert actor.returned() == []
     actor.durable(block.number)
@@ -75,16 +75,16 @@ def test_rows_that_may_not_be_committed_are_repeated_to_a_restarted_daemon() -> 
     actor = Actor()
     actor.call(1, 2)
     actor.run()
-    (first,) = actor.said(m.LogAppended)
+    (first,) = actor.sent(m.LogAppended)
     actor.run()
-    (second,) = actor.said(m.LogAppended)
+    (second,) = actor.sent(m.LogAppended)
     actor.durable(first.number)
     actor.call(3)
     actor.run()
     again = [message for message in actor.worker.running() if type(message) is m.LogAppended]
     assert [numbers(block) for block in again] == [[2], [3]]
     assert again[0] == second, "word for word: it may be written already"
-    assert actor.said(m.LogAppended) == [], "and once"
+    assert actor.sent(m.LogAppended) == [], "and once"
     actor.durable(again[1].number)
     assert sorted(actor.returned()) == [1, 2, 3]
 
@@ -95,7 +95,7 @@ def test_a_repeated_call_is_answered_and_not_run() -> None:
     actor.call(1001, caller=BOB)
     for _ in range(3):
         actor.run()
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     again, _, rows = next_incarnation([block])
     assert [row.number for row in rows] == [1, 2, 3]
     again.call(2, 5)
@@ -104,7 +104,7 @@ def test_a_repeated_call_is_answered_and_not_run() -> None:
     again.call(1001, caller=BOB)
     assert again.waiting() == [5]
     again.run()
-    (more,) = again.said(m.LogAppended)
+    (more,) = again.sent(m.LogAppended)
     assert (more.attempt, more.last) == (1, 4), "numbers go on"
 
 
@@ -114,13 +114,13 @@ def test_refs_inside_a_retained_error_are_part_of_its_row_and_of_the_next_checkp
     error = with_refs(b"boom", (inside, ACTOR + FIRST_RETURN))
     actor.call(1)
     actor.worker.finish_call(actor.worker.begin(), ERROR, (error,), (), 0.0, 0.001, True)  # type: ignore[arg-type]
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     assert block.refs == (inside,), "an actor does not hold itself"
     actor.log.checkpoint(b"state", ())
-    assert [message.refs for message in actor.said(m.Checkpoint)] == [(inside,)]
+    assert [message.refs for message in actor.sent(m.Checkpoint)] == [(inside,)]
     again, _, _ = next_incarnation([block])
     again.call(1)
-    (reported,) = again.said(m.CallOutcomes)
+    (reported,) = again.sent(m.CallOutcomes)
     assert reported.rows == (((1).to_bytes(16, "big"), ANN, ERROR, (error,), ()),), "the scheduler holds for the caller what is inside"
 
 
@@ -129,13 +129,13 @@ def test_acknowledged_outcomes_are_dropped_also_by_the_next_incarnation() -> Non
     actor.call(1, 2, 3)
     for _ in range(3):
         actor.run()
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     actor.durable(block.number)
     actor.worker.step(0.0, CLIENT + ANN, m.OutcomesReceived(ACTOR, tuple(n.to_bytes(16, "big") for n in (1, 2)), False))
     assert [len(kept) for kept in actor.log.kept.values()] == [1]
     actor.call(4)
     actor.run()
-    (more,) = actor.said(m.LogAppended)
+    (more,) = actor.sent(m.LogAppended)
     again, _, _ = next_incarnation([block, more])
     assert [int.from_bytes(call_id, "big") for call_id in again.log.kept[ANN]] == [3, 4]
     wanted = tuple(n.to_bytes(16, "big") for n in (2, 4))  # The first is a readonly call's, of which nothing is kept.
@@ -152,7 +152,7 @@ def test_outcomes_for_a_dead_caller_are_not_retained_also_of_later_calls() -> No
     actor.worker.step(0.0, b"L" + DAEMON, m.CallerGone(ANN))
     actor.run()
     assert actor.log.kept == {}
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     assert numbers(block) == [1, 2], "they have run, all the same"
 
 
@@ -161,7 +161,7 @@ def test_a_call_repeated_after_its_callers_end_is_not_run_twice() -> None:
     before = Actor()
     before.call(1)
     before.run()
-    actor, _, (call,) = next_incarnation(before.said(m.LogAppended))
+    actor, _, (call,) = next_incarnation(before.sent(m.LogAppended))
     assert call.call_id == (1).to_bytes(16, "big")
     actor.worker.step(0.0, b"L" + DAEMON, m.CallerGone(ANN))
     actor.call(1)
@@ -180,8 +180,8 @@ def test_a_checkpoint_carries_the_state_and_the_outcomes_that_callers_may_not_ha
     assert not actor.log.due
     actor.run()
     (before,), parts, (after,) = (
-        actor.said(m.LogAppended)[:1],
-        actor.said(m.Checkpoint),
+        actor.sent(m.LogAppended)[:1],
+        actor.sent(m.Checkpoint),
         [block for block in actor.worker.running() if type(block) is m.LogAppended][1:],
     )
     assert [(part.last, part.part, part.parts) for part in parts] == [(2, index, 6) for index in range(6)]
@@ -201,7 +201,7 @@ def test_rows_that_a_checkpoint_covers_are_not_run_again() -> None:
     actor.run()
     actor.run()
     actor.log.checkpoint(b"state", ())
-    (block,), (part,) = actor.said(m.LogAppended), actor.said(m.Checkpoint)
+    (block,), (part,) = actor.sent(m.LogAppended), actor.sent(m.Checkpoint)
     _, _, rows = next_incarnation([block], part.data, 2)
     assert rows == []
 
@@ -212,11 +212,11 @@ def test_a_stopped_call_is_in_the_next_checkpoint_and_in_no_row() -> None:
     actor.run()
     actor.run((STOPPED,), whole=False)
     assert actor.log.due, "only a checkpoint can tell what it has done"
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     actor.durable(block.number)
     assert actor.returned() == [1], "the other one is not durable"
     actor.log.checkpoint(b"torn", ())
-    (part,) = actor.said(m.Checkpoint)
+    (part,) = actor.sent(m.Checkpoint)
     actor.durable(part.number)
     assert actor.returned() == [2]
     again, state, rows = next_incarnation([block], part.data, part.last)
@@ -240,7 +240,7 @@ def test_without_checkpoints_a_stopped_call_has_a_row_and_is_not_replayed() -> N
     actor = Actor()
     actor.call(1)
     actor.run((STOPPED,), whole=False)
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     assert [call.again for call in calls_in(block.rows)] == [False]
 
 
@@ -248,17 +248,17 @@ def test_a_large_value_is_reported_behind_its_row_and_reported_again_by_a_replay
     actor = Actor()
     actor.call(1)
     actor.run(((4096, 100_000),))
-    (block,) = actor.said(m.LogAppended)
-    assert actor.said(m.CallOutcomes) == []
+    (block,) = actor.sent(m.LogAppended)
+    assert actor.sent(m.CallOutcomes) == []
     actor.durable(block.number)
-    assert [row[3] for message in actor.said(m.CallOutcomes) for row in message.rows] == [((4096, 100_000),)]
+    assert [row[3] for message in actor.sent(m.CallOutcomes) for row in message.rows] == [((4096, 100_000),)]
     assert actor.worker.mailbox.written == [4096]
     again, _, (call,) = next_incarnation([block])
     assert again.log.wants(call)
     again.worker.mailbox.made_again(again.log, call, ((8192, 100_000),), ())
     again.call(1)
     assert (again.waiting(), again.returned()) == ([], []), "its caller is told of it by the scheduler"
-    assert [row[3] for message in again.said(m.CallOutcomes) for row in message.rows] == [((8192, 100_000),)]
+    assert [row[3] for message in again.sent(m.CallOutcomes) for row in message.rows] == [((8192, 100_000),)]
     assert again.log.unrecorded
     again.worker.step(0.0, b"L" + DAEMON, m.OutcomesRecorded((call.call_id,)))
     assert not again.log.unrecorded
@@ -270,7 +270,7 @@ def test_a_row_lists_refs_that_only_the_caller_held_but_not_the_actor_itself() -
     inside = (ref(7), ACTOR + FIRST_RETURN)
     actor.call(1, needs=(ref(5), ref(6)), values=(None, b"small"), options=(("contains", inside),))
     actor.run()
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     assert block.refs == (ref(5), ref(7))
 
 
@@ -283,7 +283,7 @@ def store() -> Store:
     made.scheduler.workers.prestart(made.now)
     made.driver()
     options = (("actor", b""), ("max_restarts", -1), ("max_retries", -1), ("checkpoint_every", 0))
-    made.say(CLIENT + DRIVER, m.Export(((b"a" * 16, "Counter", b"payload", options),)))
+    made.send(CLIENT + DRIVER, m.Export(((b"a" * 16, "Counter", b"payload", options),)))
     made.workers()
     made.submit((ACTOR, b"a" * 16, b"", ()))
     return made
@@ -305,15 +305,15 @@ def durable(store: Store) -> list[int]:
 
 
 def dies(store: Store, worker: bytes) -> None:
-    store.say(b"X" + OWN, m.ProcessDied(store.pids.pop(worker), 0, 9, 0, "", b""))
+    store.send(b"X" + OWN, m.ProcessDied(store.pids.pop(worker), 0, 9, 0, "", b""))
     store.workers()
 
 
 def test_a_log_is_acknowledged_once_it_is_committed_and_in_order(store: Store) -> None:
     worker = home(store)
     store.slow = True
-    store.say(WORKER + worker, block(1, 5))
-    store.say(WORKER + worker, block(2, 9))
+    store.send(WORKER + worker, block(1, 5))
+    store.send(WORKER + worker, block(2, 9))
     assert durable(store) == []
     assert all(to == CONTROL + bytes((worker[0] ^ 0x80,)) + worker[1:] for to, _ in store.take(m.LogCommitted))
     store.commit()
@@ -325,21 +325,21 @@ def test_only_the_actors_current_process_appends_to_its_log(store: Store) -> Non
     first = home(store)
     other = next(worker for worker in store.pids if worker != first)
     for liar, message in ((other, block(1, 1)), (first, block(1, 1, attempt=1)), (DRIVER, block(1, 1))):
-        store.say(WORKER + liar, message)
+        store.send(WORKER + liar, message)
         assert (durable(store), lasts(store)) == ([], [])
     dies(store, first)
     second = home(store, attempt=1)
-    store.say(WORKER + first, block(1, 1))
-    store.say(WORKER + second, block(1, 1, attempt=0))
+    store.send(WORKER + first, block(1, 1))
+    store.send(WORKER + second, block(1, 1, attempt=0))
     assert (durable(store), lasts(store)) == ([], [])
-    store.say(WORKER + second, block(1, 1, attempt=1))
+    store.send(WORKER + second, block(1, 1, attempt=1))
     assert (durable(store), lasts(store)) == ([1], [1])
 
 
 def test_acknowledgements_of_a_former_incarnation_are_not_sent_to_the_next(store: Store) -> None:
     first = home(store)
     store.slow = True
-    store.say(WORKER + first, block(7, 5))
+    store.send(WORKER + first, block(7, 5))
     dies(store, first)
     home(store, attempt=1)
     store.commit()
@@ -349,22 +349,22 @@ def test_acknowledgements_of_a_former_incarnation_are_not_sent_to_the_next(store
 
 def test_a_checkpoint_cuts_the_log_when_all_of_it_is_committed(store: Store) -> None:
     worker = home(store)
-    store.say(WORKER + worker, part(1, 0))
-    store.say(WORKER + worker, block(2, 5))
-    store.say(WORKER + worker, part(3, 5, 0, 2))
+    store.send(WORKER + worker, part(1, 0))
+    store.send(WORKER + worker, block(2, 5))
+    store.send(WORKER + worker, part(3, 5, 0, 2))
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([5], [0, 5])
-    store.say(WORKER + worker, part(4, 5, 1, 2))
+    store.send(WORKER + worker, part(4, 5, 1, 2))
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [5, 5])
-    store.say(WORKER + worker, block(5, 6))
+    store.send(WORKER + worker, block(5, 6))
     assert lasts(store) == [6]
 
 
 def test_rows_that_made_living_values_outlast_checkpoints(store: Store) -> None:
     """With the checkpoint before them, for as long as a replay may have to make such a value again."""
     worker, value = home(store), ref(7, 2**31)
-    store.say(CLIENT + DRIVER, m.Put(((value, b"value", (), False),)))
+    store.send(CLIENT + DRIVER, m.Put(((value, b"value", (), False),)))
     for message in (part(1, 0), block(2, 3), block(3, 5, made=(value,)), part(4, 5), block(5, 6), part(6, 6)):
-        store.say(WORKER + worker, message)
+        store.send(WORKER + worker, message)
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([3, 5], [0, 6])
     maker = store.scheduler.tables.maker_of(value)
     assert maker is not None
@@ -376,20 +376,20 @@ def test_rows_that_made_living_values_outlast_checkpoints(store: Store) -> None:
     log = fresh.scheduler.logs.logs[ACTOR]
     assert [(past.base and past.base.last, [each.last for each in past.blocks]) for past in log.past] == [(0, [3, 5])]
     assert not log.blocks
-    store.say(CLIENT + DRIVER, m.Release((value,)))
+    store.send(CLIENT + DRIVER, m.Release((value,)))
     for message in (block(7, 8), part(8, 8)):
-        store.say(WORKER + worker, message)
+        store.send(WORKER + worker, message)
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [8])
     assert store.scheduler.tables.maker_of(value) is None
 
 
 def lost(store: Store, worker: bytes, value: bytes) -> tuple[bytes, bytes]:
     """A large result of the actor's third call, which the driver holds, is lost; the worker and the task that are to make it again."""
-    store.say(CLIENT + DRIVER, m.ExpectResults(((value, ACTOR),)))
-    store.say(WORKER + worker, block(1, 3, made=(value,)))
-    store.say(WORKER + worker, m.CallOutcomes(((value[:TASK_BYTES], DRIVER, OK, ((4096, 100_000),), ()),)))
-    store.say(WORKER + worker, part(2, 3))
-    store.say(b"O" + OWN, m.ObjectsLost(((value, "missing"),)))
+    store.send(CLIENT + DRIVER, m.ExpectResults(((value, ACTOR),)))
+    store.send(WORKER + worker, block(1, 3, made=(value,)))
+    store.send(WORKER + worker, m.CallOutcomes(((value[:TASK_BYTES], DRIVER, OK, ((4096, 100_000),), ()),)))
+    store.send(WORKER + worker, part(2, 3))
+    store.send(b"O" + OWN, m.ObjectsLost(((value, "missing"),)))
     store.workers()
     ((to, dispatch),) = store.take(m.Dispatch)
     return to[1:], dispatch.rows[0][0]
@@ -398,10 +398,10 @@ def lost(store: Store, worker: bytes, value: bytes) -> tuple[bytes, bytes]:
 def test_rows_outlast_checkpoints_while_a_value_that_they_made_is_rebuilt(store: Store) -> None:
     worker = home(store)
     replays, _ = lost(store, worker, call_value(task_id(7), 0))
-    store.say(WORKER + worker, block(3, 4))
-    store.say(WORKER + worker, part(4, 4))
+    store.send(WORKER + worker, block(3, 4))
+    store.send(WORKER + worker, part(4, 4))
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([3], [4])
-    store.say(CLIENT + replays, m.Query(9, "actor log", (ACTOR, LOG, b"")))
+    store.send(CLIENT + replays, m.Query(9, "actor log", (ACTOR, LOG, b"")))
     ((_, answer),) = store.take(m.Answer)
     assert [int.from_bytes(key[-8:], "big") for key, _ in answer.payload[0]] == [3]
 
@@ -409,8 +409,8 @@ def test_rows_outlast_checkpoints_while_a_value_that_they_made_is_rebuilt(store:
 def test_a_replay_for_a_lost_value_that_raises_gives_the_value_that_error(store: Store) -> None:
     value = call_value(task_id(7), 0)
     replays, replay = lost(store, home(store), value)
-    store.say(CLIENT + DRIVER, m.Fetch((value,)))
-    store.say(WORKER + replays, m.Completed.of(((replay, 0, ERROR, (b"a pickled exception",)),)))
+    store.send(CLIENT + DRIVER, m.Fetch((value,)))
+    store.send(WORKER + replays, m.Completed.of(((replay, 0, ERROR, (b"a pickled exception",)),)))
     ((_, status, failure, _),) = [row for _, message in store.take(m.Objects) for row in message.rows]
     kind, text, facts = unpack_failure(failure)
     assert (status, kind, dict(facts)) == (FAILED, "ObjectLostError", {"cause": b"a pickled exception"})
@@ -419,12 +419,12 @@ def test_a_replay_for_a_lost_value_that_raises_gives_the_value_that_error(store:
 
 def test_parts_of_an_incomplete_checkpoint_are_deleted_with_the_next_one(store: Store) -> None:
     first = home(store)
-    store.say(WORKER + first, block(1, 5))
-    store.say(WORKER + first, part(2, 5, 0, 2))
+    store.send(WORKER + first, block(1, 5))
+    store.send(WORKER + first, part(2, 5, 0, 2))
     dies(store, first)
     second = home(store, attempt=1)
-    store.say(WORKER + second, block(1, 6, attempt=1))
-    store.say(WORKER + second, part(2, 6)._replace(attempt=1))
+    store.send(WORKER + second, block(1, 6, attempt=1))
+    store.send(WORKER + second, part(2, 6)._replace(attempt=1))
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [6])
 
 
@@ -432,12 +432,12 @@ def test_objects_that_rows_and_checkpoints_need_are_retained(store: Store) -> No
     worker = home(store)
     tables = store.scheduler.tables
     for number in (7, 8):
-        store.say(CLIENT + DRIVER, m.Put(((ref(number, 2**31), b"value", (), False),)))
-    store.say(WORKER + worker, block(1, 1, refs=(ref(7, 2**31),)))
-    store.say(WORKER + worker, part(2, 1, refs=(ref(8, 2**31),))._replace(last=0))
-    store.say(CLIENT + DRIVER, m.Release((ref(7, 2**31), ref(8, 2**31))))
+        store.send(CLIENT + DRIVER, m.Put(((ref(number, 2**31), b"value", (), False),)))
+    store.send(WORKER + worker, block(1, 1, refs=(ref(7, 2**31),)))
+    store.send(WORKER + worker, part(2, 1, refs=(ref(8, 2**31),))._replace(last=0))
+    store.send(CLIENT + DRIVER, m.Release((ref(7, 2**31), ref(8, 2**31))))
     assert {ref(7, 2**31), ref(8, 2**31)} <= set(tables.objects)
-    store.say(WORKER + worker, part(3, 1))
+    store.send(WORKER + worker, part(3, 1))
     store.turn()
     assert not tables.objects
 
@@ -445,10 +445,10 @@ def test_objects_that_rows_and_checkpoints_need_are_retained(store: Store) -> No
 def test_while_the_store_is_full_nothing_is_acknowledged_and_everything_is_written_in_order_once_it_is_not(store: Store) -> None:
     worker = home(store)
     store.full = "no space"
-    store.say(WORKER + worker, block(1, 1))
-    store.say(WORKER + worker, block(2, 2))
+    store.send(WORKER + worker, block(1, 1))
+    store.send(WORKER + worker, block(2, 2))
     store.full = ""
-    store.say(WORKER + worker, block(3, 3))
+    store.send(WORKER + worker, block(3, 3))
     assert (durable(store), lasts(store)) == ([], []), "what comes later waits behind it"
     due = store.scheduler.logs.next_deadline()
     assert due is not None
@@ -460,11 +460,11 @@ def test_while_the_store_is_full_nothing_is_acknowledged_and_everything_is_writt
 def test_a_call_whose_row_was_not_written_never_happened_if_the_process_dies(store: Store) -> None:
     first = home(store)
     store.full = "no space"
-    store.say(WORKER + first, block(1, 1))
+    store.send(WORKER + first, block(1, 1))
     dies(store, first)
     store.full = ""
     second = home(store, attempt=1)
-    store.say(WORKER + second, block(1, 1, attempt=1))
+    store.send(WORKER + second, block(1, 1, attempt=1))
     store.scheduler.tick(store.now + 100)
     store.turn()
     assert (durable(store), lasts(store)) == ([1], [1])
@@ -473,21 +473,21 @@ def test_a_call_whose_row_was_not_written_never_happened_if_the_process_dies(sto
 
 def test_the_process_in_which_an_actor_is_made_reads_its_log_and_nobody_else_does(store: Store) -> None:
     first = home(store)
-    store.say(WORKER + first, block(1, 5))
+    store.send(WORKER + first, block(1, 5))
     dies(store, first)
     ((to, _),) = store.take(m.Dispatch)
     second = to[1:]
-    store.say(CLIENT + second, m.Query(9, "actor log", (ACTOR, LOG, b"")))
+    store.send(CLIENT + second, m.Query(9, "actor log", (ACTOR, LOG, b"")))
     ((_, answer),) = store.take(m.Answer)
     assert [key[-8:] for key, _ in answer.payload[0]] == [(5).to_bytes(8, "big")]
-    store.say(CLIENT + DRIVER, m.Query(9, "actor log", (ACTOR, LOG, b"")))
+    store.send(CLIENT + DRIVER, m.Query(9, "actor log", (ACTOR, LOG, b"")))
     ((_, answer),) = store.take(m.Answer)
     assert answer.error
 
 
 def test_dead_callers_with_retained_outcomes_are_reported_to_the_actor(store: Store) -> None:
     worker = home(store)
-    store.say(WORKER + worker, m.ReplayProgress(ACTOR, 3, 3, (DRIVER, BOB)))
+    store.send(WORKER + worker, m.ReplayProgress(ACTOR, 3, 3, (DRIVER, BOB)))
     assert [message.incarnation for _, message in store.take(m.CallerGone)] == [BOB]
     assert DRIVER in store.scheduler.actors.records[ACTOR].watchers
 
@@ -495,17 +495,17 @@ def test_dead_callers_with_retained_outcomes_are_reported_to_the_actor(store: St
 @pytest.mark.parametrize("how", ["killed", "job ended"])
 def test_the_log_is_deleted_with_its_actor(store: Store, how: str) -> None:
     worker = home(store)
-    store.say(WORKER + worker, part(1, 0))
-    store.say(WORKER + worker, block(2, 5))
-    store.say(WORKER + worker, part(3, 5, 0, 2))
+    store.send(WORKER + worker, part(1, 0))
+    store.send(WORKER + worker, block(2, 5))
+    store.send(WORKER + worker, part(3, 5, 0, 2))
     if how == "killed":
         later(store)
         store.take(m.Write)
-        store.say(CLIENT + DRIVER, m.KillActor(ACTOR, True))
+        store.send(CLIENT + DRIVER, m.KillActor(ACTOR, True))
         dies(store, worker)
         assert lasts(store) == [5], "a daemon that dies now has both the log and the row that would make the actor again"
     else:
-        store.say(CLIENT + DRIVER, m.Goodbye())
+        store.send(CLIENT + DRIVER, m.Goodbye())
     later(store)
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [])
     assert store.scheduler.logs.logs == {}
@@ -516,9 +516,9 @@ def test_the_log_is_deleted_with_its_actor(store: Store, how: str) -> None:
 
 def test_a_restarted_scheduler_recovers_logs_and_the_objects_they_need(store: Store) -> None:
     worker = home(store)
-    store.say(WORKER + worker, part(1, 4, refs=(ref(8, 2**31),)))
-    store.say(WORKER + worker, part(2, 7, 0, 3))
-    store.say(WORKER + worker, block(3, 9, refs=(ref(7, 2**31),)))
+    store.send(WORKER + worker, part(1, 4, refs=(ref(8, 2**31),)))
+    store.send(WORKER + worker, part(2, 7, 0, 3))
+    store.send(WORKER + worker, block(3, 9, refs=(ref(7, 2**31),)))
     rows = {table: tuple(sorted(store.rows[table].items())) for table in (LOG, CHECKPOINT)}
     fresh = Store()
     for table in (LOG, CHECKPOINT):

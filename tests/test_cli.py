@@ -251,10 +251,10 @@ def test_submit_sets_the_size_of_the_cluster_unless_the_program_does(place: Plac
     )
     options = ["--num-cpus", 3, "--num-gpus", 1, "--resources", '{"tpu": 0.5}', "--config", "worker-idle-seconds=7"]
     options += ["--config", "prefetch_tasks=9", "--config", "preload=json,csv", "--object-store-memory", "100MiB"]
-    said = json.loads(place.run("submit", *options, "p.py").stdout)
-    assert said == [{"CPU": 3, "GPU": 1, "tpu": 0.5}, 7, 9, ["json", "csv"]]
-    said = json.loads(place.run("submit", *options, "p.py", "own").stdout)
-    assert said == [{"CPU": 1, "GPU": 1, "own": 1}, 7, 5, ["json", "csv"]]
+    output = json.loads(place.run("submit", *options, "p.py").stdout)
+    assert output == [{"CPU": 3, "GPU": 1, "tpu": 0.5}, 7, 9, ["json", "csv"]]
+    output = json.loads(place.run("submit", *options, "p.py", "own").stdout)
+    assert output == [{"CPU": 1, "GPU": 1, "own": 1}, 7, 5, ["json", "csv"]]
 
 
 BUSY = """

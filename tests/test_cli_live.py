@@ -321,8 +321,8 @@ def test_tools_choose_a_cluster_or_ask(place: Place) -> None:
 def test_a_cluster_of_another_version_is_stopped(place: Place) -> None:
     started = place.json("start", "--num-cpus", 1, "--object-store-memory", "64MiB")["session"]
     path = Path(started, "session.json")
-    said = json.loads(path.read_text())
-    path.write_text(json.dumps({**{name: said[name] for name in ("kind", "supervisor", "started")}, "protocol": 99}))
+    output = json.loads(path.read_text())
+    path.write_text(json.dumps({**{name: output[name] for name in ("kind", "supervisor", "started")}, "protocol": 99}))
     assert (
         f"protocol 99, this has {PROTOCOL_VERSION}): end it with `zfabric stop --address {started}`" in place.run("status", code=1).stderr
     )
@@ -486,10 +486,10 @@ def _stopped_under_a_program(place: Place, address: str, *stop: str) -> None:
         assert running.stdout.readline() == "ready\n"
         eventually(lambda: place.json("status")["tasks"]["running"] == 2, "tasks run")
         place.run(*stop)
-        said = running.communicate(timeout=PATIENCE)[1]
+        output = running.communicate(timeout=PATIENCE)[1]
     told = "NodeDiedError: the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor); call zf.shutdown() and zf.init()"
-    assert told in said, said
-    assert "died of signal" not in said, said
+    assert told in output, output
+    assert "died of signal" not in output, output
 
 
 UNFINISHED = """

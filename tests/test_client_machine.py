@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_alone import FUNCTION, JOB, NAMER, REGISTER, hear, said, submit
+from client_alone import FUNCTION, JOB, NAMER, REGISTER, receive, sent_by, submit
 from client_alone import client as client  # a fixture
 
 from zfabric.machines.client.machine import Client
@@ -18,7 +18,7 @@ def again(client: Client, *running: Any) -> dict[type[Any], Any]:
     """What the client says to the next incarnation of the daemon, by kind."""
     client.connect(b"\x02daemon1")
     client.rejoin(REGISTER, running)
-    messages = said(client)
+    messages = sent_by(client)
     found: dict[type[Any], list[Any]] = {}
     for message in messages:
         rows = message[0] if message and isinstance(message[0], tuple) and type(message) is not m.Cancel else [message]
@@ -59,9 +59,9 @@ def test_messages_are_sent_in_the_order_of_the_operations(client: Client) -> Non
     client.put(NAMER.put(), b"value", (), False)
     second = submit(client, first + FIRST_RETURN)
     client.dropped.append(first + FIRST_RETURN)
-    assert [type(message) for message in said(client)] == [m.Submit, m.Put, m.Submit, m.Release]
+    assert [type(message) for message in sent_by(client)] == [m.Submit, m.Put, m.Submit, m.Release]
     third, fourth = submit(client), submit(client)
-    assert said(client) == [m.Submit(((third, FUNCTION, b"arguments", ()), (fourth, FUNCTION, b"arguments", ())))]
+    assert sent_by(client) == [m.Submit(((third, FUNCTION, b"arguments", ()), (fourth, FUNCTION, b"arguments", ())))]
     assert client.unfinished == 4
     assert second != third
 
@@ -75,7 +75,7 @@ def test_an_appended_task_is_submitted_before_its_value_is_dropped(client: Clien
     client.dropped.append(row[0] + FIRST_RETURN)
     effects = list(act(client, 0.0) or ()) + client.take_effects(0.0)
     assert [effect.message for effect in effects] == [m.Submit((row,)), m.Release((row[0] + FIRST_RETURN,))]
-    hear(client, m.Results(((row[0], m.OK, (b"value",)),)))
+    receive(client, m.Results(((row[0], m.OK, (b"value",)),)))
     assert client.entries == {}
     assert client.unfinished == 0
 
@@ -90,7 +90,7 @@ def test_an_appended_call_is_sent(client: Client) -> None:
 
 def test_the_row_of_large_values_is_retained_while_one_of_them_is_held(client: Client) -> None:
     task = submit(client, returns=200, num_returns=200)
-    hear(client, m.Results(((task, m.OK, (None,) * 200),)))
+    receive(client, m.Results(((task, m.OK, (None,) * 200),)))
     client.dropped.extend(object_id(task, index) for index in range(150))
     assert [row[0] for row in again(client)[m.Submit]] == [task]
     client.references.add(object_id(task, 3))  # It was inside another value.
@@ -105,39 +105,39 @@ def test_refs_are_counted_in_the_process_and_reported_as_a_set(client: Client) -
     borrowed = object_id(b"t" * 16)
     client.references.add(borrowed)
     client.references.add(borrowed)
-    assert said(client) == [m.Hold((borrowed,))]
+    assert sent_by(client) == [m.Hold((borrowed,))]
     client.dropped.append(borrowed)
-    assert said(client) == []
+    assert sent_by(client) == []
     client.dropped.append(borrowed)
-    assert said(client) == [m.Release((borrowed,))]
+    assert sent_by(client) == [m.Release((borrowed,))]
 
 
 def test_a_ref_that_comes_back_while_its_task_runs_is_held_again(client: Client) -> None:
     task = submit(client)
     client.dropped.append(task + FIRST_RETURN)
-    said(client)
+    sent_by(client)
     client.references.add(task + FIRST_RETURN)
-    assert said(client) == [m.Hold((task + FIRST_RETURN,))]
+    assert sent_by(client) == [m.Hold((task + FIRST_RETURN,))]
 
 
 def test_releases_from_finalizers_can_be_held_back(client: Client) -> None:
     task = submit(client)
     client.dropped.append(task + FIRST_RETURN)
     assert [type(effect.message) for effect in client.take_said()] == [m.Submit]  # type: ignore[union-attr]
-    assert [type(message) for message in said(client)] == [m.Release]
+    assert [type(message) for message in sent_by(client)] == [m.Release]
 
 
 def test_outcomes_are_pushed_large_ones_are_fetched_once(client: Client) -> None:
     small, large = submit(client), submit(client)
-    said(client)
-    hear(client, m.Results(((small, m.OK, (b"value",)), (large, m.OK, (None,)))))
+    sent_by(client)
+    receive(client, m.Results(((small, m.OK, (b"value",)), (large, m.OK, (None,)))))
     assert client.objects.at_hand(small + FIRST_RETURN)
     assert client.objects.known(large + FIRST_RETURN)
     assert not client.objects.at_hand(large + FIRST_RETURN)
     client.objects.want((small + FIRST_RETURN, large + FIRST_RETURN))
     client.objects.want((large + FIRST_RETURN,))
-    assert said(client) == [m.Fetch((large + FIRST_RETURN,))]
-    hear(client, m.Objects(((large + FIRST_RETURN, m.OK, (4096, 100), ()),)))
+    assert sent_by(client) == [m.Fetch((large + FIRST_RETURN,))]
+    receive(client, m.Objects(((large + FIRST_RETURN, m.OK, (4096, 100), ()),)))
     assert client.objects.at_hand(large + FIRST_RETURN)
     assert client.unfinished == 0
 
@@ -145,35 +145,35 @@ def test_outcomes_are_pushed_large_ones_are_fetched_once(client: Client) -> None
 def test_a_pin_is_released_without_refs_and_views(client: Client) -> None:
     task = submit(client)
     identifier = task + FIRST_RETURN
-    hear(client, m.Results(((task, m.OK, (None,)),)))
-    hear(client, m.Objects(((identifier, m.OK, (4096, 100), ()),)))
-    hear(client, m.Objects(((identifier, m.OK, (4096, 100), ()),)))
+    receive(client, m.Results(((task, m.OK, (None,)),)))
+    receive(client, m.Objects(((identifier, m.OK, (4096, 100), ()),)))
+    receive(client, m.Objects(((identifier, m.OK, (4096, 100), ()),)))
     client.pins.view(identifier)
     client.dropped.append(identifier)
-    assert m.Unpin not in {type(message) for message in said(client)}
+    assert m.Unpin not in {type(message) for message in sent_by(client)}
     client.unviewed.append(identifier)
-    assert said(client) == [m.Unpin((identifier, identifier))]  # one for each telling
+    assert sent_by(client) == [m.Unpin((identifier, identifier))]  # one for each telling
     assert not client.pins.tellings
 
 
 def test_a_place_that_arrives_too_late_is_unpinned(client: Client) -> None:
-    hear(client, m.Objects(((object_id(b"t" * 16), m.OK, (4096, 100), ()),)))
-    assert said(client) == [m.Unpin((object_id(b"t" * 16),))]
+    receive(client, m.Objects(((object_id(b"t" * 16), m.OK, (4096, 100), ()),)))
+    assert sent_by(client) == [m.Unpin((object_id(b"t" * 16),))]
 
 
 def test_a_recall_is_declined_while_a_view_lives(client: Client) -> None:
     task = submit(client)
     identifier = task + FIRST_RETURN
-    hear(client, m.Results(((task, m.OK, (None,)),)))
-    hear(client, m.Objects(((identifier, m.OK, (4096, 100), ()),)))
-    said(client)
+    receive(client, m.Results(((task, m.OK, (None,)),)))
+    receive(client, m.Objects(((identifier, m.OK, (4096, 100), ()),)))
+    sent_by(client)
     client.pins.view(identifier)
-    hear(client, m.RecallPins((identifier,)))
-    assert said(client) == []
+    receive(client, m.RecallPins((identifier,)))
+    assert sent_by(client) == []
     client.unviewed.append(identifier)
-    said(client)
-    hear(client, m.RecallPins((identifier,)))
-    assert said(client) == [m.Unpin((identifier,))]
+    sent_by(client)
+    receive(client, m.RecallPins((identifier,)))
+    assert sent_by(client) == [m.Unpin((identifier,))]
     assert not client.objects.at_hand(identifier)
 
 
@@ -184,22 +184,22 @@ def test_a_recall_of_many_objects_scans_the_waits_once(client: Client) -> None:
 
     tasks = [submit(client) for _ in range(3)]
     first, second, other = (task + FIRST_RETURN for task in tasks)
-    hear(client, m.Results(tuple((task, m.OK, (None,)) for task in tasks)))
-    hear(client, m.Objects(tuple((each, m.OK, (4096 * index, 100), ()) for index, each in enumerate((first, second, other)))))
-    said(client)
+    receive(client, m.Results(tuple((task, m.OK, (None,)) for task in tasks)))
+    receive(client, m.Objects(tuple((each, m.OK, (4096 * index, 100), ()) for index, each in enumerate((first, second, other)))))
+    sent_by(client)
     client.objects.gets[1] = Wanted((first, second))
-    hear(client, m.RecallPins((first, second, other)))
-    assert said(client) == [m.Unpin((other,))]
+    receive(client, m.RecallPins((first, second, other)))
+    assert sent_by(client) == [m.Unpin((other,))]
 
 
 def test_an_unwanted_reservation_is_returned(client: Client) -> None:
     asked, answered = client.reservations.reserve(1000, True, 1.0), client.reservations.reserve(1000, True, 1.0)
-    said(client)
+    sent_by(client)
     client.reservations.forsake(asked)
-    hear(client, m.Granted(asked, 4096, 1088))
-    hear(client, m.Granted(answered, 8192, 1088))
+    receive(client, m.Granted(asked, 4096, 1088))
+    receive(client, m.Granted(answered, 8192, 1088))
     client.reservations.forsake(answered)
-    assert said(client) == [m.ReturnGrant(4096, 0), m.ReturnGrant(8192, 0)]
+    assert sent_by(client) == [m.ReturnGrant(4096, 0), m.ReturnGrant(8192, 0)]
     assert not client.reservations.answers
 
 
@@ -210,7 +210,7 @@ def test_the_extent_of_an_unwritten_value_is_returned_unless_it_is_part_of_a_gra
     assert shared is not None
     client.reservations.abandon(shared)
     client.reservations.abandon(alone)
-    assert said(client) == [m.ReturnGrant(4096, 0)]
+    assert sent_by(client) == [m.ReturnGrant(4096, 0)]
     assert client.reservations.allocate(1000) == shared
 
 
@@ -228,19 +228,19 @@ def test_a_writer_that_fills_grants_gets_the_next_one_in_advance(client: Client)
     client.reservations.grants.add(0, grant)
     first = fill(client, 2**20)
     assert len(first) == 4, "half of a first grant"
-    (request,) = said(client)
+    (request,) = sent_by(client)
     assert request == m.Reserve(client.reservations.ahead, 2**20, grant, request.patience)
-    hear(client, m.Granted(client.reservations.ahead, grant, grant))
+    receive(client, m.Granted(client.reservations.ahead, grant, grant))
     assert not client.reservations.ahead
     assert not client.reservations.answers
     first += fill(client, 2**20)
     assert len(first) == 8, "the first is used up, and one of the second"
-    returned, request = said(client)
+    returned, request = sent_by(client)
     assert returned == m.ReturnGrant(0, first[-2] + 2**20)
     assert request == m.Reserve(client.reservations.ahead, 2**20, 2 * grant, request.patience)
-    hear(client, m.Granted(client.reservations.ahead, 2 * grant, grant))
+    receive(client, m.Granted(client.reservations.ahead, 2 * grant, grant))
     assert len(fill(client, 2**20)) == 1, "from here on, two grants' worth are left when the next one is asked for"
-    assert said(client) == [m.Reserve(client.reservations.ahead, 2**20, 4 * grant, request.patience)]
+    assert sent_by(client) == [m.Reserve(client.reservations.ahead, 2**20, 4 * grant, request.patience)]
     offsets = [client.reservations.allocate(2**20) or 0 for _ in range(5 + 7)]
     assert offsets == [
         *range(grant + 64 + 2 * (2**20 + 64), 2 * grant - 2**20, 2**20 + 64),
@@ -252,13 +252,13 @@ def test_a_full_grant_is_returned_at_once(client: Client) -> None:
     size = 2**20
     client.reservations.grants.add(0, 2 * (size + 64))
     first, second = client.reservations.allocate(size), client.reservations.grants.allocate(size)
-    said(client)
+    sent_by(client)
     assert first is not None
     assert second is not None
     client.reservations.finished(second)
-    assert said(client) == [], "the first is still being written"
+    assert sent_by(client) == [], "the first is still being written"
     client.reservations.finished(first)
-    assert said(client) == [m.ReturnGrant(0, 2 * (size + 64))]
+    assert sent_by(client) == [m.ReturnGrant(0, 2 * (size + 64))]
     assert client.reservations.rows() == ()
 
 
@@ -272,9 +272,9 @@ def write_much(client: Client) -> int:
         fill(client, 2**20)
         wishes.append(client.reservations.requests[client.reservations.ahead].wish)
         begin, end = end, end + wishes[-1]
-        hear(client, m.Granted(client.reservations.ahead, begin, wishes[-1]))
+        receive(client, m.Granted(client.reservations.ahead, begin, wishes[-1]))
     assert wishes == [grant, 2 * grant, 4 * grant, 8 * grant, 8 * grant]
-    said(client)
+    sent_by(client)
     return begin
 
 
@@ -290,7 +290,7 @@ def test_the_first_large_value_has_its_own_extent_and_later_ones_share(client: C
     grant = client.config.grant_bytes
     assert not client.reservations.shares(2 * grant)
     client.reservations.reserve(2 * grant, True, 9.0)
-    assert said(client)[0].wish == 0
+    assert sent_by(client)[0].wish == 0
     assert client.reservations.shares(2 * grant)
     assert not client.reservations.shares(2 * grant + 1)
 
@@ -298,29 +298,29 @@ def test_the_first_large_value_has_its_own_extent_and_later_ones_share(client: C
 def test_a_process_that_writes_no_more_returns_its_spare_grants(client: Client) -> None:
     last = write_much(client)
     client.reservations.rest()
-    assert said(client) == [], "it may have written just now"
+    assert sent_by(client) == [], "it may have written just now"
     offset = client.reservations.allocate(2**20)
     assert offset is not None
     client.reservations.rest()
-    said(client)
+    sent_by(client)
     client.reservations.rest()
-    assert last in {row.offset for row in said(client)}
+    assert last in {row.offset for row in sent_by(client)}
     assert sum(size for _, size, used in client.reservations.rows() if not used) <= 8 * client.config.grant_bytes
     assert not client.reservations.shares(2 * client.config.grant_bytes)
     client.reservations.rest()
-    assert said(client) == []
+    assert sent_by(client) == []
 
 
 @pytest.mark.parametrize("pressure", ["recalled", "refused"])
 def test_requests_are_small_again_when_room_is_short(client: Client, pressure: str) -> None:
     write_much(client)
     if pressure == "recalled":
-        hear(client, m.RecallGrant(-1))
+        receive(client, m.RecallGrant(-1))
     else:
-        hear(client, m.NoSpace(client.reservations.reserve(2**20, False, 9.0), "full", "no room"))
-    said(client)
+        receive(client, m.NoSpace(client.reservations.reserve(2**20, False, 9.0), "full", "no room"))
+    sent_by(client)
     client.reservations.reserve(2**20, False, 9.0)
-    assert said(client)[0].wish == client.config.grant_bytes
+    assert sent_by(client)[0].wish == client.config.grant_bytes
 
 
 def test_requests_in_advance_may_be_refused_or_abandoned_and_survive_the_daemon(client: Client) -> None:
@@ -329,15 +329,15 @@ def test_requests_in_advance_may_be_refused_or_abandoned_and_survive_the_daemon(
     fill(client, 2**20)
     client.reservations.grants.add(grant, grant)
     fill(client, 2**20)
-    hear(client, m.NoSpace(client.reservations.ahead, "full", "no room"))
+    receive(client, m.NoSpace(client.reservations.ahead, "full", "no room"))
     assert not client.reservations.ahead
     fill(client, 2**20)
     token = client.reservations.ahead
     assert token
     assert [row.token for row in again(client)[m.Reserve]] == [token]
     client.reservations.forsake(token)
-    hear(client, m.Granted(token, 2 * grant, grant))
-    assert said(client) == [m.ReturnGrant(2 * grant, 0)]
+    receive(client, m.Granted(token, 2 * grant, grant))
+    assert sent_by(client) == [m.ReturnGrant(2 * grant, 0)]
 
 
 def test_rows_values_and_refs_are_repeated_to_a_restarted_scheduler(client: Client) -> None:
@@ -346,8 +346,8 @@ def test_rows_values_and_refs_are_repeated_to_a_restarted_scheduler(client: Clie
     client.references.add(borrowed)
     client.objects.want((borrowed,))
     client.dropped.append(dropped + FIRST_RETURN)
-    said(client)
-    hear(client, m.Results(((done, m.OK, (b"value",)), (large, m.OK, (None,)))))
+    sent_by(client)
+    receive(client, m.Results(((done, m.OK, (b"value",)), (large, m.OK, (None,)))))
     found = again(client)
     assert [row[0] for row in found[m.Export]] == [FUNCTION]
     assert found[m.OfferResults] == [(done + FIRST_RETURN, m.OK, b"value", ())]
@@ -361,11 +361,11 @@ def test_objects_named_by_an_unfinished_row_are_retained_without_refs(client: Cl
     client.put(value, b"value", (), False)
     task = submit(client, value)
     client.dropped.append(value)
-    said(client)
+    sent_by(client)
     found = again(client)
     assert found[m.OfferResults] == [(value, m.OK, b"value", ())]
     assert value not in found[m.Hold]
-    hear(client, m.Results(((task, m.OK, (b"done",)),)))
+    receive(client, m.Results(((task, m.OK, (b"done",)),)))
     assert value not in {row[0] for row in again(client).get(m.OfferResults, ())}
 
 
@@ -376,8 +376,8 @@ def test_a_failure_that_an_unfinished_row_needs_is_repeated_and_not_the_row_that
     names = [object_id(failed, index) for index in range(returns)]
     waiting = submit(client, *names)
     client.dropped.extend(names)
-    said(client)
-    hear(client, m.Results(((failed, m.FAILED, (b"cancelled",)),)))
+    sent_by(client)
+    receive(client, m.Results(((failed, m.FAILED, (b"cancelled",)),)))
     found = again(client)
     assert [row[0] for row in found[m.Submit]] == [waiting]
     assert sorted(found[m.OfferResults]) == [(name, m.FAILED, b"cancelled", ()) for name in names]
@@ -389,20 +389,20 @@ def test_a_cancel_a_reservation_and_a_goodbye_survive_the_daemon(client: Client)
     client.dropped.append(task + FIRST_RETURN)
     token = client.reservations.reserve(1000, True, 9.0)
     client.say(m.Goodbye())
-    said(client)
+    sent_by(client)
     found = again(client)
     assert found[m.Reserve] == [m.Reserve(token, 1000, 0, 9.0)]
     assert m.Cancel in found
     assert m.Goodbye in found
-    hear(client, m.Results(((task, m.FAILED, (b"cancelled",)),)))
-    hear(client, m.Refused("JobEndedError", "it has ended"))
+    receive(client, m.Results(((task, m.FAILED, (b"cancelled",)),)))
+    receive(client, m.Refused("JobEndedError", "it has ended"))
     assert client.farewell == ""
     assert m.Cancel not in again(client)
 
 
 def test_granted_and_unused_room_is_claimed_after_a_restart(client: Client) -> None:
     token = client.reservations.reserve(1000, True, 9.0)
-    hear(client, m.Granted(token, 4096, 1088))
+    receive(client, m.Granted(token, 4096, 1088))
     assert again(client)[m.GrantsHeld] == [(4096, 1088, 0)]
 
 
@@ -410,25 +410,25 @@ def test_a_task_submitted_again_in_one_process_is_one_task(client: Client) -> No
     row = (NAMER.child(), FUNCTION, b"arguments", ())
     client.tasks.submit(row, 1)
     client.dropped.append(row[0] + FIRST_RETURN)
-    said(client)
+    sent_by(client)
     client.tasks.submit(row, 1)
     assert client.unfinished == 1
-    hear(client, m.Results(((row[0], m.OK, (b"value",)),)))
+    receive(client, m.Results(((row[0], m.OK, (b"value",)),)))
     assert client.unfinished == 0
     assert client.objects.at_hand(row[0] + FIRST_RETURN)
     client.dropped.append(row[0] + FIRST_RETURN)
-    assert said(client)[-1] == m.Release((row[0] + FIRST_RETURN,))
+    assert sent_by(client)[-1] == m.Release((row[0] + FIRST_RETURN,))
     assert not client.entries
 
 
 def test_inherited_rows_are_repeated_and_not_held(client: Client) -> None:
     row = (b"x" * 16, b"g" * 16, b"arguments", ())
-    hear(client, m.InheritTasks((row,), ((b"g" * 16, "g", b"payload", ()),)))
+    receive(client, m.InheritTasks((row,), ((b"g" * 16, "g", b"payload", ()),)))
     found = again(client)
     assert row in found[m.Submit]
     assert b"g" * 16 in {each[0] for each in found[m.Export]}
     assert row[0] + FIRST_RETURN not in found.get(m.Hold, ())
-    hear(client, m.Results(((row[0], m.OK, ()),)))
+    receive(client, m.Results(((row[0], m.OK, ()),)))
     assert row not in again(client).get(m.Submit, ())
     assert client.unfinished == 0
 

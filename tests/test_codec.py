@@ -201,12 +201,12 @@ envelopes = st.lists(st.tuples(roles, roles, any_message), max_size=3)
 def test_every_message_arrives_as_it_was_sent(name: str) -> None:
     @settings(max_examples=12, derandomize=True)
     @given(message(m.MESSAGES[name]), numbers, numbers, roles, roles)
-    def round_trip(said: Any, sequence: int, acknowledged: int, to: bytes, source: bytes) -> None:
-        frame = encode(sequence, acknowledged, [(to, source, said)])
+    def round_trip(message: Any, sequence: int, acknowledged: int, to: bytes, source: bytes) -> None:
+        frame = encode(sequence, acknowledged, [(to, source, message)])
         for form in (frame, memoryview(frame)):
-            heard = decode(form)
-            assert heard == (sequence, acknowledged, [(to, source, said)])
-            assert type(heard[2][0][2]) is m.MESSAGES[name]
+            accepted = decode(form)
+            assert accepted == (sequence, acknowledged, [(to, source, message)])
+            assert type(accepted[2][0][2]) is m.MESSAGES[name]
         assert encode(*decode(frame)) == frame
 
     round_trip()
@@ -218,27 +218,27 @@ def test_every_row_check_is_tried_here() -> None:
 
 @settings(max_examples=60)
 @given(envelopes)
-def test_messages_of_one_frame_keep_their_order(said: list[Any]) -> None:
-    assert decode(encode(1, 2, said)) == (1, 2, said)
+def test_messages_of_one_frame_keep_their_order(messages: list[Any]) -> None:
+    assert decode(encode(1, 2, messages)) == (1, 2, messages)
 
 
 # --- what no frame carries whole ----------------------------------------------------------------------------------------------------
 
 
-def atoms(said: list[Any]) -> list[Any]:
+def atoms(messages: list[Any]) -> list[Any]:
     """The same, each message with as few rows as it can have."""
     found = []
-    for to, source, each in said:
+    for to, source, each in messages:
         halves = divided(each)
         found += [(to, source, each)] if halves is None else atoms([(to, source, half) for half in halves])
     return found
 
 
-def longer(said: Any) -> Any:
+def longer(message: Any) -> Any:
     """The same with longer texts and lists."""
-    if type(said) is m.Completed:
-        return said
-    return type(said)(*("x" * 200 if type(each) is str else each * 20 if type(each) is tuple else each for each in said))
+    if type(message) is m.Completed:
+        return message
+    return type(message)(*("x" * 200 if type(each) is str else each * 20 if type(each) is tuple else each for each in message))
 
 
 LONG_KINDS = [
@@ -257,53 +257,54 @@ def test_no_frame_is_larger_than_its_receiver_accepts_and_all_arrives_in_order(n
     @given(message(m.MESSAGES[name]), st.integers(40, 250))
     def travel(drawn: Any, limit: int) -> None:
         nonlocal cut
-        said = [(b"C", b"L", each) for each in (m.Ready(), longer(drawn), m.Hold((OBJECT,) * 3))]
+        messages = [(b"C", b"L", each) for each in (m.Ready(), longer(drawn), m.Hold((OBJECT,) * 3))]
         sender, receiver = Link(4096, 5.0), Link(4096, 5.0)
-        frames = sender.pack(said, 0.0, limit)
+        frames = sender.pack(messages, 0.0, limit)
         assert max(map(len, frames)) <= limit
-        assert atoms(sender.unacknowledged()) == atoms(said)
-        heard = [each for frame in frames for batch in receiver.receive(*decode(frame), 0.0) for each in batch]
-        assert atoms(heard) == atoms(said)
+        assert atoms(sender.unacknowledged()) == atoms(messages)
+        accepted = [each for frame in frames for batch in receiver.receive(*decode(frame), 0.0) for each in batch]
+        assert atoms(accepted) == atoms(messages)
         assert receiver.received == len(frames)
         again = [encode_body(sequence, 0, body) for sequence, body in sender.due(5.0)]
         assert [decode(each)[0] for each in again] == list(range(1, min(len(frames), REPEATED_FRAMES) + 1))
         assert max(map(len, again)) <= limit
-        cut += len(encode(0, 0, said[1:2])) > limit
+        cut += len(encode(0, 0, messages[1:2])) > limit
 
     travel()
     assert cut
 
 
-def rows_of(said: Any) -> list[Any]:
+def rows_of(message: Any) -> list[Any]:
     """What a message says row by row, and all else of it."""
-    if type(said) is m.Completed:
-        times = read_trace(said.task_ids + said.times) if said.times else ()
-        extras = [(said.rows[row[0]], *row[1:]) for row in said.extras if 0 <= row[0] < len(said.attempts)]
-        return [*said.rows, *extras, *(each for each in said.durations if each[1]), *times]  # No run: only that the function is named.
-    if type(said) is m.Dispatch:
-        details = {row[0]: row[1:] for row in said.details}
-        return [(row, details.get(index), said[2:]) for index, row in enumerate(said.rows)]
-    field = DIVISIBLE[type(said)]
-    return [(row, said._replace(**{field: ()})) for row in getattr(said, field)]
+    if type(message) is m.Completed:
+        times = read_trace(message.task_ids + message.times) if message.times else ()
+        extras = [(message.rows[row[0]], *row[1:]) for row in message.extras if 0 <= row[0] < len(message.attempts)]
+        # No run: only that the function is named.
+        return [*message.rows, *extras, *(each for each in message.durations if each[1]), *times]
+    if type(message) is m.Dispatch:
+        details = {row[0]: row[1:] for row in message.details}
+        return [(row, details.get(index), message[2:]) for index, row in enumerate(message.rows)]
+    field = DIVISIBLE[type(message)]
+    return [(row, message._replace(**{field: ()})) for row in getattr(message, field)]
 
 
 @pytest.mark.parametrize("kind", [*DIVISIBLE, m.Dispatch, m.Completed])
 def test_a_divided_message_has_the_same_content(kind: type[Any]) -> None:
     @settings(max_examples=40, derandomize=True)
     @given(message(kind))
-    def halves(said: Any) -> None:
-        found = divided(said)
+    def halves(message: Any) -> None:
+        found = divided(message)
         if found is None:
-            assert len(said[0]) < 2 or kind in (m.Call, m.SubmittedDirect)
+            assert len(message[0]) < 2 or kind in (m.Call, m.SubmittedDirect)
             return
         first, second = found
         assert rows_of(first)
         assert rows_of(second)
-        assert sorted(map(repr, rows_of(said))) == sorted(map(repr, rows_of(first) + rows_of(second)))
+        assert sorted(map(repr, rows_of(message))) == sorted(map(repr, rows_of(first) + rows_of(second)))
         if kind is m.Completed:
-            names = [[row[0] for row in each.durations] for each in (said, first, second)]
+            names = [[row[0] for row in each.durations] for each in (message, first, second)]
             assert names[0] == names[1] == names[2], "the timeline names them by it"
-        order = [row for row in rows_of(said) if row in rows_of(first)]
+        order = [row for row in rows_of(message) if row in rows_of(first)]
         assert order[: len(rows_of(first))] == rows_of(first) or kind is m.Completed
 
     halves()
@@ -331,25 +332,25 @@ def test_what_is_cut_is_not_encoded_for_each_halving(monkeypatch: pytest.MonkeyP
         return data
 
     monkeypatch.setattr(codec, "encode_messages", counted)
-    said = (b"C", b"L", m.Results(tuple((TASK, 0, (bytes(size),)) for size in sizes)))
-    size = len(encode(0, 0, [said]))
-    frames = Link(4096, 5.0).pack([said], 0.0, 10_000)
+    messages = (b"C", b"L", m.Results(tuple((TASK, 0, (bytes(size),)) for size in sizes)))
+    size = len(encode(0, 0, [messages]))
+    frames = Link(4096, 5.0).pack([messages], 0.0, 10_000)
     assert len(frames) <= 4 * size / 10_000
     assert sum(encoded) < most * size
 
 
 def test_messages_that_are_too_many_for_a_frame_travel_in_several() -> None:
     sender, receiver = Link(16, 5.0), Link(16, 5.0)
-    said = [(b"C", b"L", m.Ready())] * (MESSAGES_MAX + 1)
-    frames = sender.pack(said, 0.0, 2**30)
+    messages = [(b"C", b"L", m.Ready())] * (MESSAGES_MAX + 1)
+    frames = sender.pack(messages, 0.0, 2**30)
     assert len(frames) == 2
-    assert [each for frame in frames for batch in receiver.receive(*decode(frame), 0.0) for each in batch] == said
+    assert [each for frame in frames for batch in receiver.receive(*decode(frame), 0.0) for each in batch] == messages
 
 
 # --- anything else ------------------------------------------------------------------------------------------------------------------
 
 
-def heard_or_malformed(frame: bytes) -> bool:
+def accepted_or_malformed(frame: bytes) -> bool:
     """Whether it is a frame; whatever it is not, it is MalformedFrame."""
     try:
         decode(frame)
@@ -361,7 +362,7 @@ def heard_or_malformed(frame: bytes) -> bool:
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_malformed_and_nothing_else(frame: bytes) -> None:
-    heard_or_malformed(frame)
+    accepted_or_malformed(frame)
 
 
 anything = st.recursive(
@@ -374,7 +375,7 @@ anything = st.recursive(
 @settings(max_examples=300)
 @given(anything)
 def test_arbitrary_data_is_malformed_and_nothing_else(data: Any) -> None:
-    heard_or_malformed(msgpack.packb(data))
+    accepted_or_malformed(msgpack.packb(data))
 
 
 @settings(max_examples=300)
@@ -383,25 +384,25 @@ def test_arbitrary_fields_under_a_known_name_are_malformed_and_nothing_else(name
     if fitting:
         width = len(m.MESSAGES[name]._fields)
         fields = (fields + [[]] * width)[:width]
-    heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"C", name, fields]]]))
+    accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"C", name, fields]]]))
 
 
 @settings(max_examples=80)
 @given(envelopes.filter(bool), st.data())
-def test_a_truncated_frame_is_malformed(said: list[Any], data: st.DataObject) -> None:
-    frame = encode(1, 0, said)
+def test_a_truncated_frame_is_malformed(messages: list[Any], data: st.DataObject) -> None:
+    frame = encode(1, 0, messages)
     cut = data.draw(st.integers(0, len(frame) - 1))
-    assert not heard_or_malformed(frame[:cut])
-    assert not heard_or_malformed(frame + b"\x00")
+    assert not accepted_or_malformed(frame[:cut])
+    assert not accepted_or_malformed(frame + b"\x00")
 
 
 @settings(max_examples=300)
 @given(envelopes.filter(bool), st.data())
-def test_a_mutated_frame_is_a_frame_or_malformed_and_nothing_else(said: list[Any], data: st.DataObject) -> None:
-    frame = bytearray(encode(1, 0, said))
+def test_a_mutated_frame_is_a_frame_or_malformed_and_nothing_else(messages: list[Any], data: st.DataObject) -> None:
+    frame = bytearray(encode(1, 0, messages))
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    heard_or_malformed(bytes(frame))
+    accepted_or_malformed(bytes(frame))
 
 
 @pytest.mark.parametrize(
@@ -430,17 +431,17 @@ def test_a_mutated_frame_is_a_frame_or_malformed_and_nothing_else(said: list[Any
     ],
 )
 def test_a_frame_of_the_wrong_shape_is_malformed(body: Any) -> None:
-    assert not heard_or_malformed(msgpack.packb(body))
+    assert not accepted_or_malformed(msgpack.packb(body))
 
 
 def test_a_frame_with_too_many_messages_or_bytes_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [(b"L", b"C", m.Ready())] * 3
+    messages = [(b"L", b"C", m.Ready())] * 3
     monkeypatch.setattr(codec, "MESSAGES_MAX", 2)
-    assert not heard_or_malformed(encode(1, 0, said))
+    assert not accepted_or_malformed(encode(1, 0, messages))
     monkeypatch.setattr(codec, "MESSAGES_MAX", 3)
-    assert heard_or_malformed(encode(1, 0, said))
-    monkeypatch.setattr(codec, "FRAME_BYTES_MAX", len(encode(1, 0, said)) - 1)
-    assert not heard_or_malformed(encode(1, 0, said))
+    assert accepted_or_malformed(encode(1, 0, messages))
+    monkeypatch.setattr(codec, "FRAME_BYTES_MAX", len(encode(1, 0, messages)) - 1)
+    assert not accepted_or_malformed(encode(1, 0, messages))
 
 
 def test_only_plain_data_can_be_sent() -> None:
@@ -644,26 +645,26 @@ def test_every_row_check_has_cases() -> None:
 @pytest.mark.parametrize(("name", "field", "fields", "good", "bad"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
 def test_a_bad_row_is_refused_alone_and_in_any_company(name: str, field: int, fields: tuple[Any, ...], good: Any, bad: list[Any]) -> None:
     for rows in ([], [good], [good, good], [good] * 5):
-        assert heard_or_malformed(frame_of(name, field, fields, rows)), rows
+        assert accepted_or_malformed(frame_of(name, field, fields, rows)), rows
     for row in bad:
         for rows in ([row], [row, row], [good, row], [row, good], [good, good, row, good]):
-            assert not heard_or_malformed(frame_of(name, field, fields, rows)), rows
+            assert not accepted_or_malformed(frame_of(name, field, fields, rows)), rows
 
 
 def test_deeply_nested_data_is_malformed_and_nothing_else() -> None:
     deep = b"\x91" * 1000 + b"\x90"
     row = b"\x94" + msgpack.packb(TASK) + deep + msgpack.packb(b"") + b"\x90"
     frame = b"\x93\x01\x00\x91\x94" + msgpack.packb(b"L") + msgpack.packb(b"C") + msgpack.packb("Submit") + b"\x91\x92" + row + row
-    assert not heard_or_malformed(frame)
+    assert not accepted_or_malformed(frame)
 
 
 def test_columns_of_a_trace_of_calls_have_one_length() -> None:
-    for length, heard in ((0, True), (EACH_BYTES, True), (EACH_BYTES + 1, False), (EACH_BYTES - 16, False)):
-        assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallTimes", [[], b"t" * length, []]]]])) == heard
+    for length, accepted in ((0, True), (EACH_BYTES, True), (EACH_BYTES + 1, False), (EACH_BYTES - 16, False)):
+        assert accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallTimes", [[], b"t" * length, []]]]])) == accepted
 
 
 @pytest.mark.parametrize(
-    ("columns", "heard"),
+    ("columns", "accepted"),
     [
         (((0,), (0,), ((b"v",),), TASK, TIMES), True),
         (((0,), (0,), ((b"v",),), TASK, b""), True),
@@ -682,47 +683,48 @@ def test_columns_of_a_trace_of_calls_have_one_length() -> None:
         (((0,), (0,), ((b"v",),), (TASK,), TIMES), False),
     ],
 )
-def test_columns_of_completions_have_one_length_and_the_right_types(columns: tuple[Any, ...], heard: bool) -> None:
+def test_columns_of_completions_have_one_length_and_the_right_types(columns: tuple[Any, ...], accepted: bool) -> None:
     fields = (*columns[:4], (), (), columns[4])
-    assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"W", "Completed", fields]]])) == heard
+    assert accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"W", "Completed", fields]]])) == accepted
 
 
 @pytest.mark.parametrize("numbers", [(-1, 1, 1), (0, -1, 1), (0, 1, -1), (0, 1, LOG_NUMBERS_MAX)])
 @pytest.mark.parametrize("name", ["LogAppended", "Checkpoint"])
 def test_numbers_of_logged_calls_fit_into_keys(name: str, numbers: tuple[int, ...]) -> None:
     rest = (b"", (), ()) if name == "LogAppended" else (0, 1, b"", ())
-    for fields, heard in (((TASK, 0, 1, 1, *rest), True), ((TASK, *numbers, *rest), False)):
-        assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", name, fields]]])) == heard
+    for fields, accepted in (((TASK, 0, 1, 1, *rest), True), ((TASK, *numbers, *rest), False)):
+        assert accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", name, fields]]])) == accepted
 
 
 @pytest.mark.parametrize(
-    ("numbers", "heard"), [((0, 0), True), ((-1, 0), False), ((0, -1), False), ((LOG_NUMBERS_MAX, 0), False), ((0, LOG_NUMBERS_MAX), False)]
+    ("numbers", "accepted"),
+    [((0, 0), True), ((-1, 0), False), ((0, -1), False), ((LOG_NUMBERS_MAX, 0), False), ((0, LOG_NUMBERS_MAX), False)],
 )
-def test_counts_of_calls_have_the_range_of_numbers_of_logged_calls(numbers: tuple[int, int], heard: bool) -> None:
-    assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallCounts", (TASK, *numbers)]]])) == heard
-    assert not heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallCounts", (OBJECT, *numbers)]]]))
+def test_counts_of_calls_have_the_range_of_numbers_of_logged_calls(numbers: tuple[int, int], accepted: bool) -> None:
+    assert accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallCounts", (TASK, *numbers)]]])) == accepted
+    assert not accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallCounts", (OBJECT, *numbers)]]]))
 
 
 @pytest.mark.parametrize(("part", "parts"), [(-1, 1), (1, 1), (0, 0), (0, CHECKPOINT_PARTS_MAX + 1)])
 def test_a_part_of_a_checkpoint_is_one_of_them(part: int, parts: int) -> None:
-    assert not heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "Checkpoint", (TASK, 0, 1, 1, part, parts, b"", ())]]]))
+    assert not accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "Checkpoint", (TASK, 0, 1, 1, part, parts, b"", ())]]]))
 
 
 @pytest.mark.parametrize("other", [GOOD_TASK, (*GOOD_TASK, None), (*GOOD_TASK, (("name", "x"),))])
 @pytest.mark.parametrize("options", [None, (), (("name", "x"),), 7, "x", b"x", 1.5, True])
 def test_rows_of_both_widths_in_one_batch_are_checked_in_all_their_fields(other: Any, options: Any) -> None:
     row = (*GOOD_TASK, options)
-    alone = heard_or_malformed(frame_of("Submit", 0, ((),), [row]))
+    alone = accepted_or_malformed(frame_of("Submit", 0, ((),), [row]))
     assert alone == (options is None or type(options) is tuple)
-    assert heard_or_malformed(frame_of("Submit", 0, ((),), [other, row])) == alone
-    assert heard_or_malformed(frame_of("Submit", 0, ((),), [row, other])) == alone
+    assert accepted_or_malformed(frame_of("Submit", 0, ((),), [other, row])) == alone
+    assert accepted_or_malformed(frame_of("Submit", 0, ((),), [row, other])) == alone
 
 
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from([GOOD_TASK, (*GOOD_TASK, None), *BAD_TASKS]), min_size=2, max_size=4))
 def test_one_row_and_many_rows_are_judged_alike(rows: list[Any]) -> None:
-    each = [heard_or_malformed(frame_of("Submit", 0, ((),), [row])) for row in rows]
-    assert heard_or_malformed(frame_of("Submit", 0, ((),), rows)) == all(each)
+    each = [accepted_or_malformed(frame_of("Submit", 0, ((),), [row])) for row in rows]
+    assert accepted_or_malformed(frame_of("Submit", 0, ((),), rows)) == all(each)
 
 
 @pytest.mark.parametrize("row", [GOOD_TASK, *BAD_TASKS])
@@ -730,9 +732,9 @@ def test_what_a_worker_refuses_of_a_direct_submission_is_refused_by_the_schedule
     """Only the scheduler answers, so the worker must not be the only one to refuse."""
     both = m.SubmitDirect(b"8" * INCARNATION_BYTES, (row,), 0), m.SubmittedDirect(b"8" * INCARNATION_BYTES, (row,))
     reasons = []
-    for said in both:
-        ((_, _, heard),) = salvage(encode(1, 0, [(b"L", b"C", said)]))[2]
-        reasons.append(heard.text.partition(": ")[2] if isinstance(heard, Unread) else "")
+    for messages in both:
+        ((_, _, accepted),) = salvage(encode(1, 0, [(b"L", b"C", messages)]))[2]
+        reasons.append(accepted.text.partition(": ")[2] if isinstance(accepted, Unread) else "")
     assert reasons[0] == reasons[1]
     assert (reasons[0] == "") == (row == GOOD_TASK)
 

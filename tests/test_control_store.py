@@ -33,9 +33,9 @@ class World:
     def begin(self, journal):
         self.journal = journal
         self.machine = ControlStore(STORE, self.config, journal)
-        self.heard, self.said, self.stores, self.committed = [], [], [], 0
+        self.received, self.notices, self.stores, self.committed = [], [], [], 0
 
-    def say(self, message, source=ME):
+    def send(self, message, source=ME):
         ((_, _, decoded),) = codec.decode(codec.encode(0, 0, [(b"S", source[:1], message)]))[2]
         self.machine.step(self.now, source, decoded)
 
@@ -52,14 +52,14 @@ class World:
                     self.stores.append(effect)
                     self.journal.commit([effect], lambda error, store=effect: self._ended(store, error))
                 elif isinstance(effect, Say):
-                    self.said.append((effect.level, effect.text))
+                    self.notices.append((effect.level, effect.text))
                 else:
                     assert isinstance(effect, Send)
-                    self.heard.append((effect.to, effect.message))
+                    self.received.append((effect.to, effect.message))
             if not commit or not (self.commit() or effects):
                 break
-        heard, self.heard = self.heard, []
-        return heard
+        received, self.received = self.received, []
+        return received
 
     def commit(self):
         return self.journal.complete()
@@ -77,7 +77,7 @@ class World:
 
     def ask(self, message, source=ME):
         """One question or request with its one answer."""
-        self.say(message, source)
+        self.send(message, source)
         ((who, answer),) = self.turn()
         assert who == source
         return answer
@@ -98,7 +98,7 @@ def world():
 
 
 def test_written_follows_the_commit(world):
-    world.say(m.Write(7, (("job", b"a", b"1"), ("name", b"b", b"2")), (("node", b"c"),)))
+    world.send(m.Write(7, (("job", b"a", b"1"), ("name", b"b", b"2")), (("node", b"c"),)))
     assert world.turn(commit=False) == []
     assert world.stores == [Store((("job", b"a", b"1"), ("name", b"b", b"2")), (("node", b"c"),), 1, True)]
     assert world.turn(commit=False) == []
@@ -109,7 +109,7 @@ def test_written_follows_the_commit(world):
 
 def test_rows_nobody_waits_for_gather(world):
     for number in range(3):
-        world.say(m.Write(0, (("task", b"%d" % number, b""),), ()))
+        world.send(m.Write(0, (("task", b"%d" % number, b""),), ()))
         assert world.turn() == []
         world.pass_time(0.02)
     assert world.journal.scan("task") == []
@@ -122,19 +122,19 @@ def test_rows_nobody_waits_for_gather(world):
 
 def test_a_large_transaction_waits_no_longer():
     world = World(commit_rows=3)
-    world.say(m.Write(0, (("task", b"a", b""), ("task", b"b", b"")), ()))
+    world.send(m.Write(0, (("task", b"a", b""), ("task", b"b", b"")), ()))
     world.turn()
     assert world.journal.scan("task") == []
-    world.say(m.Write(0, (("task", b"c", b""),), ()))
+    world.send(m.Write(0, (("task", b"c", b""),), ()))
     world.turn()
     assert len(world.journal.scan("task")) == 3
 
 
 def test_one_transaction_is_in_flight_while_the_next_gathers(world):
-    world.say(m.Write(1, (("job", b"a", b"1"),), ()))
+    world.send(m.Write(1, (("job", b"a", b"1"),), ()))
     world.turn(commit=False)
-    world.say(m.Write(2, (("job", b"a", b"2"),), ()))
-    world.say(m.Write(3, (), (("job", b"b"),)), YOU)
+    world.send(m.Write(2, (("job", b"a", b"2"),), ()))
+    world.send(m.Write(3, (), (("job", b"b"),)), YOU)
     assert world.turn(commit=False) == []
     assert len(world.stores) == 1
     world.commit()
@@ -145,9 +145,9 @@ def test_one_transaction_is_in_flight_while_the_next_gathers(world):
 
 
 def test_answers_of_a_transaction_come_in_order(world):
-    world.say(m.Write(1, (("job", b"a", b"1"),), ()))
-    world.say(m.Write(2, (("job", b"a", b"2"),), ()), YOU)
-    world.say(m.Write(3, (), (("job", b"a"),)))
+    world.send(m.Write(1, (("job", b"a", b"1"),), ()))
+    world.send(m.Write(2, (("job", b"a", b"2"),), ()), YOU)
+    world.send(m.Write(3, (), (("job", b"a"),)))
     assert world.turn() == [(ME, m.Written(1, True, "")), (YOU, m.Written(2, True, "")), (ME, m.Written(3, True, ""))]
     assert world.journal.get("job", b"a") is None
 
@@ -155,13 +155,13 @@ def test_answers_of_a_transaction_come_in_order(world):
 def test_a_write_without_rows_is_a_barrier(world):
     assert world.write() == m.Written(1, True, "")
     assert world.machine.statistics()["commits"] == 0
-    world.say(m.Write(0, (("task", b"a", b""),), ()))
+    world.send(m.Write(0, (("task", b"a", b""),), ()))
     assert world.write() == m.Written(1, True, "")
     assert world.journal.scan("task") == [(b"a", b"")]
-    world.say(m.Write(0, (("task", b"b", b""),), ()))
+    world.send(m.Write(0, (("task", b"b", b""),), ()))
     world.pass_time(1)
     world.turn(commit=False)
-    world.say(m.Write(4, (), ()))
+    world.send(m.Write(4, (), ()))
     assert world.turn(commit=False) == []
     assert world.turn() == [(ME, m.Written(4, True, ""))]
 
@@ -187,10 +187,10 @@ def test_create_only_once(world):
 
 
 def test_two_creators_in_one_turn_and_in_flight(world):
-    world.say(m.Create(1, "name", b"n", b"mine"))
-    world.say(m.Create(2, "name", b"n", b"yours"), YOU)
+    world.send(m.Create(1, "name", b"n", b"mine"))
+    world.send(m.Create(2, "name", b"n", b"yours"), YOU)
     assert world.turn(commit=False) == []
-    world.say(m.Create(3, "name", b"n", b"yours"), YOU)
+    world.send(m.Create(3, "name", b"n", b"yours"), YOU)
     assert world.turn(commit=False) == []
     world.commit()
     assert [(who, answer.token, answer.ok) for who, answer in world.turn()] == [(ME, 1, True), (YOU, 2, False), (YOU, 3, False)]
@@ -199,11 +199,11 @@ def test_two_creators_in_one_turn_and_in_flight(world):
 def test_swap_against_what_is_on_the_way(world):
     assert world.ask(m.Swap(1, "job", b"a", None, b"1")).ok
     assert not world.ask(m.Swap(2, "job", b"a", None, b"2")).ok
-    world.say(m.Swap(3, "job", b"a", b"1", b"2"))
+    world.send(m.Swap(3, "job", b"a", b"1", b"2"))
     world.turn(commit=False)
-    world.say(m.Swap(4, "job", b"a", b"1", b"3"), YOU)
-    world.say(m.Swap(5, "job", b"a", b"2", b"3"), YOU)
-    world.say(m.Swap(6, "job", b"a", b"2", b"3"), YOU)
+    world.send(m.Swap(4, "job", b"a", b"1", b"3"), YOU)
+    world.send(m.Swap(5, "job", b"a", b"2", b"3"), YOU)
+    world.send(m.Swap(6, "job", b"a", b"2", b"3"), YOU)
     world.commit()
     answers = {answer.token: answer.ok for _, answer in world.turn()}
     assert answers == {3: True, 4: False, 5: True, 6: True}
@@ -212,20 +212,20 @@ def test_swap_against_what_is_on_the_way(world):
 
 def test_a_deleted_row_on_the_way_is_absent(world):
     world.write([("job", b"a", b"1")])
-    world.say(m.Write(0, (), (("job", b"a"),)))
+    world.send(m.Write(0, (), (("job", b"a"),)))
     assert world.ask(m.Create(2, "job", b"a", b"2")).ok
     assert world.rows("job") == {b"a": b"2"}
 
 
 def test_job_numbers_are_never_given_twice(world):
     assert world.ask(m.NewJob(1)) == m.JobNumber(1, 1)
-    world.say(m.NewJob(2))
-    world.say(m.NewJob(3), YOU)
+    world.send(m.NewJob(2))
+    world.send(m.NewJob(3), YOU)
     world.turn(commit=False)
-    world.say(m.NewJob(4))
+    world.send(m.NewJob(4))
     world.commit()
     assert world.turn() == [(ME, m.JobNumber(2, 2)), (YOU, m.JobNumber(3, 3)), (ME, m.JobNumber(4, 4))]
-    world.say(m.NewJob(5))
+    world.send(m.NewJob(5))
     world.turn(commit=False)
     world.begin(world.journal.crash())
     assert world.ask(m.NewJob(6)) == m.JobNumber(6, 5)
@@ -235,21 +235,21 @@ def test_job_numbers_are_never_given_twice(world):
 
 
 def test_reads_wait_for_what_was_written_before_them(world):
-    world.say(m.Write(0, (("job", b"a", b"1"),), ()))
-    world.say(m.Read(1, "job", (b"a", b"absent")), YOU)
-    world.say(m.Read(2, "node", (b"a",)), YOU)
+    world.send(m.Write(0, (("job", b"a", b"1"),), ()))
+    world.send(m.Read(1, "job", (b"a", b"absent")), YOU)
+    world.send(m.Read(2, "node", (b"a",)), YOU)
     assert world.turn(commit=False) == [(YOU, m.Found(2, (), False))]
-    world.say(m.Scan(3, "job", b"", b"", 10), YOU)
+    world.send(m.Scan(3, "job", b"", b"", 10), YOU)
     assert world.turn(commit=False) == []
     world.commit()
     assert world.turn() == [(YOU, m.Found(1, ((b"a", b"1"),), False)), (YOU, m.Found(3, ((b"a", b"1"),), False))]
 
 
 def test_a_read_is_not_starved_by_writers(world):
-    world.say(m.Write(0, (("job", b"a", b"1"),), ()))
-    world.say(m.Read(1, "job", (b"a",)), YOU)
+    world.send(m.Write(0, (("job", b"a", b"1"),), ()))
+    world.send(m.Read(1, "job", (b"a",)), YOU)
     world.turn(commit=False)
-    world.say(m.Write(0, (("job", b"a", b"2"),), ()))
+    world.send(m.Write(0, (("job", b"a", b"2"),), ()))
     world.commit()
     assert world.turn(commit=False) == [(YOU, m.Found(1, ((b"a", b"1"),), False))]
 
@@ -278,7 +278,7 @@ def test_task_rows_out_of_their_blocks(world):
     for task in tasks:
         writer.add((task, b"f" * 16, b"", ()))
     puts, deletes = writer.flush()
-    world.say(m.Write(0, tuple(puts), tuple(deletes)))
+    world.send(m.Write(0, tuple(puts), tuple(deletes)))
     found = world.ask(m.ReadBlocks(5, (tasks[3], tasks[1400], b"job2" + bytes(12), tasks[4])))
     assert found == m.Found(5, tuple((task, (task, b"f" * 16, b"", ())) for task in (tasks[3], tasks[1400], tasks[4])), False)
 
@@ -288,20 +288,20 @@ def test_task_rows_out_of_their_blocks(world):
 
 def test_a_rollback_leaves_no_trace(world):
     world.write([("job", b"a", b"old")])
-    world.say(m.Write(1, (("job", b"a", b"new"),), (("job", b"b"),)))
+    world.send(m.Write(1, (("job", b"a", b"new"),), (("job", b"b"),)))
     world.turn(commit=False)
-    world.say(m.Swap(2, "job", b"a", b"new", b"newer"), YOU)
-    world.say(m.NewJob(3))
-    world.say(m.Read(4, "job", (b"a",)), YOU)
+    world.send(m.Swap(2, "job", b"a", b"new", b"newer"), YOU)
+    world.send(m.NewJob(3))
+    world.send(m.Read(4, "job", (b"a",)), YOU)
     world.journal.full = "the disk is full"
-    heard = world.turn()
-    assert heard == [
+    received = world.turn()
+    assert received == [
         (ME, m.Written(1, False, "the disk is full")),
         (YOU, m.Written(2, False, "the disk is full")),
         (ME, m.Written(3, False, "the disk is full")),
         (YOU, m.Found(4, ((b"a", b"old"),), False)),
     ]
-    assert world.said == [("error", "the control store is read-only: the disk is full")]
+    assert world.notices == [("error", "the control store is read-only: the disk is full")]
     assert world.rows("job") == {b"a": b"old"}
     assert world.machine.statistics()["read_only"] == 1.0
 
@@ -314,7 +314,7 @@ def test_read_only_answers_and_heals(world):
     assert world.ask(m.Create(1, "job", b"a", b"1")) == refused
     assert world.ask(m.Swap(1, "job", b"a", None, b"1")) == refused
     assert world.ask(m.NewJob(1)) == refused
-    world.say(m.Write(0, (("job", b"a", b"1"),), ()))
+    world.send(m.Write(0, (("job", b"a", b"1"),), ()))
     assert world.turn() == []
     assert world.rows("job") == {}
     assert world.machine.next_deadline() == pytest.approx(101.0)
@@ -324,7 +324,7 @@ def test_read_only_answers_and_heals(world):
     world.journal.full = ""
     world.pass_time(1.0)
     assert world.turn() == []
-    assert world.said == [("error", "the control store is read-only: the disk is full"), ("info", "the control store can write again")]
+    assert world.notices == [("error", "the control store is read-only: the disk is full"), ("info", "the control store can write again")]
     assert world.write([("job", b"a", b"1")]).ok
     assert world.machine.next_deadline() is None
 
@@ -345,8 +345,8 @@ def test_no_delete_is_lost_to_a_full_disk(world):
     world.journal.full = "the disk is full"
     # One that is rolled back, one that comes with rows that cannot be put, one alone; and one of a row that never was.
     world.write([("job", b"x", b"1")], [("job", b"a")])
-    world.say(m.Write(0, (("job", b"y", b"1"),), (("job", b"b"), ("job", b"x"))))
-    world.say(m.Write(0, (), (("job", b"c"),)))
+    world.send(m.Write(0, (("job", b"y", b"1"),), (("job", b"b"), ("job", b"x"))))
+    world.send(m.Write(0, (), (("job", b"c"),)))
     assert world.ask(m.Read(1, "job", (b"a", b"d"))) == m.Found(1, ((b"a", b"1"), (b"d", b"1")), False)
     world.pass_time(1.0)
     world.turn()
@@ -363,7 +363,7 @@ def test_a_failed_attempt_is_repeated_also_while_a_commit_is_under_way(world):
     world.write([("job", b"a", b"1")])
     world.journal.full = "full"
     world.write([("job", b"b", b"1")])
-    world.say(m.Write(0, (), (("job", b"a"),)))
+    world.send(m.Write(0, (), (("job", b"a"),)))
     world.pass_time(1.0)
     world.turn(commit=False)
     world.pass_time(1.0)
@@ -381,7 +381,7 @@ def test_a_full_map_on_disk_heals_through_the_machine(tmp_path):
     while world.write([("object", b"%d" % number, bytes(20_000))]).ok:
         number += 1
     assert number > 10
-    assert "control_store_bytes" in world.said[0][1]
+    assert "control_store_bytes" in world.notices[0][1]
     assert world.write((), [("object", b"%d" % row) for row in range(number)]).ok
     for _ in range(2):
         world.pass_time(1.0)
@@ -439,12 +439,12 @@ def test_a_write_that_does_not_fit_is_refused_whole(world, message):
 
 def test_only_the_shell_reports_commits(world):
     client = address(CLIENT, b"12345678")
-    world.say(m.Write(1, (("job", b"a", b"1"),), ()))
+    world.send(m.Write(1, (("job", b"a", b"1"),), ()))
     world.turn(commit=False)
-    world.say(m.Committed(1, ""), client)
+    world.send(m.Committed(1, ""), client)
     ((who, answer),) = world.turn(commit=False)
     assert (who, type(answer)) == (client, m.Refused)
-    world.say(m.Committed(0, ""), SHELL_ADDRESS)
+    world.send(m.Committed(0, ""), SHELL_ADDRESS)
     assert world.turn(commit=False) == []
     world.commit()
     assert world.turn() == [(ME, m.Written(1, True, ""))]
@@ -494,23 +494,23 @@ class Histories(RuleBasedStateMachine):
     def write(self, key, delete):
         value = None if delete else b"%d" % self.token
         token = self.request(key, value)
-        self.world.say(m.Write(token, () if delete else (("job", key, value),), (("job", key),) if delete else ()))
+        self.world.send(m.Write(token, () if delete else (("job", key, value),), (("job", key),) if delete else ()))
 
     @rule(key=keys, stale=st.booleans())
     def swap(self, key, stale):
         expected = b"stale" if stale else self.world.journal.get("job", key)
         value = b"%d" % self.token
-        self.world.say(m.Swap(self.request(key, value), "job", key, expected, value))
+        self.world.send(m.Swap(self.request(key, value), "job", key, expected, value))
 
     @rule(key=keys)
     def create(self, key):
         value = b"%d" % self.token
-        self.world.say(m.Create(self.request(key, value), "job", key, value))
+        self.world.send(m.Create(self.request(key, value), "job", key, value))
 
     @rule()
     def new_job(self):
         self.token += 1
-        self.world.say(m.NewJob(self.token))
+        self.world.send(m.NewJob(self.token))
 
     @rule(seconds=st.sampled_from([0.01, 0.06, 1.1]))
     def time(self, seconds):

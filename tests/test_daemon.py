@@ -45,7 +45,7 @@ class Here:
         self.daemon._supervised(self.now)
         self.daemon.turn(self.now)
 
-    def say(self, *messages: Any) -> None:
+    def send(self, *messages: Any) -> None:
         for message in messages:
             self.daemon.core.receive(self.now, self.driver, LOCAL_SCHEDULER, CLIENT, message)
         self.turn()
@@ -54,7 +54,7 @@ class Here:
         self.now += SWEEP_EVERY
         self.daemon._watch_over(self.now, True)
 
-    def heard(self, kind: type[Any]) -> bool:
+    def received(self, kind: type[Any]) -> bool:
         """Whether a message of this kind comes to the driver."""
         while self.post.poll(PATIENCE):
             for sender, frame in self.post.receive():
@@ -93,9 +93,9 @@ def workers(here: Here) -> list[int]:
 
 def test_a_driver_that_exits_receives_its_goodbye_whoever_dies_meanwhile(here: Here) -> None:
     pid, *_ = workers(here)
-    here.say(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
-    assert here.heard(m.Welcome)
-    here.say(m.Goodbye())
+    here.send(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
+    assert here.received(m.Welcome)
+    here.send(m.Goodbye())
     peer = here.daemon.post.peers[here.driver]
     assert any(type(message) is m.Farewell for _, _, message in peer.link.unacknowledged())
     # The job's workers are killed in the same moment, and the daemon may look for strangers just now.
@@ -103,7 +103,7 @@ def test_a_driver_that_exits_receives_its_goodbye_whoever_dies_meanwhile(here: H
     here.turn()
     here.sweep()
     assert here.daemon.post.peers.get(here.driver) is peer
-    assert here.heard(m.Farewell)
+    assert here.received(m.Farewell)
     here.sweep()
     assert here.driver not in here.daemon.post.peers
 
@@ -111,7 +111,7 @@ def test_a_driver_that_exits_receives_its_goodbye_whoever_dies_meanwhile(here: H
 def test_links_of_dead_processes_are_closed_at_once(here: Here) -> None:
     pid, *_ = workers(here)
     (token,) = (worker.token for worker in here.daemon.scheduler.tables.workers.values() if worker.pid == pid)
-    here.say(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
+    here.send(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
     for incarnation in (token, control_of(token), here.driver):
         here.daemon.post.peer(incarnation)
     sockets = Path(here.session.sockets)

@@ -28,12 +28,12 @@ class Pair:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.directory = str(directory)
         self.mine, self.theirs = (Transport(self.context, self.directory, new_incarnation(), Config()) for _ in range(2))
-        self.heard: list[int] = []
+        self.received: list[int] = []
         self.ways: list[str] = []
         """Which way each frame took: "short" or "long"."""
 
-    def say(self, number: int, size: int = 0) -> None:
-        self.theirs.send_envelopes(self.mine.incarnation, said(number, size), 0.0)
+    def send(self, number: int, size: int = 0) -> None:
+        self.theirs.send_envelopes(self.mine.incarnation, envelopes(number, size), 0.0)
         peer = self.theirs.peers[self.mine.incarnation]
         self.ways.append("long" if peer.long_way == peer.link.next_out - 1 else "short")
 
@@ -47,11 +47,11 @@ class Pair:
             frames -= 1
             assert frame[0] == self.theirs.incarnation
             for _, _, message in self.mine.accept(*frame, 0.0):
-                self.heard.append(message.token)
+                self.received.append(message.token)
 
     def listen_for(self, count: int) -> None:
         """Take in frames until that many messages have been heard."""
-        while len(self.heard) < count:
+        while len(self.received) < count:
             self.listen()
 
     def acknowledge(self) -> None:
@@ -69,7 +69,7 @@ class Pair:
         self.context.term()
 
 
-def said(number: int, size: int = 0) -> list[Envelope]:
+def envelopes(number: int, size: int = 0) -> list[Envelope]:
     return [(b"C", b"L", m.Query(number, "x" * size, ()))]
 
 
@@ -84,31 +84,31 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 def test_a_small_frame_travels_as_a_datagram_without_a_connection(pair: Pair) -> None:
     for number in range(5):
-        pair.say(number)
+        pair.send(number)
     pair.listen(5)
-    assert (pair.heard, pair.ways) == ([0, 1, 2, 3, 4], ["short"] * 5)
+    assert (pair.received, pair.ways) == ([0, 1, 2, 3, 4], ["short"] * 5)
     assert pair.theirs.peers[pair.mine.incarnation].socket is None
 
 
 def test_frames_behind_a_large_one_use_the_socket_until_it_has_arrived(pair: Pair) -> None:
-    pair.say(0, FRAME_BYTES)
-    pair.say(1)
+    pair.send(0, FRAME_BYTES)
+    pair.send(1)
     pair.listen(2)
-    assert (pair.heard, pair.ways) == ([0, 1], ["long", "long"])
-    pair.say(2)
+    assert (pair.received, pair.ways) == ([0, 1], ["long", "long"])
+    pair.send(2)
     pair.listen()
     assert pair.ways[-1] == "long", "nobody has said yet that the large one has come"
     pair.acknowledge()
-    pair.say(3)
+    pair.send(3)
     pair.listen()
-    assert (pair.heard, pair.ways[-1]) == ([0, 1, 2, 3], "short")
+    assert (pair.received, pair.ways[-1]) == ([0, 1, 2, 3], "short")
 
 
 def test_more_than_a_queue_holds_arrives_in_order(pair: Pair) -> None:
     for number in range(1000):
-        pair.say(number)
+        pair.send(number)
     pair.listen_for(1000)
-    assert pair.heard == list(range(1000))
+    assert pair.received == list(range(1000))
     assert {"short", "long"} == set(pair.ways)
 
 
@@ -125,10 +125,10 @@ def test_frames_of_all_sizes_arrive_once_and_in_order(tmp_path: Path, acts: list
                 pair.listen_for(count)
                 pair.acknowledge()
             elif act != "acknowledge":
-                pair.say(count, FRAME_BYTES if act == "large" else 0)
+                pair.send(count, FRAME_BYTES if act == "large" else 0)
                 count += 1
         pair.listen_for(count)
-        assert pair.heard == list(range(count))
+        assert pair.received == list(range(count))
         assert not pair.mine.readable
     finally:
         pair.close()
@@ -137,11 +137,11 @@ def test_frames_of_all_sizes_arrive_once_and_in_order(tmp_path: Path, acts: list
 def test_endless_datagrams_do_not_starve_the_socket(pair: Pair) -> None:
     other = Transport(pair.context, pair.directory, new_incarnation(), Config())
     try:
-        pair.say(0, FRAME_BYTES)
+        pair.send(0, FRAME_BYTES)
         assert pair.mine.router.poll(PATIENCE * 1000)
         senders = []
         while pair.theirs.incarnation not in senders:
-            other.send_envelopes(pair.mine.incarnation, said(1), 0.0)
+            other.send_envelopes(pair.mine.incarnation, envelopes(1), 0.0)
             assert pair.mine.readable
             senders.append(pair.mine.take()[0])  # type: ignore[index]
         assert len(senders) == DATAGRAMS_IN_A_ROW + 1
@@ -151,9 +151,9 @@ def test_endless_datagrams_do_not_starve_the_socket(pair: Pair) -> None:
 
 def test_a_process_without_a_datagram_socket_is_reached_by_the_other(pair: Pair) -> None:
     os.unlink(path_of(pair.directory, pair.mine.incarnation))
-    pair.say(0)
+    pair.send(0)
     pair.listen()
-    assert (pair.heard, pair.ways) == ([0], ["long"])
+    assert (pair.received, pair.ways) == ([0], ["long"])
 
 
 def test_garbage_in_datagrams_is_refused_and_counted(pair: Pair) -> None:
@@ -165,9 +165,9 @@ def test_garbage_in_datagrams_is_refused_and_counted(pair: Pair) -> None:
             for frame in pair.mine.receive():
                 assert pair.mine.accept(*frame, 0.0) == []
     assert pair.mine.refused == 5
-    pair.say(0)
+    pair.send(0)
     pair.listen()
-    assert pair.heard == [0]
+    assert pair.received == [0]
 
 
 def test_a_socket_and_its_name_are_removed_with_the_transport(tmp_path: Path) -> None:

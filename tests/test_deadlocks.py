@@ -29,21 +29,21 @@ class World(Node):
     def __init__(self) -> None:
         super().__init__(cpus=2)
         self.driver()
-        self.say(CLIENT + DRIVER, m.Export(((KIND, "K", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
+        self.send(CLIENT + DRIVER, m.Export(((KIND, "K", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
         self.submit((A, KIND, b"", (), (("name", "a"),)), (B, KIND, b"", (), (("name", "b"),)))
         self.workers()
         self.homes = {}
         for to, dispatch in self.take(m.Dispatch):
             for row in dispatch.rows:
                 self.homes[row[0]] = to[1:]
-                self.say(to, m.Completed.of(((row[0], 0, m.OK, (b"value",)),), (), ((KIND, 1, 0.001),)))
+                self.send(to, m.Completed.of(((row[0], 0, m.OK, (b"value",)),), (), ((KIND, 1, 0.001),)))
         self.workers()
         assert set(self.homes) == {A, B}
 
     def waits(self, worker: bytes, who: bytes, wanted: bytes, callee: bytes = b"", name: str = "", certain: bool = True) -> None:
-        self.say(WORKER + worker, m.Blocked(who, (wanted,), (), not name))
+        self.send(WORKER + worker, m.Blocked(who, (wanted,), (), not name))
         if name or callee:
-            self.say(WORKER + worker, m.WaitDetails(who, name, ((wanted, callee),) if callee else (), certain))
+            self.send(WORKER + worker, m.WaitDetails(who, name, ((wanted, callee),) if callee else (), certain))
 
     def call_waits(self, actor: bytes, call: bytes, wanted: bytes, callee: bytes = b"", certain: bool = True) -> None:
         self.waits(self.homes[actor], call, wanted, callee, "K.ask", certain)
@@ -92,7 +92,7 @@ def test_the_driver_is_warned_of_a_circle_that_lasts_and_once(world: World) -> N
     assert "waiting for" in world.reason(B)
     assert "(call of K 1-" in world.reason(B)
     assert world.scheduler.statistics()["circles"] == 1
-    world.say(WORKER + world.homes[B], m.Unblocked(child(FIRST)))
+    world.send(WORKER + world.homes[B], m.Unblocked(child(FIRST)))
     assert "waits for itself" not in world.reason(A)
     world.call_waits(B, child(FIRST, 1), call_value(child(FIRST), 1), A)
     world.look(1)
@@ -116,7 +116,7 @@ def test_two_actors_that_call_each_other_are_a_circle_whoever_called_them(world:
 
 def test_a_circle_through_a_call_of_another_process_is_found(world: World) -> None:
     """B waits for a call of A that the driver has made, and handed on: had it run, its result would have come."""
-    world.say(CLIENT + DRIVER, m.ExpectResults(((call_value(task_id(99), 0), A),)))
+    world.send(CLIENT + DRIVER, m.ExpectResults(((call_value(task_id(99), 0), A),)))
     circle_of_two(world, task_id(99))
     assert len(world.warned()) == 1
 
@@ -124,7 +124,7 @@ def test_a_circle_through_a_call_of_another_process_is_found(world: World) -> No
 def test_no_warning_if_an_actor_has_gone_on_meanwhile(world: World) -> None:
     circle_of_two(world, child(child(FIRST)))
     assert world.warned(LOOKS - 1) == []
-    world.say(WORKER + world.homes[A], m.Unblocked(FIRST))
+    world.send(WORKER + world.homes[A], m.Unblocked(FIRST))
     world.call_waits(A, FIRST, call_value(child(FIRST, 7), 0), B)
     assert world.warned(1) == []
     assert len(world.warned()) == 1, "it waits for B again, which still waits for it"
@@ -142,12 +142,12 @@ def test_an_actor_that_waits_for_a_value_in_flight_is_in_no_circle(world: World)
     call = child(FIRST)
     item = object_id(call, 1)
     for message in (m.ExpectResults(((call_value(call, 0), B, 0),)), m.Hold((item, object_id(call, 2))), m.Fetch((item,))):
-        world.say(CLIENT + world.homes[A], message)
+        world.send(CLIENT + world.homes[A], message)
     world.call_waits(A, FIRST, item, B)
-    world.say(WORKER + world.homes[B], m.Yielded(((call, 0, 0, b"value", ()),)))
+    world.send(WORKER + world.homes[B], m.Yielded(((call, 0, 0, b"value", ()),)))
     world.call_waits(B, call, call_value(child(call), 0), A)
     assert world.warned() == []
-    world.say(WORKER + world.homes[A], m.Unblocked(FIRST))
+    world.send(WORKER + world.homes[A], m.Unblocked(FIRST))
     world.call_waits(A, FIRST, object_id(call, 2), B)
     assert len(world.warned()) == 1, "that is not to be"
 
@@ -155,7 +155,7 @@ def test_an_actor_that_waits_for_a_value_in_flight_is_in_no_circle(world: World)
 def test_an_actor_that_is_being_killed_is_in_no_circle(world: World) -> None:
     call = child(FIRST)
     world.call_waits(A, FIRST, call_value(call, 0), B)
-    world.say(CLIENT + DRIVER, m.KillActor(A, False))
+    world.send(CLIENT + DRIVER, m.KillActor(A, False))
     world.call_waits(B, call, call_value(child(call), 0), A)
     assert world.warned() == []
 
@@ -170,7 +170,7 @@ def test_a_chain_of_waits_is_no_circle(world: World) -> None:
 
 def run_task(world: World, actor: bytes, row: tuple[Any, ...]) -> bytes:
     """A task that a call has submitted is given to a worker."""
-    world.say(CLIENT + world.homes[actor], m.Submit((row,)))
+    world.send(CLIENT + world.homes[actor], m.Submit((row,)))
     world.workers()
     ((to, _),) = world.take(m.Dispatch)
     return to[1:]
@@ -189,7 +189,7 @@ def test_a_task_that_ends_by_itself_is_in_no_circle(world: World, stops: bool) -
     task = child(FIRST)
     worker = run_task(world, A, (task, FUNCTION, b"", ()) if stops else (task, FUNCTION, b"", (), (("timeout", 5.0),)))
     if stops:
-        world.say(CLIENT + world.homes[A], m.Cancel((task + FIRST_RETURN,), False, False))
+        world.send(CLIENT + world.homes[A], m.Cancel((task + FIRST_RETURN,), False, False))
     world.call_waits(A, FIRST, task + FIRST_RETURN)
     world.waits(worker, task, call_value(child(task), 0), A)
     assert "waits for itself" in world.reason(A)
@@ -201,7 +201,7 @@ def test_a_circle_closed_by_a_task_that_waits_for_tasks(world: World) -> None:
     outer = child(FIRST)
     inner = child(outer)
     first = run_task(world, A, (outer, FUNCTION, b"", (), (("inline", False),)))
-    world.say(CLIENT + first, m.Submit(((inner, FUNCTION, b"", ()),)))
+    world.send(CLIENT + first, m.Submit(((inner, FUNCTION, b"", ()),)))
     world.workers()
     ((to, _),) = world.take(m.Dispatch)
     world.call_waits(A, FIRST, outer + FIRST_RETURN)
@@ -214,16 +214,16 @@ def test_a_circle_closed_by_a_task_that_waits_for_tasks(world: World) -> None:
 def test_a_circle_through_an_argument(world: World) -> None:
     """The task has not begun: it waits for a call of the actor that waits for it."""
     own, task = child(FIRST), child(FIRST, 1)
-    world.say(CLIENT + world.homes[A], m.ExpectResults(((call_value(own, 0), A),)))
-    world.say(CLIENT + world.homes[A], m.Submit(((task, FUNCTION, b"", (call_value(own, 0),)),)))
+    world.send(CLIENT + world.homes[A], m.ExpectResults(((call_value(own, 0), A),)))
+    world.send(CLIENT + world.homes[A], m.Submit(((task, FUNCTION, b"", (call_value(own, 0),)),)))
     world.call_waits(A, FIRST, task + FIRST_RETURN)
     assert world.warned() == ["K.ask (a) -> f -> K.ask (a)"]
 
 
 def test_a_task_with_a_timeout_is_in_no_circle(world: World) -> None:
     own, task = child(FIRST), child(FIRST, 1)
-    world.say(CLIENT + world.homes[A], m.ExpectResults(((call_value(own, 0), A),)))
-    world.say(CLIENT + world.homes[A], m.Submit(((task, FUNCTION, b"", (call_value(own, 0),), (("timeout", 5.0),)),)))
+    world.send(CLIENT + world.homes[A], m.ExpectResults(((call_value(own, 0), A),)))
+    world.send(CLIENT + world.homes[A], m.Submit(((task, FUNCTION, b"", (call_value(own, 0),), (("timeout", 5.0),)),)))
     world.call_waits(A, FIRST, task + FIRST_RETURN)
     assert world.warned() == []
 
@@ -231,15 +231,15 @@ def test_a_task_with_a_timeout_is_in_no_circle(world: World) -> None:
 def test_a_long_chain_of_waits_is_not_followed_to_its_end(world: World) -> None:
     """Each of very many tasks needs the one before it."""
     own = call_value(child(FIRST), 0)
-    world.say(CLIENT + world.homes[A], m.ExpectResults(((own, A),)))
+    world.send(CLIENT + world.homes[A], m.ExpectResults(((own, A),)))
     tasks = [child(FIRST, number) for number in range(1, 3000)]
     needs = [own, *(each + FIRST_RETURN for each in tasks)]
-    world.say(
+    world.send(
         CLIENT + world.homes[A], m.Submit(tuple((each, FUNCTION, b"", (needed,)) for each, needed in zip(tasks, needs, strict=False)))
     )
     world.call_waits(A, FIRST, tasks[-1] + FIRST_RETURN)
     assert world.warned() == []
-    world.say(WORKER + world.homes[A], m.Unblocked(FIRST))
+    world.send(WORKER + world.homes[A], m.Unblocked(FIRST))
     world.call_waits(A, FIRST, tasks[50] + FIRST_RETURN)
     assert len(world.warned()) == 1
 
@@ -248,16 +248,16 @@ def test_a_long_chain_of_waits_is_not_followed_to_its_end(world: World) -> None:
 def test_a_circle_through_an_actor_that_shares_its_process(world: World, certain: bool) -> None:
     """Such a process says what its calls wait for when that has lasted for a while."""
     light, options = b"l" * 16, (("actor", b"blueprint"), ("max_retries", 0), ("lightweight", True))
-    world.say(CLIENT + DRIVER, m.Export(((light, "Light", b"payload", options),)))
+    world.send(CLIENT + DRIVER, m.Export(((light, "Light", b"payload", options),)))
     third = task_id(2)
     world.submit((third, light, b"", ()))
     world.workers()
     ((to, _),) = world.take(m.Dispatch)
-    world.say(to, m.Completed.of(((third, 0, m.OK, (b"value",)),), (), ((light, 1, 0.001),)))
+    world.send(to, m.Completed.of(((third, 0, m.OK, (b"value",)),), (), ((light, 1, 0.001),)))
     call = child(FIRST)
     world.call_waits(A, FIRST, call_value(call, 0), third)
     assert "waits for itself" not in world.reason(A)
-    world.say(to, m.HostDelays(b"", ((third, call, (call_value(child(call), 0),), (A,), certain),)))
+    world.send(to, m.HostDelays(b"", ((third, call, (call_value(child(call), 0),), (A,), certain),)))
     assert f"it waits for itself: K.ask (a) -> Light (1-{third[4:6].hex()}-2) -> K.ask (a)" in world.reason(A)
     assert "-> K.ask (a) -> Light" in world.reason(third)
     assert len(world.warned()) == certain
@@ -268,8 +268,8 @@ def test_a_circle_of_a_program_without_a_driver_is_in_the_log_of_the_daemon(worl
     for job in world.scheduler.tables.jobs.values():
         job.driver = None
     assert world.warned() == []
-    (said,) = [effect.text for effect in world.effects if isinstance(effect, Say) and effect.level == "warning"]
-    assert "K.ask (b) -> K.ask (a) -> K.ask (b)" in said
+    (output,) = [effect.text for effect in world.effects if isinstance(effect, Say) and effect.level == "warning"]
+    assert "K.ask (b) -> K.ask (a) -> K.ask (b)" in output
 
 
 def test_dead_actors_are_in_no_circle(world: World) -> None:
@@ -282,6 +282,6 @@ def test_dead_actors_are_in_no_circle(world: World) -> None:
 
 def test_reports_of_waits_by_actors_that_do_not_wait_are_refused(world: World) -> None:
     before = world.scheduler.statistics().get("refused", 0)
-    world.say(WORKER + world.homes[A], m.WaitDetails(FIRST, "K.ask", (), True))
-    world.say(WORKER + b"\x07nobody0", m.WaitDetails(FIRST, "K.ask", (), True))
+    world.send(WORKER + world.homes[A], m.WaitDetails(FIRST, "K.ask", (), True))
+    world.send(WORKER + b"\x07nobody0", m.WaitDetails(FIRST, "K.ask", (), True))
     assert world.scheduler.statistics()["refused"] == before + 2

@@ -93,16 +93,16 @@ def test_a_task_is_debugged_and_goes_on(directory: str, capfd: pytest.CaptureFix
         "add",
         ref.binary()[:16].hex(),
     )
-    said = ""
+    output = ""
 
     def told() -> bool:
-        nonlocal said
+        nonlocal output
         zf.wait([ref], timeout=0.1)
-        said += capfd.readouterr().err
-        return "attach with" in said
+        output += capfd.readouterr().err
+        return "attach with" in output
 
     eventually(told, "the driver has said how to attach")
-    assert f"(add pid={row['pid']}) breakpoint in add ({__file__}:{line}): attach with `zfabric debug {row['pid']}`\n" in said
+    assert f"(add pid={row['pid']}) breakpoint in add ({__file__}:{line}): attach with `zfabric debug {row['pid']}`\n" in output
     where = f"it stands at a breakpoint() ({__file__}:{line}): attach with `zfabric debug {row['pid']}`"
     assert zf.explain(ref).reason == f"runs on worker {row['pid']}; {where}"
     for subject in (brief(ref.binary()[:16]), str(row["pid"])):

@@ -43,9 +43,9 @@ def _clusters() -> Iterator[None]:
 def test_example(test: doctest.DocTest) -> None:
     if not zf.is_initialized():
         zf.init(num_cpus=2, log_to_driver=False)
-    said: list[str] = []
+    output: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    assert runner.run(test, out=said.append).failed == 0, "".join(said)
+    assert runner.run(test, out=output.append).failed == 0, "".join(output)
 
 
 def test_the_examples_are_found() -> None:

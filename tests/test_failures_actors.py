@@ -170,8 +170,8 @@ def test_calls_that_ran_before_the_death_have_their_results() -> None:
     before, died = [subject.add.remote() for _ in range(50)], subject.die.remote()
     failure(died)
     outcomes = [outcome_of(ref) for ref in before]
-    heard = outcomes.index("unknown") if "unknown" in outcomes else 50
-    assert outcomes == [*range(1, heard + 1), *["unknown"] * (50 - heard)], "what was not heard died on its way, with the process"
+    arrived = outcomes.index("unknown") if "unknown" in outcomes else 50
+    assert outcomes == [*range(1, arrived + 1), *["unknown"] * (50 - arrived)], "what was not heard died on its way, with the process"
 
 
 def outcome_of(ref: Any) -> Any:
@@ -264,7 +264,7 @@ class Listener:
     def listen(self, refs: list[Any]) -> None:
         self.ref = refs[0]
 
-    def heard(self) -> Any:
+    def received(self) -> Any:
         return zf.get(self.ref)
 
 
@@ -273,7 +273,7 @@ def test_a_result_in_flight_to_a_dead_caller_is_lost_to_all(tmp_path: Path) -> N
     subject, listener = Subject.remote(), Listener.remote()
     caller = hand_on_and_die.remote(subject, str(tmp_path / "go"), listener)
     assert isinstance(failure(caller), zf.WorkerCrashedError)
-    waiting = listener.heard.remote()
+    waiting = listener.received.remote()
     assert isinstance(failure(waiting), zf.ObjectLostError)
     (tmp_path / "go").touch()
 
@@ -729,18 +729,18 @@ def test_the_driver_is_warned_of_a_circle_of_actors_and_can_break_it(capfd: pyte
     light = shared[0].ask.remote(shared[1], shared[0])
     by_argument = (own := Asker.options(name="own").remote()).by_an_argument.remote(own)
     by_task = (other := Asker.options(name="other").remote()).by_a_task.options(timeout=20).remote(other)
-    said = ""
+    output = ""
 
     def shown(*circles: str) -> bool:
-        nonlocal said
+        nonlocal output
         zf.wait([two], timeout=0.01)
-        said += capfd.readouterr().err
-        return all(circle in said for circle in circles)
+        output += capfd.readouterr().err
+        return all(circle in output for circle in circles)
 
     end = "nothing but a timeout, a cancel or a kill will end it: "
     eventually(lambda: shown("Asker.ask (a)", "Asker.ask (b)", "Asker.ask (e)", "Asker (light", "identity"), "the driver is warned of each")
-    assert said.count(end) == 4, "once"
-    assert "Asker.by_a_task" not in said, "that ends by itself"
+    assert output.count(end) == 4, "once"
+    assert "Asker.by_a_task" not in output, "that ends by itself"
     assert "it waits for itself: Asker.ask (a) -> Asker.ask (b) -> Asker.ask (a)" in str(zf.explain(a))
     zf.kill(b)
     assert isinstance(failure(two), zf.ActorDiedError)

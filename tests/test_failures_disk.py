@@ -148,12 +148,12 @@ def test_an_actor_log_that_cannot_be_written_is_reported(cluster: Callable[..., 
     assert "add has run, and its result waits" in str(error)
     for subject in (adder, waits):
         eventually(lambda subject=subject: "cannot be written" in str(zf.explain(subject)), "it says what it waits for")
-    said: list[str] = []
-    eventually(lambda: said.append(capfd.readouterr().err) or "the log of actor Adder" in "".join(said), "the driver is warned")
+    output: list[str] = []
+    eventually(lambda: output.append(capfd.readouterr().err) or "the log of actor Adder" in "".join(output), "the driver is warned")
     resource.prlimit(daemon, resource.RLIMIT_FSIZE, (hard, hard))
     assert zf.get([waits, adder.add.remote()], timeout=PATIENCE) == [2, 4]
     eventually(lambda: "cannot be written" not in str(zf.explain(adder)), "it goes on")
-    assert "".join(said).count("the log of actor Adder") == 1, "it is said once"
+    assert "".join(output).count("the log of actor Adder") == 1, "it is said once"
 
 
 @pytest.mark.parametrize("damage", ["foreign", "cut"])

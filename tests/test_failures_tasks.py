@@ -577,21 +577,21 @@ def test_a_forked_child_of_the_driver_gets_a_clear_error_and_the_driver_goes_on(
             os._exit(0)
     os.close(writing)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    with open(reading) as said:
-        assert "forked" in said.read()
+    with open(reading) as output:
+        assert "forked" in output.read()
     assert zf.get(pending, timeout=PATIENCE) == list(range(100))
 
 
 def test_user_code_may_fork_and_start_processes() -> None:
     @zf.remote
     def forks() -> tuple[bytes, list[int], int]:
-        said = subprocess.run(["echo", "hello"], capture_output=True, check=True).stdout
+        output = subprocess.run(["echo", "hello"], capture_output=True, check=True).stdout
         with multiprocessing.get_context("fork").Pool(2) as pool:
             values = pool.map(abs, [-1, -2, 3])
         child = os.fork()
         if child == 0:
             os._exit(3)
-        return said, values, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return output, values, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert zf.get(forks.remote(), timeout=PATIENCE) == (b"hello\n", [1, 2, 3], 3)
     assert zf.get(identity.remote(1), timeout=PATIENCE) == 1

@@ -66,13 +66,13 @@ def test_a_finalizer_in_the_middle_of_the_fabrics_own_work_is_refused() -> None:
 def waits_while(what: str) -> str:
     """What is said to a finalizer that runs while this process polls, or takes in what has come."""
     client: Any = interface.current()
-    done, said = getattr(client.post, what), []
+    done, texts = getattr(client.post, what), []
 
     def collecting(*args: Any) -> Any:
         try:
             zf.get(note_of.remote(Path("/dev/null"), ""), timeout=PATIENCE)
         except zf.FabricError as error:
-            said.append(str(error))
+            texts.append(str(error))
         return done(*args)
 
     setattr(client.post, what, collecting)
@@ -80,7 +80,7 @@ def waits_while(what: str) -> str:
         assert zf.get(note_of.remote(Path("/dev/null"), "came"), timeout=PATIENCE) == "came"
     finally:
         setattr(client.post, what, done)
-    return str(said[0])
+    return str(texts[0])
 
 
 def test_a_finalizer_while_frames_are_taken_in_is_refused() -> None:

@@ -145,23 +145,23 @@ def test_reports_of_lent_cpus() -> None:
     worker.step(0.0, LOCAL_SCHEDULER + b"\x01daemon0", m.Dispatch((row,), (), False))
     assert worker.begin() is not None
 
-    def said() -> list[str]:
+    def sent() -> list[str]:
         return [type(effect.message).__name__ for effect in worker.take_effects(0.0)]  # type: ignore[attr-defined]
 
     assert lending.begin((b"one",)) == lending.begin((b"two",)) == row[0]
-    assert said() == ["Blocked"]
+    assert sent() == ["Blocked"]
     lending.end(row[0], (b"one",))
     lending.suspend(row[0])
     worker.block((b"three",), True)
-    assert said() == ["Unblocked", "Blocked"]
+    assert sent() == ["Unblocked", "Blocked"]
     lending.begin((b"four",))
     worker.unblock()
     lending.resume(row[0])
-    assert said() == ["Unblocked", "Blocked"]
+    assert sent() == ["Unblocked", "Blocked"]
     lending.end(row[0], (b"two",))
     lending.end(row[0], (b"four",))
-    assert said() == ["Unblocked"]
+    assert sent() == ["Unblocked"]
     lending.begin((b"five",))
     lending.close(row[0])
     lending.end(row[0], (b"five",))
-    assert said() == ["Blocked", "Unblocked"]
+    assert sent() == ["Blocked", "Unblocked"]

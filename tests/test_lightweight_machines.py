@@ -33,7 +33,7 @@ def made(cpus: int = 2, **config: Any) -> tuple[Node, list[bytes]]:
     node.scheduler.workers.prestart(node.now)
     node.turn()
     node.driver()
-    node.say(CLIENT + DRIVER, m.Export(((LIGHT, "Light", b"payload", OPTIONS),)))
+    node.send(CLIENT + DRIVER, m.Export(((LIGHT, "Light", b"payload", OPTIONS),)))
     return node, node.workers()
 
 
@@ -52,14 +52,14 @@ def lives(node: Node, *numbers: int) -> dict[bytes, int]:
     return found
 
 
-def whereabouts(node: Node) -> dict[int, tuple[int, bytes, int, bool, bytes]]:
+def locations(node: Node) -> dict[int, tuple[int, bytes, int, bool, bytes]]:
     rows = [each for to, message in node.take(m.ActorLocations) if to == CLIENT + DRIVER for each in message.rows]
     return {int.from_bytes(each[0][-4:], "big"): each[1:6] for each in rows}
 
 
 def home(node: Node, number: int) -> bytes:
-    node.say(CLIENT + DRIVER, m.FindActors((task_id(number),)))
-    return whereabouts(node)[number][1]
+    node.send(CLIENT + DRIVER, m.FindActors((task_id(number),)))
+    return locations(node)[number][1]
 
 
 def test_lightweight_actors_are_spread_evenly_over_a_worker_per_cpu() -> None:
@@ -79,7 +79,7 @@ def test_a_new_actor_goes_to_the_process_with_fewest() -> None:
     lives(node, *range(10))
     for number in range(10):
         if home(node, number) == workers[0]:
-            node.say(WORKER + workers[0], m.ActorEnded(task_id(number), 0, b"", "because"))
+            node.send(WORKER + workers[0], m.ActorEnded(task_id(number), 0, b"", "because"))
     assert lives(node, *range(20, 25)) == {workers[0]: 5}
 
 
@@ -101,7 +101,7 @@ def test_lightweight_actors_do_not_count_as_processes() -> None:
 def test_plain_actors_past_the_limit_are_refused_with_advice() -> None:
     node = Node(actors_max=2)
     node.driver()
-    node.say(CLIENT + DRIVER, m.Export(((b"o" * 16, "Ordinary", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
+    node.send(CLIENT + DRIVER, m.Export(((b"o" * 16, "Ordinary", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
     node.submit(*((task_id(number), b"o" * 16, b"", ()) for number in range(3)))
     ((number, (status, (payload,))),) = node.results().items()
     assert (number, status) == (2, m.FAILED)
@@ -115,13 +115,13 @@ def test_a_kill_ends_one_actor_once_its_process_confirms_it() -> None:
     node, _ = made()
     lives(node, 0, 1, 2, 3)
     where = home(node, 0)
-    node.say(CLIENT + DRIVER, m.KillActor(task_id(0), True))
+    node.send(CLIENT + DRIVER, m.KillActor(task_id(0), True))
     ((_, order),) = node.take(m.RetireActor)
     assert order == m.RetireActor(task_id(0), 0, True)
-    assert whereabouts(node) == {}
+    assert locations(node) == {}
     assert not [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
-    node.say(WORKER + where, m.ActorEnded(task_id(0), 0, b"c" * 16, ""))
-    assert whereabouts(node) == {0: (DEAD, b"", 0, True, b"c" * 16)}
+    node.send(WORKER + where, m.ActorEnded(task_id(0), 0, b"c" * 16, ""))
+    assert locations(node) == {0: (DEAD, b"", 0, True, b"c" * 16)}
     assert home(node, 2)
 
 
@@ -131,13 +131,13 @@ def test_a_restartable_actor_is_made_in_the_next_attempt() -> None:
     ((worker, _, _),) = node.dispatched()
     node.complete(worker, 0)
     assert home(node, 0) == worker
-    node.say(CLIENT + DRIVER, m.KillActor(task_id(0), False))
-    node.say(WORKER + worker, m.ActorEnded(task_id(0), 0, b"", ""))
-    assert whereabouts(node) == {0: (CREATING, b"", 0, True, b"")}
+    node.send(CLIENT + DRIVER, m.KillActor(task_id(0), False))
+    node.send(WORKER + worker, m.ActorEnded(task_id(0), 0, b"", ""))
+    assert locations(node) == {0: (CREATING, b"", 0, True, b"")}
     ((worker, number, attempt),) = node.dispatched()
     assert (number, attempt) == (0, 1)
     node.complete(worker, 0, 1)
-    assert whereabouts(node) == {0: (ALIVE, worker, 1, True, b"")}
+    assert locations(node) == {0: (ALIVE, worker, 1, True, b"")}
 
 
 def test_the_end_of_an_earlier_life_is_ignored() -> None:
@@ -145,10 +145,10 @@ def test_the_end_of_an_earlier_life_is_ignored() -> None:
     node.submit(row(0, max_restarts=1, max_retries=1))
     ((worker, _, _),) = node.dispatched()
     node.complete(worker, 0)
-    node.say(WORKER + worker, m.ActorEnded(task_id(0), 0, b"", "because"))
+    node.send(WORKER + worker, m.ActorEnded(task_id(0), 0, b"", "because"))
     ((again, _, _),) = node.dispatched()
     node.complete(again, 0, 1)
-    node.say(WORKER + worker, m.ActorEnded(task_id(0), 0, b"", "because"))
+    node.send(WORKER + worker, m.ActorEnded(task_id(0), 0, b"", "because"))
     assert home(node, 0) == again
 
 
@@ -157,8 +157,8 @@ def test_all_actors_end_with_their_process() -> None:
     lives(node, *range(6))
     where = home(node, 0)
     there = [number for number in range(6) if home(node, number) == where]
-    node.say(b"X" + OWN, m.ProcessDied(node.pids[where], 0, 9, 0, "", b""))
-    dead = whereabouts(node)
+    node.send(b"X" + OWN, m.ProcessDied(node.pids[where], 0, 9, 0, "", b""))
+    dead = locations(node)
     assert sorted(dead) == there
     assert {state for state, *_ in dead.values()} == {DEAD}
 
@@ -169,14 +169,14 @@ def test_many_detached_actors_that_die_with_their_process_are_scanned_once(monke
     ((worker, *_), *_) = given = node.dispatched()
     for _, number, attempt in given:
         node.complete(worker, number, attempt)
-    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.send(CLIENT + DRIVER, m.Goodbye())
     looked: list[Any] = []
     detached = node.scheduler.detached
     lives_on = detached._lives_on
     monkeypatch.setattr(detached, "_lives_on", lambda job: (looked.append(job), lives_on(job))[1])
     (job,) = node.scheduler.tables.jobs.values()
     assert not job.ended
-    node.say(b"X" + OWN, m.ProcessDied(node.pids[worker], 0, 9, 0, "", b""))
+    node.send(b"X" + OWN, m.ProcessDied(node.pids[worker], 0, 9, 0, "", b""))
     assert job.ended
     assert len(looked) <= 2
 
@@ -185,7 +185,7 @@ def test_an_actor_killed_during_its_init_does_not_stay() -> None:
     node, _ = made()
     node.submit(row(0))
     ((worker, _, _),) = node.dispatched()
-    node.say(CLIENT + DRIVER, m.KillActor(task_id(0), True))
+    node.send(CLIENT + DRIVER, m.KillActor(task_id(0), True))
     assert [order for _, order in node.take(m.RetireActor)] == [m.RetireActor(task_id(0), 0, True)]
     node.complete(worker, 0)  # It was made before that was heard.
     assert [order for _, order in node.take(m.RetireActor)] == [m.RetireActor(task_id(0), 0, True)]
@@ -196,7 +196,7 @@ def test_a_forced_cancel_during_init_leaves_the_process_to_the_others() -> None:
     lives(node, 0)
     node.submit(row(1))
     ((worker, _, _),) = node.dispatched()
-    node.say(CLIENT + DRIVER, m.Cancel((ref(1),), True, True))
+    node.send(CLIENT + DRIVER, m.Cancel((ref(1),), True, True))
     assert [order for _, order in node.take(m.Interrupt)] == [m.Interrupt(task_id(1), 0, "force")]
     node.complete(worker, 1, 0, INTERRUPTED)
     assert node.take(m.TakeBack) == []
@@ -208,9 +208,9 @@ def test_an_empty_process_ends_after_a_while() -> None:
     node, _ = made()
     lives(node, 0)
     where = home(node, 0)
-    node.say(CLIENT + DRIVER, m.Release((ref(0),)))
+    node.send(CLIENT + DRIVER, m.Release((ref(0),)))
     assert [order for _, order in node.take(m.RetireActor)] == [m.RetireActor(task_id(0), 0, False)]
-    node.say(WORKER + where, m.ActorEnded(task_id(0), 0, b"", ""))
+    node.send(WORKER + where, m.ActorEnded(task_id(0), 0, b"", ""))
     node.now += node.config.worker_idle_seconds + 1
     node.scheduler.tick(node.now)
     node.turn()
@@ -220,8 +220,8 @@ def test_an_empty_process_ends_after_a_while() -> None:
 def expect(node: Node, caller: bytes, *numbers: int) -> None:
     """Somebody is to have results of calls which this process has made, of an actor that lives."""
     names = [call_value(task_id(number), 0) for number in numbers]
-    node.say(CLIENT + caller, m.ExpectResults(tuple((name, task_id(0)) for name in names)))
-    node.say(CLIENT + DRIVER, m.Hold(tuple(names)))
+    node.send(CLIENT + caller, m.ExpectResults(tuple((name, task_id(0)) for name in names)))
+    node.send(CLIENT + DRIVER, m.Hold(tuple(names)))
 
 
 def test_an_empty_process_stays_while_its_promises_are_pending() -> None:
@@ -229,8 +229,8 @@ def test_an_empty_process_stays_while_its_promises_are_pending() -> None:
     lives(node, 0)
     where = home(node, 0)
     expect(node, where, 1000)
-    node.say(CLIENT + DRIVER, m.Release((ref(0),)))
-    node.say(WORKER + where, m.ActorEnded(task_id(0), 0, b"", ""))
+    node.send(CLIENT + DRIVER, m.Release((ref(0),)))
+    node.send(WORKER + where, m.ActorEnded(task_id(0), 0, b"", ""))
 
     def ended() -> list[int]:
         node.now = node.scheduler.next_deadline() or node.now + 100.0
@@ -239,7 +239,7 @@ def test_an_empty_process_stays_while_its_promises_are_pending() -> None:
         return [effect.pid for effect in node.effects if isinstance(effect, e.KillProcess)]
 
     assert [ended() for _ in range(3)] == [[], [], []]
-    node.say(CLIENT + where, m.OfferResults(((call_value(task_id(1000), 0), OK, b"value", ()),)))
+    node.send(CLIENT + where, m.OfferResults(((call_value(task_id(1000), 0), OK, b"value", ()),)))
     assert [node.pids[where]] in [ended() for _ in range(3)]
 
 
@@ -281,7 +281,7 @@ def test_explain_uses_the_reported_delays_of_a_host() -> None:
     streams = (task_id(2), task_id(52), (), (), True)
     made_slowly = (task_id(3), task_id(3), (call_value(task_id(54), 0),), (task_id(0),), True)
     runs = (task_id(1), task_id(53), (), (), True)
-    node.say(WORKER + worker, m.HostDelays(task_id(53), (waits, streams, made_slowly, runs)))
+    node.send(WORKER + worker, m.HostDelays(task_id(53), (waits, streams, made_slowly, runs)))
     state, reason = explained(node, 0)
     assert state == "blocked"
     assert f"its call {brief(task_id(50))} is blocked in get, waiting for {brief(call_value(task_id(51), 0))} (call of Light" in reason
@@ -296,11 +296,11 @@ def test_explain_uses_the_reported_delays_of_a_host() -> None:
         "creating",
         f"is being made: its __init__ is blocked in get, waiting for {brief(call_value(task_id(54), 0))}",
     )
-    node.say(WORKER + worker, m.ActorEnded(task_id(2), 0, b"", ""))
+    node.send(WORKER + worker, m.ActorEnded(task_id(2), 0, b"", ""))
     node.complete(worker, 3)
-    node.say(WORKER + worker, m.HostDelays(task_id(53), (runs,)))
+    node.send(WORKER + worker, m.HostDelays(task_id(53), (runs,)))
     assert explained(node, 3)[1].startswith(f"lives in process {pid}, and waits for its turn, if it is called: Light")
-    node.say(WORKER + worker, m.HostDelays(b"", ()))
+    node.send(WORKER + worker, m.HostDelays(b"", ()))
     assert explained(node, 3) == ("alive", f"lives in process {pid}, and runs what it is called for")
 
 
@@ -340,7 +340,7 @@ def end(worker: Worker, item: Any) -> None:
     worker.check_invariants()
 
 
-def said(worker: Worker) -> list[Any]:
+def sent_by(worker: Worker) -> list[Any]:
     return [effect.message for _ in range(2) for effect in worker.take_effects(0.0) if isinstance(effect, e.Send)]
 
 
@@ -388,18 +388,18 @@ def test_a_killed_actor_ends_with_what_it_runs(worker: Worker) -> None:
     item = begin(worker)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
     assert worker.interrupted(item) == "killed"
-    assert said(worker) == []
+    assert sent_by(worker) == []
     end(worker, item)
-    assert said(worker) == [m.ActorEnded(A, 0, item.row[0], "")]
+    assert sent_by(worker) == [m.ActorEnded(A, 0, item.row[0], "")]
     assert number_of(begin(worker)) == 2
 
 
 def test_a_retired_actor_ends_after_its_calls(worker: Worker) -> None:
     call(worker, A, 0)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
-    assert said(worker) == []
+    assert sent_by(worker) == []
     end(worker, begin(worker))
-    returned, ended = said(worker)
+    returned, ended = sent_by(worker)
     assert type(returned) is m.Returned
     assert ended == m.ActorEnded(A, 0, b"", "")
     assert worker.turns is not None
@@ -414,7 +414,7 @@ def test_an_exit_handler_has_its_turn_before_waiting_calls_and_no_outcome(worker
     call(worker, B, 2)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
     end(worker, begin(worker))
-    assert [type(message) for message in said(worker)] == [m.Returned], "it ends once that is done"
+    assert [type(message) for message in sent_by(worker)] == [m.Returned], "it ends once that is done"
     farewell = begin(worker)
     assert (farewell.method, farewell.actor_id) == (FAREWELL, A)
     assert worker.turns.gone == []
@@ -425,7 +425,7 @@ def test_an_exit_handler_has_its_turn_before_waiting_calls_and_no_outcome(worker
     assert worker.take_turn(farewell)
     end(worker, farewell)
     assert worker.turns.gone == [A]
-    returned, ended = said(worker)
+    returned, ended = sent_by(worker)
     assert type(returned) is m.Returned, "of the other one"
     assert ended == m.ActorEnded(A, 0, b"", "")
     assert number_of(begin(worker)) == 2
@@ -437,10 +437,10 @@ def test_an_end_is_reported_once_the_instance_is_gone(worker: Worker) -> None:
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
     assert worker.turns.gone == [A]
     assert not worker.has_unsent
-    assert said(worker) == []
+    assert sent_by(worker) == []
     worker.turns.gone.clear()
     assert worker.has_unsent
-    assert said(worker) == [m.ActorEnded(A, 0, b"", "")]
+    assert sent_by(worker) == [m.ActorEnded(A, 0, b"", "")]
 
 
 def test_an_exit_handler_that_takes_too_long_is_stopped(worker: Worker) -> None:
@@ -451,7 +451,7 @@ def test_an_exit_handler_that_takes_too_long_is_stopped(worker: Worker) -> None:
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
     assert worker.interrupted(farewell) == "killed"
     end(worker, farewell)
-    assert said(worker) == [m.ActorEnded(A, 0, b"", "")]
+    assert sent_by(worker) == [m.ActorEnded(A, 0, b"", "")]
 
 
 def test_a_killed_actor_has_no_exit_handler(worker: Worker) -> None:
@@ -539,7 +539,7 @@ def test_an_exiting_actor_has_the_outcome_of_its_last_call_and_no_other(worker: 
     assert worker.turns is not None
     worker.turns.leave(A, LEAVE, "")
     end(worker, item)
-    returned, ended = said(worker)
+    returned, ended = sent_by(worker)
     assert [row[0] for row in returned.rows] == [item.row[0]]
     assert ended == m.ActorEnded(A, 0, b"", "")
     assert begin(worker) is None
@@ -549,7 +549,7 @@ def test_calls_for_another_life_are_not_run(worker: Worker) -> None:
     call(worker, A, 0, attempt=1)
     assert begin(worker) is None
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 1, True))
-    assert said(worker) == []
+    assert sent_by(worker) == []
     assert A in worker.mailbox.actors
 
 
@@ -617,7 +617,7 @@ def test_an_actor_may_wait_for_its_own_call_whose_result_is_in_flight(worker: Wo
     waits = begin(worker)
     assert number_of(waits) == 3
     assert not worker.refused(waits, (result,), 1, {result: A}.get)
-    assert said(worker)
+    assert sent_by(worker)
     worker.mailbox.have_come({(2).to_bytes(16, "big"): None})
     assert not worker.refused(waits, (result,), 1, {result: A}.get), "it is still on its way"
     worker.mailbox.have_come({})
@@ -636,7 +636,7 @@ def test_an_actor_may_wait_for_its_own_call_that_was_stopped_before_it_ran(worke
 
 def delays(worker: Worker) -> list[tuple[bytes, set[bytes]]]:
     worker.say_delays(lambda identifier: {ref(7): B}.get(identifier))
-    return [(each.running, set(each.rows)) for each in said(worker) if type(each) is m.HostDelays]
+    return [(each.running, set(each.rows)) for each in sent_by(worker) if type(each) is m.HostDelays]
 
 
 def test_long_delays_are_reported_once_and_again_to_a_restarted_daemon(worker: Worker) -> None:
@@ -675,7 +675,7 @@ def test_living_actors_are_reported_to_a_restarted_daemon(worker: Worker) -> Non
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
     (hosting,) = [message for message in worker.running() if type(message) is m.HostedActors]
     assert [row[0][0] for row in hosting.rows] == [B]
-    assert said(worker) == []
+    assert sent_by(worker) == []
 
 
 # --- ordinary actors beside them ----------------------------------------------------------------------------------------------------
@@ -683,7 +683,7 @@ def test_living_actors_are_reported_to_a_restarted_daemon(worker: Worker) -> Non
 
 def test_a_worker_taken_by_an_actor_is_replaced_in_advance() -> None:
     node, workers = made()
-    node.say(CLIENT + DRIVER, m.Export(((b"o" * 16, "Ordinary", b"payload", OPTIONS[:2]),)))
+    node.send(CLIENT + DRIVER, m.Export(((b"o" * 16, "Ordinary", b"payload", OPTIONS[:2]),)))
     node.submit((task_id(0), b"o" * 16, b"", ()))
     assert len(node.dispatched()) == 1
     assert len(node.pids) == len(workers) + 1

@@ -85,8 +85,8 @@ def test_settings_of_the_user_have_precedence(cluster: Callable[..., Any], monke
     cluster(num_cpus=4, config={"preload": ("numpy",)})
     three = plain.options(num_cpus=3)
     assert zf.get(three.remote()) == ({2}, {2, 3})
-    said = {"env_vars": {"OMP_NUM_THREADS": "4,1"}}
-    omp = zf.remote(num_cpus=3, runtime_env=said)(lambda: (os.environ["OMP_NUM_THREADS"], os.environ.get("MKL_NUM_THREADS")))
+    runtime_env = {"env_vars": {"OMP_NUM_THREADS": "4,1"}}
+    omp = zf.remote(num_cpus=3, runtime_env=runtime_env)(lambda: (os.environ["OMP_NUM_THREADS"], os.environ.get("MKL_NUM_THREADS")))
     assert zf.get(omp.remote()) == ("4,1", None)
     assert zf.get(Actor.options(num_cpus=3, runtime_env={"env_vars": {"OPENBLAS_NUM_THREADS": "3"}}).remote().threads.remote())[0] == {3}
     assert zf.get(zf.remote(num_cpus=3)(openblas).options(runtime_env={"env_vars": {"OPENBLAS_NUM_THREADS": "many"}}).remote()) == {1}

@@ -24,8 +24,8 @@ def known(store: ObjectStore) -> set[bytes]:
     return set(store._tables.entries)
 
 
-def said(world: World, kind: type) -> list[object]:
-    return [message for message in world.said if isinstance(message, kind)]
+def sent_by(world: World, kind: type) -> list[object]:
+    return [message for message in world.sent if isinstance(message, kind)]
 
 
 def filled(pieces: int = 8, size: int = PIECE - HEADER_BYTES, **options: object) -> World:
@@ -228,7 +228,7 @@ def test_an_unpin_that_crosses_a_new_pin_leaves_the_reader_that_pin() -> None:
     world.locate(0, reader)
     world.turn()
     world.locate(0, reader)
-    world.say(CLIENT + reader.incarnation, m.Unpin((object_id(0),)))
+    world.send(CLIENT + reader.incarnation, m.Unpin((object_id(0),)))
     reader.tellings[object_id(0)] -= 1
     world.turn()
     world.reserve(world.process(0), PIECE - HEADER_BYTES)
@@ -248,7 +248,7 @@ def test_pins_are_recalled_when_nothing_else_makes_room() -> None:
     world.turn()
     world.reserve(world.process(0), PIECE - HEADER_BYTES)
     world.turn()
-    assert said(world, m.RecallPins) == [m.RecallPins((object_id(0),))]
+    assert sent_by(world, m.RecallPins) == [m.RecallPins((object_id(0),))]
     world.pass_time(0.2)
     assert 3 not in world.process(0).answers, "readers have a moment to answer"
     world.unpin(reader, object_id(0))
@@ -382,7 +382,7 @@ def test_a_file_is_an_object_only_once_the_store_has_taken_it_over() -> None:
 
 def test_inline_values_that_find_no_room_move_to_disk() -> None:
     world = pinned(2)
-    world.say(SCHEDULER, m.Absorb(((object_id(7), b"seven", False),)))
+    world.send(SCHEDULER, m.Absorb(((object_id(7), b"seven", False),)))
     world.values[object_id(7)] = 5
     world.locate(7, world.process(2))
     world.turn()
@@ -404,7 +404,7 @@ def test_idle_grants_are_recalled() -> None:
     held = idle.grants.rows()[0]
     world.reserve(busy, 15 * PIECE + PIECE // 2)
     world.settle()
-    assert said(world, m.RecallGrant) == [m.RecallGrant(held[0])]
+    assert sent_by(world, m.RecallGrant) == [m.RecallGrant(held[0])]
     world.return_grants(idle)
     world.settle()
     assert isinstance(busy.answers[2], m.Granted)
@@ -527,7 +527,7 @@ def test_inline_values_move_in_and_wait_for_room_if_need_be() -> None:
     world.locate(0, world.process(1))
     world.turn()
     world.values[object_id(7)] = 100
-    world.say(SCHEDULER, m.Absorb(((object_id(7), b"v" * 100, False),)))
+    world.send(SCHEDULER, m.Absorb(((object_id(7), b"v" * 100, False),)))
     world.locate(7, world.process(1))
     world.turn()
     world.pass_time(30)
@@ -666,10 +666,10 @@ def test_a_dead_writers_grants_are_freed_and_what_it_sealed_stays() -> None:
     statistics = world.store.statistics()
     assert (statistics["granted"], statistics["grants"], statistics["waiting"]) == (0, 0, 0)
     assert object_id(1) in reader.places
-    world.say(CLIENT + writer.incarnation, m.Reserve(pending + 1, 1000, 0, 9.0))
+    world.send(CLIENT + writer.incarnation, m.Reserve(pending + 1, 1000, 0, 9.0))
     world.settle()
     assert world.store.statistics()["grants"] == 0
-    world.say(SCHEDULER, m.Sealed(((object_id(2), 3 * PIECE, 1000, writer.incarnation, False),)))
+    world.send(SCHEDULER, m.Sealed(((object_id(2), 3 * PIECE, 1000, writer.incarnation, False),)))
     world.turn()
     assert world.lost[object_id(2)] == "missing"
 
@@ -684,10 +684,10 @@ def test_a_seal_that_comes_after_the_grants_return_still_counts() -> None:
     world.write(offset, object_id(1), 1000)
     writer.grants.finished(offset)
     ((start, used, _),) = writer.grants.idle()
-    world.say(CLIENT + writer.incarnation, m.ReturnGrant(start, used))
+    world.send(CLIENT + writer.incarnation, m.ReturnGrant(start, used))
     world.turn()
     assert world.store.statistics()["granted"] == used
-    world.say(SCHEDULER, m.Sealed(((object_id(1), offset, 1000, writer.incarnation, False),)))
+    world.send(SCHEDULER, m.Sealed(((object_id(1), offset, 1000, writer.incarnation, False),)))
     world.turn()
     statistics = world.store.statistics()
     assert (statistics["granted"], statistics["grants"], statistics["used"]) == (0, 0, used)
@@ -705,7 +705,7 @@ def test_abandoned_room_between_objects_is_free_again() -> None:
         world.seal(writer, object_id(number), offset, 100_000)
     (row,) = writer.grants.idle()
     assert row[2] == ((given_up - HEADER_BYTES, footprint(100_000)),)
-    world.say(CLIENT + writer.incarnation, m.ReturnGrant(*row))
+    world.send(CLIENT + writer.incarnation, m.ReturnGrant(*row))
     world.settle()
     statistics = world.store.statistics()
     assert (statistics["grants"], statistics["granted"], statistics["used"]) == (0, 0, 2 * footprint(100_000))
@@ -744,13 +744,13 @@ def test_a_second_copy_of_an_object_is_dropped() -> None:
 def test_impossible_requests_are_refused() -> None:
     world = World(4)
     with pytest.raises(Refusal):
-        world.say(CLIENT + process_id(0), m.Reserve(1, -1, 0, 1.0))
+        world.send(CLIENT + process_id(0), m.Reserve(1, -1, 0, 1.0))
     with pytest.raises(Refusal):
-        world.say(CLIENT + process_id(0), m.Reserve(1, 1, 0, float("nan")))
+        world.send(CLIENT + process_id(0), m.Reserve(1, 1, 0, float("nan")))
     with pytest.raises(Refusal):
-        world.say(SCHEDULER, m.RetainOnly(()))
-    world.say(CLIENT + process_id(0), m.ReturnGrant(12345, 0))
-    world.say(SCHEDULER, m.Sealed(((object_id(1), 2 * PIECE, 10, process_id(0), False),)))
+        world.send(SCHEDULER, m.RetainOnly(()))
+    world.send(CLIENT + process_id(0), m.ReturnGrant(12345, 0))
+    world.send(SCHEDULER, m.Sealed(((object_id(1), 2 * PIECE, 10, process_id(0), False),)))
     world.turn()
     assert world.store.statistics()["refused"] == 2
 
@@ -764,13 +764,13 @@ def test_a_restarted_store_moves_nothing_before_its_recovery() -> None:
     world.free(1)
     before = world.store
     world.store = ObjectStore(before.address, SCHEDULER, world.config, world.capacity, recovering=True)
-    world.say(CLIENT + reader.incarnation, m.Pinned(tuple((identifier, *place) for identifier, place in reader.places.items())))
+    world.send(CLIENT + reader.incarnation, m.Pinned(tuple((identifier, *place) for identifier, place in reader.places.items())))
     token = world.reserve(world.process(2), 1000)
-    world.say(SCHEDULER, m.RetainOnly((object_id(0), object_id(2))))
+    world.send(SCHEDULER, m.RetainOnly((object_id(0), object_id(2))))
     assert world.store.take_effects(world.now) == []
     assert world.store.next_deadline() is None
     found = tuple((identifier, offset, size) for offset, (identifier, size) in world.contents.items())
-    world.say(b"Xshellshe", m.ArenaFound(found, ()))
+    world.send(b"Xshellshe", m.ArenaFound(found, ()))
     world.settle()
     world.complete_all()
     assert isinstance(world.process(2).answers[token], m.Granted)
@@ -820,8 +820,8 @@ def test_a_repeated_seal_is_void_inside_unused_room_of_its_writer() -> None:
 
 def test_a_late_process_is_notified_of_objects_lost_by_a_restart() -> None:
     world = filled(2)
-    world.say(CLIENT + process_id(9), m.Pinned(((object_id(0), 64, 10),)))
-    world.say(CLIENT + process_id(9), m.GrantsHeld(((PIECE, PIECE, 0),)))
+    world.send(CLIENT + process_id(9), m.Pinned(((object_id(0), 64, 10),)))
+    world.send(CLIENT + process_id(9), m.GrantsHeld(((PIECE, PIECE, 0),)))
     effects = world.store.take_effects(world.now)
     assert [(effect.to, effect.message.kind) for effect in effects] == [(CLIENT + process_id(9), "ObjectLostError")] * 2
 
@@ -884,7 +884,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.referenced.add(identifier)
         if rebuildable:
             self.world.rebuildable.add(identifier)
-        self.world.say(SCHEDULER, m.Absorb(((identifier, b"x" * size, rebuildable),)))
+        self.world.send(SCHEDULER, m.Absorb(((identifier, b"x" * size, rebuildable),)))
         self.world.turn()
 
     @rule(which=NUMBERS, number=PROCESSES)

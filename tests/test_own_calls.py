@@ -290,7 +290,7 @@ def test_a_row_lists_its_own_calls_and_pending_ones_wait_in_the_next_life() -> N
     actor.call(10)
     actor.log.own.make(own(12), True)
     actor.run()
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     assert [tuple(int.from_bytes(row[0], "big") for row in call.calls) for call in calls_in(block.rows)] == [(10, 11), (12,)]
     assert waiting(next_incarnation([block])[0]) == [11, 12]
 
@@ -302,15 +302,15 @@ def test_a_checkpoint_contains_pending_own_calls_and_pins_their_arguments() -> N
     actor.log.own.make(own(10, (needed, ACTOR + bytes(4)), (), (("contains", (inside,)),)), True)
     actor.run()
     actor.log.checkpoint(b"state", ())
-    (block,) = actor.said(m.LogAppended)
-    (checkpoint,) = actor.said(m.Checkpoint)
+    (block,) = actor.sent(m.LogAppended)
+    (checkpoint,) = actor.sent(m.Checkpoint)
     assert block.refs == (needed, inside)
     assert checkpoint.refs == (needed, inside)
     after, state, rows = next_incarnation([], checkpoint.data, 1, every=1)
     assert (state, rows, waiting(after)) == (b"state", [], [10])
     actor.call(2)
     actor.run()
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     assert calls_in(block.rows)[0].calls == (), "what was made before a checkpoint is no part of what comes after"
 
 
@@ -332,11 +332,11 @@ def test_readonly_and_stopped_own_calls_are_recorded_in_the_next_row() -> None:
     actor.log.own.ended(own(11)[0], (m.FAILED, (b"stopped",)), False)
     actor.log.own.make((own(12)[0], "look", b""), False)
     actor.log.own.ended(own(12)[0], (m.OK, (b"of a call that no row has",)), False)
-    (block,) = actor.said(m.LogAppended)
+    (block,) = actor.sent(m.LogAppended)
     assert waiting(next_incarnation([block])[0]) == [10, 11]
     actor.call(2)
     actor.run()
-    (after,) = actor.said(m.LogAppended)
+    (after,) = actor.sent(m.LogAppended)
     assert calls_in(after.rows)[0].calls == ((own(11)[0], (m.FAILED, (b"stopped",))),)
     assert waiting(next_incarnation([block, after])[0]) == [10]
 
@@ -351,7 +351,7 @@ def test_a_checkpoint_contains_outcomes_that_pending_own_calls_need() -> None:
     actor.call(10)
     actor.run((b"ten",))
     actor.log.checkpoint(b"state", ())
-    (checkpoint,) = actor.said(m.Checkpoint)
+    (checkpoint,) = actor.sent(m.Checkpoint)
     after, _, _ = next_incarnation([], checkpoint.data, 2, every=1)
     assert waiting(after) == [11]
     assert after.log.own.needed == {first[0]: (m.OK, (b"ten",))}

@@ -40,16 +40,16 @@ def double(value: Any) -> Any:
 
 def world_of(*statements: Any, faults: Faults = STEADY, seed: int = 1, **options: Any) -> tuple[World, list[tuple[str, str, Any]]]:
     """Run a program in a simulated world; the world, and all that was said in it."""
-    said: list[tuple[str, str, Any]] = []
+    messages: list[tuple[str, str, Any]] = []
     options = {"cpus": 2, "pieces": 16, **options}
     world = World(
         seed,
         faults=faults,
         program=Program(statements, 0),
-        observer=lambda now, source, to, message: said.append((source, to, message)),
+        observer=lambda now, source, to, message: messages.append((source, to, message)),
         **options,
     )
-    return world, said
+    return world, messages
 
 
 def worth(label: int, *numbers: int) -> int:
@@ -197,9 +197,9 @@ def test_lost_objects_are_rebuilt_from_the_graph() -> None:
     statements: list[Any] = [*calls, get((1, worth(2, worth(1))))]
     statements += [("put", slot, slot, 3_000_000, ()) for slot in range(2, 14)]
     statements += [get((1, worth(2, worth(1))), (0, worth(1)))]
-    world, said = world_of(*statements, pieces=12)
+    world, messages = world_of(*statements, pieces=12)
     run(world)
-    lost = {row for _, to, message in said if to == "scheduler" and isinstance(message, m.ObjectsLost) for row in message.rows}
+    lost = {row for _, to, message in messages if to == "scheduler" and isinstance(message, m.ObjectsLost) for row in message.rows}
     assert {reason for _, reason in lost} == {"evicted"}
     assert world.states["rebuilds"] >= 1
 
@@ -253,9 +253,9 @@ def test_results_of_methods_are_rebuilt_from_the_graph_as_well() -> None:
 def test_workers_are_stateless_and_get_functions_from_the_system() -> None:
     """4.1: workers execute tasks of any function, which is sent to them by the system: once, not with every task."""
     calls = [call(slot, task(slot)) for slot in range(6)]
-    world, said = world_of(*calls, get(*((slot, worth(slot)) for slot in range(6))), cpus=1)
+    world, messages = world_of(*calls, get(*((slot, worth(slot)) for slot in range(6))), cpus=1)
     run(world)
-    assert [len(message.functions) for _, to, message in said if to == "worker1" and isinstance(message, m.Functions)] == [1]
+    assert [len(message.functions) for _, to, message in messages if to == "worker1" and isinstance(message, m.Functions)] == [1]
 
 
 def test_a_worker_executes_tasks_serially() -> None:
@@ -282,13 +282,13 @@ def test_a_worker_executes_tasks_serially() -> None:
 
 def test_the_control_store_is_off_the_path_of_a_task() -> None:
     """4.2.1: task dispatch is decoupled from the control store: nothing on the way from submission to value waits for it."""
-    world, said = world_of(call(0, task(5)), get((0, worth(5))), cpus=1)
+    world, messages = world_of(call(0, task(5)), get((0, worth(5))), cpus=1)
     run(world)
-    names = [(type(message).__name__, source, to) for source, to, message in said]
+    names = [(type(message).__name__, source, to) for source, to, message in messages]
     began = next(index for index, (name, *_) in enumerate(names) if name == "Submit")
     ended = next(index for index, (name, *_) in enumerate(names) if name == "Results")
     assert [name for name, _, to in names[began:ended] if to == "control" and name != "Write"] == []
-    assert not any(isinstance(message, m.Written) for _, _, message in said[began:ended])
+    assert not any(isinstance(message, m.Written) for _, _, message in messages[began:ended])
 
 
 def test_every_component_restarts_and_reads_lineage_from_the_control_store() -> None:
@@ -306,9 +306,9 @@ def test_every_component_restarts_and_reads_lineage_from_the_control_store() -> 
 
 def test_single_row_operations_suffice() -> None:
     """4.2.1: every operation of the control store is on a single key (or one run of a parent's children), so that it can be sharded."""
-    world, said = world_of(*(call(slot, task(slot, ("sleep", 0.1))) for slot in range(4)), ("sleep", 0.3), cpus=2)
+    world, messages = world_of(*(call(slot, task(slot, ("sleep", 0.1))) for slot in range(4)), ("sleep", 0.3), cpus=2)
     run(world)
-    asked = Counter(type(message).__name__ for _, to, message in said if to == "control")
+    asked = Counter(type(message).__name__ for _, to, message in messages if to == "control")
     assert set(asked) <= {"Write", "NewJob", "Committed", "Scan", "Read", "ReadBlocks"}
 
 
@@ -317,9 +317,9 @@ def test_single_row_operations_suffice() -> None:
 
 def test_tasks_go_to_the_local_scheduler_first_and_stay_there() -> None:
     """4.2.2: tasks made at a node are submitted to its local scheduler, which keeps them unless it is overloaded or cannot satisfy them."""
-    world, said = world_of(*(call(slot, task(slot)) for slot in range(8)), ("sleep", 0.1), cpus=1)
+    world, messages = world_of(*(call(slot, task(slot)) for slot in range(8)), ("sleep", 0.1), cpus=1)
     run(world)
-    assert {type(message).__name__ for _, to, message in said if to == "placer"} <= {"Heartbeat"}
+    assert {type(message).__name__ for _, to, message in messages if to == "placer"} <= {"Heartbeat"}
 
 
 def test_the_global_scheduler_picks_the_least_estimated_wait_among_nodes_with_the_resources() -> None:
@@ -371,9 +371,9 @@ def test_objects_are_in_memory_and_spill_to_disk_when_they_are_too_many() -> Non
 
 def test_a_task_whose_worker_crashed_is_run_again() -> None:
     """4.2.3 and 5.1: tasks are re-executed transparently after the failure of a worker."""
-    world, said = world_of(call(0, task(5, ("die", 2), ("sleep", 0.01))), get((0, worth(5))))
+    world, messages = world_of(call(0, task(5, ("die", 2), ("sleep", 0.01))), get((0, worth(5))))
     run(world)
-    attempts = [detail[1] for _, _, message in said if isinstance(message, m.Dispatch) for detail in message.details]
+    attempts = [detail[1] for _, _, message in messages if isinstance(message, m.Dispatch) for detail in message.details]
     assert attempts == [1, 2]
 
 
@@ -409,8 +409,8 @@ def test_with_checkpoints_far_fewer_methods_are_run_again(tmp_path: Path, every:
 def test_the_walk_of_figure_7_takes_four_messages_on_one_node() -> None:
     """4.3, figure 7: submission, execution and return of ``add.remote(a, b)``, step by step; the paper counts eight and seven."""
     puts = [("put", slot, slot, 0, ()) for slot in (0, 1)]
-    world, said = world_of(*puts, call(2, task(5), needs=(0, 1)), get((2, worth(5, 0, 1))), cpus=1)
+    world, messages = world_of(*puts, call(2, task(5), needs=(0, 1)), get((2, worth(5, 0, 1))), cpus=1)
     run(world)
-    steps = [type(message).__name__ for source, to, message in said if {source, to} & {"driver", "worker1"}]
+    steps = [type(message).__name__ for source, to, message in messages if {source, to} & {"driver", "worker1"}]
     path = [name for name in steps if name in ("Put", "Submit", "Dispatch", "Completed", "Results", "Fetch", "Objects")]
     assert path == ["Put", "Submit", "Dispatch", "Completed", "Results"]

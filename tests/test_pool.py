@@ -56,8 +56,8 @@ def test_calls_and_maps(pool: Pool) -> None:
 
 
 def test_results_that_are_pending(pool: Pool, tmp_path: Path) -> None:
-    go, told = tmp_path / "go", threading.Event()
-    later = pool.apply_async(when, (str(go),), callback=lambda _: told.set())
+    go, notified = tmp_path / "go", threading.Event()
+    later = pool.apply_async(when, (str(go),), callback=lambda _: notified.set())
     assert not later.ready()
     with pytest.raises(ValueError, match="not here yet"):
         later.successful()
@@ -66,16 +66,16 @@ def test_results_that_are_pending(pool: Pool, tmp_path: Path) -> None:
     go.touch()
     assert later.get(PATIENCE) == str(go)
     assert later.successful()
-    assert told.is_set()
+    assert notified.is_set()
 
 
 def test_errors(pool: Pool) -> None:
-    told: list[BaseException] = []
-    later = pool.map_async(square, range(20), error_callback=told.append)
+    notified: list[BaseException] = []
+    later = pool.map_async(square, range(20), error_callback=notified.append)
     with pytest.raises(ValueError, match="unlucky"):
         later.get(PATIENCE)
     assert not later.successful()
-    assert len(told) == 1
+    assert len(notified) == 1
     with pytest.raises(zf.SerializationError):
         pool.apply(square, (threading.Lock(),))
     with pytest.raises(zf.ActorDiedError):
@@ -128,20 +128,20 @@ def test_processes_that_have_ended_are_replaced_also_in_a_pool_that_was_closed()
 
 
 def test_callbacks_are_called_one_after_the_other_and_may_use_the_pool(pool: Pool) -> None:
-    told: list[Any] = []
+    notified: list[Any] = []
 
     def tell(value: int) -> None:
-        told.append(pool.apply(square, (value,)) if value < 10 else value)
+        notified.append(pool.apply(square, (value,)) if value < 10 else value)
 
     with pytest.raises(ZeroDivisionError):
-        pool.apply_async(lambda: 1 / 0, error_callback=lambda error: told.append(isinstance(error, ZeroDivisionError))).get(PATIENCE)
+        pool.apply_async(lambda: 1 / 0, error_callback=lambda error: notified.append(isinstance(error, ZeroDivisionError))).get(PATIENCE)
     pool.apply_async(square, (3,), callback=tell).get(PATIENCE)
-    assert told == [True, 81]
+    assert notified == [True, 81]
     for number in range(10, 20):
-        pool.apply_async(square, (number if number != 13 else 2,), callback=told.append)
+        pool.apply_async(square, (number if number != 13 else 2,), callback=notified.append)
     pool.close()
     pool.join()
-    assert len(told) == 12, "join has waited for all of them"
+    assert len(notified) == 12, "join has waited for all of them"
 
 
 def test_imap_unordered_returns_results_as_they_come(pool: Pool, tmp_path: Path) -> None:

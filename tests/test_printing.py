@@ -139,7 +139,7 @@ def test_records_of_logging_have_their_level_and_logger_and_a_task_may_configure
     assert read()[1] == [f"(log pid={pid}) WARNING:my.library:careful"]
     pid = zf.get(log.remote(True), timeout=PATIENCE)
     assert read()[1] == [
-        f"(log pid={pid}) {text} from my.library, {said}" for text, said in (("WARNING", "careful"), ("INFO", "by the way"))
+        f"(log pid={pid}) {text} from my.library, {word}" for text, word in (("WARNING", "careful"), ("INFO", "by the way"))
     ]
 
 

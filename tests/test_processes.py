@@ -98,11 +98,11 @@ def test_a_process_dies_with_its_parent() -> None:
     reading, writing = os.pipe()
 
     def parent() -> None:
-        ready, said = os.pipe()
+        ready, writable = os.pipe()
         me = os.getpid()
         if os.fork() == 0:
             processes.die_with_parent(me)
-            os.write(said, b"x")
+            os.write(writable, b"x")
             signal.pause()
         os.read(ready, 1)
 

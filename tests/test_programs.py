@@ -47,7 +47,7 @@ def test_wait_counts_a_large_value_once_it_is_here(cluster: Any) -> None:
 
 
 def test_monte_carlo_pi_with_progress(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         """
 import random
@@ -78,12 +78,12 @@ print("pi:", round(total * 4 / (NUM_TASKS * SAMPLES), 2))
 ray.shutdown()
 """,
     )
-    assert "Progress: 100%" in said
-    assert "pi: 3.14" in said or "pi: 3.13" in said or "pi: 3.15" in said
+    assert "Progress: 100%" in output
+    assert "pi: 3.14" in output or "pi: 3.13" in output or "pi: 3.15" in output
 
 
 def test_map_reduce_word_count(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         """
 import collections
@@ -119,11 +119,11 @@ for output in ray.get(outputs):
 print(counts.most_common(1)[0], len(counts), sum(counts.values()))
 """,
     )
-    assert "('the', 150) 9 550" in said
+    assert "('the', 150) 9 550" in output
 
 
 def test_parameter_sweep_with_a_wait_loop_that_keeps_a_bounded_number_in_flight(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         """
 import itertools
@@ -151,11 +151,11 @@ if __name__ == "__main__":
         print(len(results), best["rate"], best["depth"])
 """,
     )
-    assert "20 0.1 0" in said
+    assert "20 0.1 0" in output
 
 
 def test_tree_reduce_of_arrays(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         """
 import cloudpickle
@@ -180,11 +180,11 @@ while len(parts) > 1:
 print(np.allclose(ray.get(parts[0]), expected), ray.get(parts[0]).shape)
 """,
     )
-    assert "True (200, 200)" in said
+    assert "True (200, 200)" in output
 
 
 def test_pipeline_over_one_large_array_and_views_of_it(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         """
 import time
@@ -223,11 +223,11 @@ del view, image_ref
 print(got == expected, first[5], first.flags.writeable)
 """,
     )
-    assert "True 5.0 False" in said
+    assert "True 5.0 False" in output
 
 
 def test_nested_parallel_quicksort_and_mergesort(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         """
 import random
@@ -272,11 +272,11 @@ ray.init(num_cpus=2)
 print(ray.get(quick_sort_distributed.remote(numbers[:])) == sorted(numbers), ray.get(merge_sort.remote(numbers)) == sorted(numbers))
 """,
     )
-    assert "True True" in said
+    assert "True True" in output
 
 
 def test_a_flaky_function_with_retries_and_except_clauses(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         """
 import os
@@ -322,14 +322,14 @@ except ray.exceptions.RayTaskError as error:
 """,
         str(tmp_path),
     )
-    assert "[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]" in said
-    assert "crashed" in said
-    assert "divided True" in said
-    assert "cause ZeroDivisionError" in said
+    assert "[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]" in output
+    assert "crashed" in output
+    assert "divided True" in output
+    assert "cause ZeroDivisionError" in output
 
 
 def test_batch_prediction_with_a_model_from_main_and_no_main_guard(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         """
 import dataclasses
@@ -369,12 +369,12 @@ print(sum(ray.get([square.remote(x) for x in range(10)])), ray.get(ray.remote(sh
 print(ray.is_initialized())
 """,
     )
-    assert "True 20" in said
-    assert "285 15" in said
+    assert "True 20" in output
+    assert "285 15" in output
 
 
 def test_an_awaiting_program_and_a_future(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         """
 import asyncio
@@ -396,8 +396,8 @@ print(asyncio.run(main()))
 print(sorted(future.result() for future in concurrent.futures.as_completed([work.remote(i).future() for i in range(5)])))
 """,
     )
-    assert "(2, 1275, 6)" in said
-    assert "[1, 2, 3, 4, 5]" in said
+    assert "(2, 1275, 6)" in output
+    assert "[1, 2, 3, 4, 5]" in output
 
 
 # --- output -------------------------------------------------------------------------------------------------------------------------
@@ -458,7 +458,7 @@ def test_cells_of_a_notebook(tmp_path: Path) -> None:
 
 
 def test_output_of_tasks_reaches_the_driver_with_a_prefix_to_the_last_line(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         """
 import os, sys
@@ -479,7 +479,7 @@ zf.get(early.remote())
 zf.get([late.remote(n) for n in range(5)])
 """,
     )
-    lines = said.splitlines()
+    lines = output.splitlines()
     words = [line for line in lines if "early words from" in line]
     assert len(words) == 1
     pid = words[0].split()[-1]
@@ -490,12 +490,12 @@ zf.get([late.remote(n) for n in range(5)])
 
 def test_output_is_shown_although_no_task_runs_any_more(cluster: Callable[..., Any], capfd: Any) -> None:
     cluster(log_to_driver=True)
-    said = ""
+    output = ""
 
     def shown(text: str) -> bool:
-        nonlocal said
-        said += capfd.readouterr().out
-        return text in said
+        nonlocal output
+        output += capfd.readouterr().out
+        return text in output
 
     @zf.remote
     def short() -> None:
@@ -521,11 +521,11 @@ def test_a_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> None:
 
 
 def test_log_to_driver_can_be_switched_off(tmp_path: Path) -> None:
-    said = run_program(
+    output = run_program(
         tmp_path,
         "import zfabric as zf\nzf.init(num_cpus=1, log_to_driver=False)\nzf.get(zf.remote(lambda: print('loud words')).remote())\n",
     )
-    assert "loud words" not in said
+    assert "loud words" not in output
 
 
 # --- environments -------------------------------------------------------------------------------------------------------------------
@@ -571,9 +571,9 @@ def test_children_inherit_the_runtime_env_unless_they_set_their_own(shared: Any,
 
     @zf.remote
     def seen() -> Any:
-        said = zf.get_runtime_context().runtime_env
+        output = zf.get_runtime_context().runtime_env
         found = [path for path in sys.path if path.startswith(str(tmp_path))]
-        return os.environ.get("COLOUR"), os.environ.get("SIZE"), os.path.basename(os.getcwd()), found, said["env_vars"]
+        return os.environ.get("COLOUR"), os.environ.get("SIZE"), os.path.basename(os.getcwd()), found, output["env_vars"]
 
     @zf.remote
     def parent(depth: int, **options: Any) -> Any:
@@ -640,7 +640,7 @@ def test_a_runtime_env_that_cannot_be_made_is_an_error_and_no_endless_wait(share
 
 def test_gpus_are_assigned_and_shown_in_cuda_visible_devices(cluster: Callable[..., Any]) -> None:
     cluster(num_cpus=4, num_gpus=4)
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    output = os.environ.get("CUDA_VISIBLE_DEVICES")
 
     @zf.remote(num_gpus=1)
     def one(marks: str) -> Any:
@@ -666,7 +666,7 @@ def test_gpus_are_assigned_and_shown_in_cuda_visible_devices(cluster: Callable[.
     visible = zf.get(two.remote(), timeout=PATIENCE).split(",")
     assert len(set(visible)) == 2
     assert set(visible) <= {"0", "1", "2", "3"}
-    assert zf.get([none.remote() for _ in range(8)], timeout=PATIENCE) == [said] * 8
+    assert zf.get([none.remote() for _ in range(8)], timeout=PATIENCE) == [output] * 8
 
 
 @zf.remote(num_gpus=1)
@@ -882,10 +882,10 @@ def test_tasks_submitted_by_a_finalizer_of_a_returned_object_are_children_of_its
     partings = [ref.binary()[:16].hex() for ref in refs[::2]]
     texts, names = zip(*zf.get(refs[1::2], timeout=PATIENCE), strict=True)
     eventually(lambda: len(Path(path).read_text().splitlines()) == 20, "all have gone")
-    said = [line.split() for line in Path(path).read_text().splitlines()]
-    assert sorted(task for task, _ in said) == sorted(partings)
+    output = [line.split() for line in Path(path).read_text().splitlines()]
+    assert sorted(task for task, _ in output) == sorted(partings)
     assert set(texts) == {"mine"}
-    assert len({*names, *(name for _, name in said)}) == 40, "each has a name of its own"
+    assert len({*names, *(name for _, name in output)}) == 40, "each has a name of its own"
 
 
 def test_a_finalizer_that_submits_at_any_moment_takes_no_id_of_its_task(cluster: Any) -> None:

@@ -53,8 +53,8 @@ class Beside(Actor):
         assert not self.gate.take(), "once"
         self.log.checkpoint(state, ())
         self.gate.taken()
-        (said,) = self.said(m.Checkpoint)
-        return said  # type: ignore[no-any-return]
+        (checkpoint,) = self.sent(m.Checkpoint)
+        return checkpoint  # type: ignore[no-any-return]
 
     def tick(self, now: float) -> None:
         due = self.worker.next_deadline()
@@ -62,7 +62,7 @@ class Beside(Actor):
         assert due <= now
         self.worker.tick(now)
 
-    def heard(self, message: m.Message, now: float = 0.0) -> None:
+    def receive(self, message: m.Message, now: float = 0.0) -> None:
         self.worker.step(now, b"L" + DAEMON, message)
 
 
@@ -76,7 +76,7 @@ def restored(checkpoint: m.Checkpoint) -> tuple[Beside, bytes | None]:
 def failure_in(actor: Beside) -> list[tuple[int, str, str]]:
     """Calls that have failed: number, kind, and what is said of whether they ran."""
     found = []
-    for message in actor.said(m.Returned):
+    for message in actor.sent(m.Returned):
         for call_id, status, outputs in message.rows:
             assert status == FAILED
             kind, _, facts = unpack_failure(outputs[0])
@@ -96,8 +96,8 @@ def test_outcomes_are_sent_at_once_and_the_gate_closes_when_a_checkpoint_is_due(
     actor.end(3)
     assert actor.gate.state == QUIET
     assert actor.begin() == []
-    said = actor.take()
-    assert said.last == 4
+    checkpoint = actor.take()
+    assert checkpoint.last == 4
     assert actor.begin() == [5, 6]
 
 
@@ -125,7 +125,7 @@ def test_one_checkpoint_at_a_time_is_written() -> None:
     actor.begin()
     actor.end(2)
     assert actor.gate.state == OPEN
-    actor.heard(m.LogCommitted(ACTOR, first.number))
+    actor.receive(m.LogCommitted(ACTOR, first.number))
     assert actor.gate.state == QUIET
 
 
@@ -197,7 +197,7 @@ def test_a_checkpoint_waits_until_large_values_are_recorded() -> None:
     actor.begin(1)
     actor.end(1, outputs=((4096, 100_000),))
     assert (actor.gate.state, actor.begin()) == (CLOSED, [])
-    actor.heard(m.OutcomesRecorded(((1).to_bytes(16, "big"),)))
+    actor.receive(m.OutcomesRecorded(((1).to_bytes(16, "big"),)))
     assert actor.gate.state == QUIET
 
 
@@ -207,11 +207,11 @@ def test_calls_in_the_checkpoint_are_answered_and_not_repeated() -> None:
     actor.begin()
     actor.end(3, 1, 2)
     actor.worker.step(0.0, CLIENT + ANN, m.OutcomesReceived(ACTOR, ((1).to_bytes(16, "big"),), False))
-    said = actor.take(b"after three")
+    checkpoint = actor.take(b"after three")
     actor.call(4)
     actor.begin()
     actor.end(4)
-    again, state = restored(said)
+    again, state = restored(checkpoint)
     assert state == b"after three"
     again.call(2, 3, 4)
     assert again.returned() == [2, 3]
@@ -227,7 +227,7 @@ def test_the_end_of_a_stream_in_the_checkpoint_is_reported_to_the_scheduler() ->
     again, _ = restored(actor.take())
     again.call(1, **stream)
     assert (again.waiting(), again.returned()) == ([], [])
-    ((row,),) = (message.rows for message in again.said(m.CallOutcomes))
+    ((row,),) = (message.rows for message in again.sent(m.CallOutcomes))
     assert row == ((1).to_bytes(16, "big"), ANN, OK, (b"three",), ())
 
 
@@ -253,13 +253,13 @@ def test_counts_are_reported_when_they_change_and_to_a_restarted_daemon() -> Non
     actor.begin()
     actor.end(1, 2)
     actor.worker.say_counts()
-    assert actor.said(m.CallCounts) == [m.CallCounts(ACTOR, 2, 1)]
+    assert actor.sent(m.CallCounts) == [m.CallCounts(ACTOR, 2, 1)]
     actor.worker.say_counts()
-    assert actor.said(m.CallCounts) == []
+    assert actor.sent(m.CallCounts) == []
     actor.end(3)
-    said = actor.take()
+    checkpoint = actor.take()
     again = [message for message in actor.worker.running() if type(message) in (m.CallCounts, m.Checkpoint)]
-    assert again == [said, m.CallCounts(ACTOR, 2, 1)]
+    assert again == [checkpoint, m.CallCounts(ACTOR, 2, 1)]
 
 
 def test_an_exiting_actor_does_not_wait_for_its_checkpoint() -> None:
@@ -286,7 +286,7 @@ def made_store() -> Store:
     made.scheduler.workers.prestart(made.now)
     made.driver()
     options = (("actor", b""), ("max_restarts", -1), ("max_retries", -1), ("checkpoint_every", 3), ("unlogged", True))
-    made.say(CLIENT + DRIVER, m.Export(((b"a" * 16, "Counter", b"payload", options),)))
+    made.send(CLIENT + DRIVER, m.Export(((b"a" * 16, "Counter", b"payload", options),)))
     made.workers()
     made.submit((ACTOR, b"a" * 16, b"", ()))
     return made
@@ -295,7 +295,7 @@ def made_store() -> Store:
 def dies(store: Store, worker: bytes, ended: int | None = None) -> None:
     """A worker is dead, and what its slot says is how many calls had ended; None: it has no slot."""
     left = ((ACTOR, ended),) if ended is not None else ()
-    store.say(b"X" + OWN, m.ProcessDied(store.pids.pop(worker), 0, 9, 0, "", b"", left))
+    store.send(b"X" + OWN, m.ProcessDied(store.pids.pop(worker), 0, 9, 0, "", b"", left))
     store.workers()
 
 
@@ -315,9 +315,9 @@ def described(store: Store) -> dict[str, Any]:
 
 def test_calls_after_the_last_checkpoint_are_reported_as_lost_after_a_restart(store: Store) -> None:
     worker = home(store)
-    store.say(WORKER + worker, part(1, 0))
-    store.say(WORKER + worker, part(2, 4))
-    store.say(WORKER + worker, m.CallCounts(ACTOR, 6, 2))
+    store.send(WORKER + worker, part(1, 0))
+    store.send(WORKER + worker, part(2, 4))
+    store.send(WORKER + worker, m.CallCounts(ACTOR, 6, 2))
     row = described(store)
     assert (row["checkpoint_every"], row["checkpoint"], row["since_checkpoint"], row["checkpoint_waits_for"], row["lost_calls"]) == (
         3,
@@ -343,8 +343,8 @@ def test_calls_after_the_last_checkpoint_are_reported_as_lost_after_a_restart(st
 def test_a_checkpoint_that_is_committed_after_the_death_counts(store: Store) -> None:
     worker = home(store)
     store.slow = True
-    store.say(WORKER + worker, part(1, 0))
-    store.say(WORKER + worker, part(2, 5))
+    store.send(WORKER + worker, part(1, 0))
+    store.send(WORKER + worker, part(2, 5))
     dies(store, worker, ended=6)
     store.commit()
     home(store, attempt=1)
@@ -354,9 +354,9 @@ def test_a_checkpoint_that_is_committed_after_the_death_counts(store: Store) -> 
 @pytest.mark.parametrize(("counted", "text"), [(0, "an unknown number of calls, if any,"), (9, "at least 5 calls, and perhaps more,")])
 def test_without_a_page_of_the_dead_process_the_number_of_lost_calls_is_open(store: Store, counted: int, text: str) -> None:
     worker = home(store)
-    store.say(WORKER + worker, part(1, 4))
+    store.send(WORKER + worker, part(1, 4))
     if counted:
-        store.say(WORKER + worker, m.CallCounts(ACTOR, counted, 0))
+        store.send(WORKER + worker, m.CallCounts(ACTOR, counted, 0))
     dies(store, worker)
     home(store, attempt=1)
     assert text in warnings(store)[0]
@@ -364,7 +364,7 @@ def test_without_a_page_of_the_dead_process_the_number_of_lost_calls_is_open(sto
 
 def test_counts_reported_to_a_former_daemon_do_not_belong_to_the_next_life(store: Store) -> None:
     worker = home(store)
-    store.say(WORKER + worker, part(1, 4))
+    store.send(WORKER + worker, part(1, 4))
     store.scheduler.logs.left(((ACTOR, 9),), True)
     store.scheduler.logs.lives_on(ACTOR)
     assert described(store)["since_checkpoint"] == 0
@@ -375,18 +375,18 @@ def test_counts_reported_to_a_former_daemon_do_not_belong_to_the_next_life(store
 
 def test_calls_counted_before_the_restart_is_complete_are_not_lost(store: Store) -> None:
     worker = home(store)
-    store.say(WORKER + worker, part(1, 4))
+    store.send(WORKER + worker, part(1, 4))
     dies(store, worker, ended=7)
     ((to, _),) = store.take(m.Dispatch)
-    store.say(WORKER + to[1:], m.CallCounts(ACTOR, 4, 0))
-    store.say(WORKER + to[1:], m.Completed.of(((ACTOR, 1, OK, (b"actor",)),)))
+    store.send(WORKER + to[1:], m.CallCounts(ACTOR, 4, 0))
+    store.send(WORKER + to[1:], m.Completed.of(((ACTOR, 1, OK, (b"actor",)),)))
     assert "what 3 calls did" in warnings(store)[0]
 
 
 @pytest.mark.parametrize(("ended", "text"), [(7, "what 3 calls did"), (None, "an unknown number of calls")])
 def test_the_page_of_a_process_that_never_became_the_actor_is_ignored(store: Store, ended: int | None, text: str) -> None:
     worker = home(store)
-    store.say(WORKER + worker, part(1, 4))
+    store.send(WORKER + worker, part(1, 4))
     dies(store, worker, ended)
     ((to, _),) = store.take(m.Dispatch)
     dies(store, to[1:], ended=4)
@@ -396,16 +396,16 @@ def test_the_page_of_a_process_that_never_became_the_actor_is_ignored(store: Sto
 
 def test_only_the_process_of_an_actor_counts_its_calls(store: Store) -> None:
     worker = home(store)
-    store.say(WORKER + worker, part(1, 4))
+    store.send(WORKER + worker, part(1, 4))
     other = next(each for each in store.workers() if each != worker)
-    store.say(WORKER + other, m.CallCounts(ACTOR, 100, 0))
+    store.send(WORKER + other, m.CallCounts(ACTOR, 100, 0))
     assert described(store)["since_checkpoint"] == 0
 
 
 def test_explain_shows_calls_at_risk_and_what_the_checkpoint_waits_for(store: Store) -> None:
     worker = home(store)
-    store.say(WORKER + worker, part(1, 4))
-    store.say(WORKER + worker, m.CallCounts(ACTOR, 9, 2))
+    store.send(WORKER + worker, part(1, 4))
+    store.send(WORKER + worker, m.CallCounts(ACTOR, 9, 2))
     found = store.scheduler.explain(ACTOR)
     assert found is not None
     assert dict(found.facts)["checkpoints"] == (
@@ -422,14 +422,14 @@ def test_explain_shows_calls_at_risk_and_what_the_checkpoint_waits_for(store: St
 def test_a_checkpoint_replaces_an_incomplete_one_after_the_same_call(store: Store) -> None:
     """The next incarnation counts on from where the last whole one was, and comes to the same number, perhaps with fewer parts."""
     first = home(store)
-    store.say(WORKER + first, part(1, 0))
+    store.send(WORKER + first, part(1, 0))
     for index in range(3):
-        store.say(WORKER + first, part(2 + index, 5, index, 4))
+        store.send(WORKER + first, part(2 + index, 5, index, 4))
     dies(store, first, ended=5)
     second = home(store, attempt=1)
-    store.say(WORKER + second, part(1, 5, 0, 2)._replace(attempt=1))
+    store.send(WORKER + second, part(1, 5, 0, 2)._replace(attempt=1))
     assert newest(sorted(store.rows[CHECKPOINT].items()))[1] == 0, "neither is whole"
-    store.say(WORKER + second, part(2, 5, 1, 2)._replace(attempt=1))
+    store.send(WORKER + second, part(2, 5, 1, 2)._replace(attempt=1))
     assert lasts(store, CHECKPOINT) == [5, 5]
     assert newest(sorted(store.rows[CHECKPOINT].items()))[1] == 5
 
@@ -437,17 +437,17 @@ def test_a_checkpoint_replaces_an_incomplete_one_after_the_same_call(store: Stor
 def test_a_restarted_scheduler_drops_parts_of_a_replaced_checkpoint(store: Store) -> None:
     first = home(store)
     for index in range(3):
-        store.say(WORKER + first, part(1 + index, 5, index, 4))
+        store.send(WORKER + first, part(1 + index, 5, index, 4))
     rows = {**store.rows[CHECKPOINT]}
     dies(store, first, ended=5)
     second = home(store, attempt=1)
     for index in range(2):
-        store.say(WORKER + second, part(1 + index, 5, index, 2)._replace(attempt=1))
+        store.send(WORKER + second, part(1 + index, 5, index, 2)._replace(attempt=1))
     rows.update(store.rows[CHECKPOINT])  # As it is if the daemon dies between the last part and the deletion of what it replaces.
     fresh = made_store()
     fresh.rows[CHECKPOINT] = rows
     fresh.scheduler.logs.adopt(CHECKPOINT, tuple(sorted(rows.items())))
     assert fresh.scheduler.logs.logs[ACTOR].checkpoint[:2] == (5, 2)  # type: ignore[index]
     worker = home(fresh)
-    fresh.say(WORKER + worker, part(1, 8))
+    fresh.send(WORKER + worker, part(1, 8))
     assert lasts(fresh, CHECKPOINT) == [8]

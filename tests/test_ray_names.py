@@ -79,9 +79,9 @@ class Orange:
 
 def test_tasks_find_names_in_the_namespace_of_their_program() -> None:
     orange = Orange.options(name="orange").remote()
-    told = value(where.options(num_cpus=0.5, name="a task").remote())
-    assert (told["namespace"], told["found"], told["holds"]) == ("colours", 5, {"CPU": 0.5})
-    assert (told["names"], told["restarted"]) == (("a task", "where", None), False)
+    shown = value(where.options(num_cpus=0.5, name="a task").remote())
+    assert (shown["namespace"], shown["found"], shown["holds"]) == ("colours", 5, {"CPU": 0.5})
+    assert (shown["names"], shown["restarted"]) == (("a task", "where", None), False)
     assert value(orange.has_child.remote())
     assert sorted(list_named_actors()) == ["child", "orange"]
     assert {"name": "orange", "namespace": "colours"} in list_named_actors(all_namespaces=True)
@@ -89,9 +89,9 @@ def test_tasks_find_names_in_the_namespace_of_their_program() -> None:
 
 def test_an_actor_keeps_its_gpus_in_its_methods() -> None:
     first, second = Orange.options(num_gpus=1, num_cpus=0).remote(), Orange.options(num_gpus=1, num_cpus=0).remote()
-    told = [value(actor.gpus.remote()) for actor in (first, second)]
-    assert all(at_first == later for at_first, later in told)
-    assert sorted(later for _, later in told) == [([0], "0"), ([1], "1")]
+    shown = [value(actor.gpus.remote()) for actor in (first, second)]
+    assert all(at_first == later for at_first, later in shown)
+    assert sorted(later for _, later in shown) == [([0], "0"), ([1], "1")]
 
 
 def test_the_runtime_context_of_an_actor() -> None:

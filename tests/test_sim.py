@@ -278,22 +278,22 @@ def test_every_kind_of_fault_and_every_state_is_reached(actors: bool) -> None:
 def test_outcomes_after_the_death_of_a_driver_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     # An actor, called by another one, asks a third, and is told that it has ended with the job: its own caller lives a little longer.
     monkeypatch.setattr(SimSupervisor, "kill", lambda supervisor, pid: None)
-    said: list[Any] = []
+    messages: list[Any] = []
 
-    def hear(now: float, source: str, to: str, message: Any) -> None:
+    def observe(now: float, source: str, to: str, message: Any) -> None:
         if source == "worker2" and to == "worker1" and isinstance(message, m.Call):
             world.after(0.0, lambda: world.driver.die("killed"))
-        said.append((source, message))
+        messages.append((source, message))
 
     third = invoke(2, 1, task(6))
     second = invoke(2, 0, task(5, ("sleep", 1.0), third, get((2, mix(6, 0)))), inside=(0, 1))
     first = task(4, second, get((2, mix(mix(5, mix(6, 0)), 0))))
     statements = (*(make(slot, task(slot)) for slot in range(3)), invoke(3, 2, first, inside=(0, 1)), ("sleep", 30.0))
-    world = World(0, faults=STEADY._replace(driver_crash=True, window=60.0), program=Program(statements, 0), cpus=3, observer=hear)
+    world = World(0, faults=STEADY._replace(driver_crash=True, window=60.0), program=Program(statements, 0), cpus=3, observer=observe)
     for _ in range(20_000):
         if not world.step() or world.now > 110.0:
             break
-    assert any(isinstance(message, m.ActorLocations) and message.rows[0][1] == m.DEAD for _, message in said)
+    assert any(isinstance(message, m.ActorLocations) and message.rows[0][1] == m.DEAD for _, message in messages)
 
 
 def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -362,20 +362,20 @@ def test_programs_end_with_the_right_values_where_rows_are_small(monkeypatch: py
     monkeypatch.setattr(pieces, "SMALL_BYTES", 0)
     missing: Counter[str] = Counter()
 
-    def hear(now: float, source: str, to: str, message: Any) -> None:
+    def observe(now: float, source: str, to: str, message: Any) -> None:
         if isinstance(message, m.Dispatch):
             missing["tasks"] += sum(row[2].count(None) for row in message.details)
         elif isinstance(message, m.Call):
             missing["calls"] += sum(row[4].count(None) for row in message.rows if len(row) > 3)
 
     for seed in range(24):
-        assert World(seed, settings={"inline_bytes": 1}, observer=hear, actors=True).run().failure == "", seed
+        assert World(seed, settings={"inline_bytes": 1}, observer=observe, actors=True).run().failure == "", seed
     assert missing["tasks"]
     assert missing["calls"]
 
 
 def test_a_world_fails_where_a_frame_is_larger_than_its_receiver_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network.Link, "pack", lambda link, said, now, limit: [encode(link.send(said, now), link.received, said)])
+    monkeypatch.setattr(network.Link, "pack", lambda link, body, now, limit: [encode(link.send(body, now), link.received, body)])
     assert "bytes, where 128 are accepted" in World(1, settings=SMALL_FRAMES).run().failure
 
 
@@ -406,7 +406,7 @@ def test_the_driver_has_read_the_warning_of_an_infeasible_demand_within_two_seco
     submitted: list[float] = []
     warned: list[tuple[float, str]] = []
 
-    def hear(now: float, source: str, to: str, message: Any) -> None:
+    def observe(now: float, source: str, to: str, message: Any) -> None:
         if isinstance(message, m.Submit):
             submitted.append(now)
         elif isinstance(message, m.Notice):
@@ -420,7 +420,7 @@ def test_the_driver_has_read_the_warning_of_an_infeasible_demand_within_two_seco
         *(("cancel", slot, False, True) for slot in range(4)),
         get(*((slot, ("TaskCancelledError",)) for slot in range(4))),
     )
-    assert World(0, faults=STEADY, program=Program(statements, 0), observer=hear, cpus=1).run().failure == ""
+    assert World(0, faults=STEADY, program=Program(statements, 0), observer=observe, cpus=1).run().failure == ""
     ((at, text),) = warned
     assert at - (submitted[0] - STEADY.delay) <= 2.0
     assert "wide asks for" in text
@@ -459,13 +459,13 @@ def test_a_result_that_was_acknowledged_outlives_the_daemon_though_the_storage_t
     monkeypatch.setattr(SimStorage, "_next", lambda storage: storage.after(0.1, storage._finish))
     died: list[float] = []
 
-    def hear(now: float, source: str, to: str, message: Any) -> None:
+    def observe(now: float, source: str, to: str, message: Any) -> None:
         if isinstance(message, m.OutcomesRecorded) and not died:
             died.append(now)
             world.after(0.0, lambda: world.daemon_died(world.daemon) if world.daemon is not None else None)
 
     statements = (make(0, task(1)), invoke(1, 0, task(7, size=200_000)), ("sleep", 5.0), get((1, 224)))
-    world = World(0, faults=STEADY, program=Program(statements, 0), cpus=1, observer=hear)
+    world = World(0, faults=STEADY, program=Program(statements, 0), cpus=1, observer=observe)
     assert world.run().failure == ""
     assert died
 
@@ -543,8 +543,8 @@ def test_the_command_prints_how_to_reproduce_a_failure(capsys: pytest.CaptureFix
     assert command.main(["--seeds", "2"]) == 0
     assert "2 seeds, 0 failed" in capsys.readouterr().out
     assert command.main(["--seeds", "5", "--variant", "dispatched-twice"]) == 0
-    said = capsys.readouterr().out
-    assert "caught" in said
-    assert "--trace 0 --variant dispatched-twice" in said
+    output = capsys.readouterr().out
+    assert "caught" in output
+    assert "--trace 0 --variant dispatched-twice" in output
     assert command.main(["--trace", "0"]) == 0
     assert "all is well" in capsys.readouterr().out

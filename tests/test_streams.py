@@ -26,25 +26,25 @@ class Streaming(Node):
     def __init__(self) -> None:
         super().__init__()
         self.driver()
-        self.say(CLIENT + DRIVER, m.Export(((STREAM, "s", b"payload", (("stream", 2),)),)))
+        self.send(CLIENT + DRIVER, m.Export(((STREAM, "s", b"payload", (("stream", 2),)),)))
         self.submit((task_id(0), STREAM, b"", ()))
         (self.worker,) = self.workers()
         assert self.dispatched() == [(self.worker, 0, 0)]
 
     def yields(self, *values: tuple[int, Any], attempt: int = 0) -> None:
-        self.say(WORKER + self.worker, m.Yielded(tuple((task_id(0), attempt, index, value, ()) for index, value in values)))
+        self.send(WORKER + self.worker, m.Yielded(tuple((task_id(0), attempt, index, value, ()) for index, value in values)))
 
     def asks(self, *indexes: int) -> None:
         """The driver holds and fetches values."""
         names = tuple(ref(0, index + 1) for index in indexes)
-        self.say(CLIENT + DRIVER, m.Hold(names))
-        self.say(CLIENT + DRIVER, m.Fetch(names))
+        self.send(CLIENT + DRIVER, m.Hold(names))
+        self.send(CLIENT + DRIVER, m.Fetch(names))
 
     def drops(self, *indexes: int) -> None:
-        self.say(CLIENT + DRIVER, m.Release(tuple(ref(0, index + 1) for index in indexes)))
+        self.send(CLIENT + DRIVER, m.Release(tuple(ref(0, index + 1) for index in indexes)))
 
     def drops_stream(self) -> None:
-        self.say(CLIENT + DRIVER, m.Release((ref(0),)))
+        self.send(CLIENT + DRIVER, m.Release((ref(0),)))
 
     def got(self) -> list[tuple[int, Any]]:
         """What the driver was sent: (index, value or kind of failure)."""
@@ -138,7 +138,7 @@ def test_a_later_attempt_continues_at_the_position_of_the_first(node: Streaming)
     node.drops(0)
     node.allowed()
     pid = node.pids.pop(node.worker)
-    node.say(b"X" + b"\x02daemon0", m.ProcessDied(pid, 0, 9, 0, "", task_id(0)))
+    node.send(b"X" + b"\x02daemon0", m.ProcessDied(pid, 0, 9, 0, "", task_id(0)))
     node.workers()
     ((worker, _, attempt),) = node.dispatched()
     assert attempt == 1
@@ -164,7 +164,7 @@ def test_values_that_were_released_are_not_delivered_again(node: Streaming) -> N
 def test_a_released_stream_does_not_begin() -> None:
     node = Streaming()
     node.submit((task_id(1), STREAM, b"", ()))
-    node.say(CLIENT + DRIVER, m.Release((ref(1),)))
+    node.send(CLIENT + DRIVER, m.Release((ref(1),)))
     assert task_id(1) not in node.scheduler.tables.tasks
     assert list(node.scheduler.tables.streams) == [task_id(0)]
 
@@ -190,7 +190,7 @@ def test_a_row_that_names_a_stream_retains_it(node: Streaming) -> None:
 
 def test_values_of_unknown_streams_are_refused(node: Streaming) -> None:
     refused = node.scheduler.tables.counts["refused"]
-    node.say(WORKER + b"\x01nobody0", m.Yielded(((task_id(0), 0, 0, b"a", ()),)))
+    node.send(WORKER + b"\x01nobody0", m.Yielded(((task_id(0), 0, 0, b"a", ()),)))
     assert node.scheduler.tables.counts["refused"] == refused + 1
     assert node.objects() == []
 
@@ -199,29 +199,29 @@ def calling() -> tuple[Node, bytes, bytes, bytes, tuple[bytes, ...]]:
     """A node whose driver reads the stream of a call: the actor's worker, the call, its end and its first three values."""
     node = Node()
     node.driver()
-    node.say(CLIENT + DRIVER, m.Export(((STREAM, "s", b"payload", (("actor", b"blueprint"),)),)))
+    node.send(CLIENT + DRIVER, m.Export(((STREAM, "s", b"payload", (("actor", b"blueprint"),)),)))
     node.submit((task_id(0), STREAM, b"", ()))
     node.workers()
     ((actor, _, _),) = node.dispatched()
     node.complete(actor, 0)
     call = task_id(5)
     end, names = call_value(call, 0), tuple(object_id(call, index + 1) for index in range(3))
-    node.say(CLIENT + DRIVER, m.ExpectResults(((end, task_id(0), 2),)))
-    node.say(CLIENT + DRIVER, m.Hold((end, *names)))
-    node.say(CLIENT + DRIVER, m.Fetch(names))
+    node.send(CLIENT + DRIVER, m.ExpectResults(((end, task_id(0), 2),)))
+    node.send(CLIENT + DRIVER, m.Hold((end, *names)))
+    node.send(CLIENT + DRIVER, m.Fetch(names))
     return node, actor, call, end, names
 
 
 def test_a_method_streams_to_its_caller() -> None:
     node, actor, call, end, names = calling()
     assert node.take(m.AllowYields) == [(WORKER + actor, m.AllowYields(call, 3))]  # The end has a number too, and is no value.
-    node.say(WORKER + actor, m.Yielded(((call, 0, 0, b"a", ()), (call, 0, 1, None, ()))))
-    node.say(WORKER + actor, m.CallOutcomes(((call, DRIVER, m.OK, (b"1",), ()),)))
-    told = [row[1:3] for _, message in node.take(m.Objects) for row in message.rows]
-    assert told[0] == (m.OK, b"a")
-    assert [unpack_failure(value)[0] for _, value in told[1:]] == ["StreamEnded", "StreamEnded"]
-    node.say(CLIENT + DRIVER, m.OfferResults(((end, m.OK, b"1", ()),)))
-    node.say(CLIENT + DRIVER, m.Release((end, *names)))
+    node.send(WORKER + actor, m.Yielded(((call, 0, 0, b"a", ()), (call, 0, 1, None, ()))))
+    node.send(WORKER + actor, m.CallOutcomes(((call, DRIVER, m.OK, (b"1",), ()),)))
+    received = [row[1:3] for _, message in node.take(m.Objects) for row in message.rows]
+    assert received[0] == (m.OK, b"a")
+    assert [unpack_failure(value)[0] for _, value in received[1:]] == ["StreamEnded", "StreamEnded"]
+    node.send(CLIENT + DRIVER, m.OfferResults(((end, m.OK, b"1", ()),)))
+    node.send(CLIENT + DRIVER, m.Release((end, *names)))
     assert not node.scheduler.tables.streams
     assert not node.scheduler.tables.objects
 
@@ -230,21 +230,21 @@ def test_values_of_a_call_that_cannot_be_read_are_its_streams_last_failure() -> 
     node, actor, call, end, names = calling()
     refused = in_place_of(Unread("Yielded", (((call, 0, 1, 7, ()),),), "it is a test"))
     assert refused is not None
-    node.say(WORKER + actor, m.Yielded(((call, 0, 0, b"a", ()),)))
-    node.say(WORKER + b"\x01nobody0", refused)
-    node.say(WORKER + actor, refused)
-    told = [row[1:3] for _, message in node.take(m.Objects) for row in message.rows]
-    assert told[0] == (m.OK, b"a")
-    assert [unpack_failure(value)[:2] for _, value in told[1:]] == [
+    node.send(WORKER + actor, m.Yielded(((call, 0, 0, b"a", ()),)))
+    node.send(WORKER + b"\x01nobody0", refused)
+    node.send(WORKER + actor, refused)
+    received = [row[1:3] for _, message in node.take(m.Objects) for row in message.rows]
+    assert received[0] == (m.OK, b"a")
+    assert [unpack_failure(value)[:2] for _, value in received[1:]] == [
         ("FabricError", "Yielded was refused: it is a test"),
         ("StreamEnded", "the stream of a method has 2 values"),
     ]
-    node.say(WORKER + actor, m.Yielded(((call, 0, 2, b"c", ()), (call, 0, 3, None, ()))))
-    node.say(WORKER + actor, m.CallOutcomes(((call, DRIVER, m.OK, (b"3",), ()),)))
+    node.send(WORKER + actor, m.Yielded(((call, 0, 2, b"c", ()), (call, 0, 3, None, ()))))
+    node.send(WORKER + actor, m.CallOutcomes(((call, DRIVER, m.OK, (b"3",), ()),)))
     assert node.take(m.Objects) == []
     assert node.take(m.Returned)[-1][1].rows == ((call, m.OK, (b"3",)),)
-    node.say(CLIENT + DRIVER, m.OfferResults(((end, m.OK, b"3", ()),)))
-    node.say(CLIENT + DRIVER, m.Release((end, *names)))
+    node.send(CLIENT + DRIVER, m.OfferResults(((end, m.OK, b"3", ()),)))
+    node.send(CLIENT + DRIVER, m.Release((end, *names)))
     assert not node.scheduler.tables.streams
     assert not node.scheduler.tables.objects
 
@@ -289,9 +289,9 @@ def test_streams_of_a_worker_are_reported_to_the_next_daemon() -> None:
         yields.say(each)
     yields.take()
     completed = m.Completed.of(())
-    said = again(yields, m.Yielded((rows[4],)), completed)
+    reports = again(yields, m.Yielded((rows[4],)), completed)
     # The last three: a place that was heard of is the arena's; one that may not have been is said as it was.
-    assert said == [m.Yielded((rows[3], rows[4], rows[5])), completed]
+    assert reports == [m.Yielded((rows[3], rows[4], rows[5])), completed]
     assert again(yields)[0] == m.Yielded((rows[3], (b"task", 0, 4, True, ()), rows[5]))
     yields.end(b"task")
     assert again(yields, completed) == [completed]
@@ -326,7 +326,7 @@ class Source(Worker):
         assert isinstance(item, Item)
         self.stream(task_id(0), *lost)
         self.finish(item, m.OK, (b"3",), None, 0.0, 0.001)
-        self.unheard += [message for message in self.said() if type(message) is m.Completed]
+        self.unheard += [message for message in self.sent() if type(message) is m.Completed]
 
     def begin_call(self, *lost: int) -> Invocation:
         self.mailbox.actors[SOURCE] = ((SOURCE, ACTOR_CLASS, b"", ()), 0)
@@ -339,9 +339,9 @@ class Source(Worker):
     def run_call(self, *lost: int) -> None:
         item = self.begin_call(*lost)
         self.finish_call(item, m.OK, (b"3",), (), 0.0, 0.001)
-        self.said()
+        self.sent()
 
-    def said(self) -> list[Any]:
+    def sent(self) -> list[Any]:
         self.check_invariants()
         return [effect.message for effect in self.take_effects(0.0)]  # type: ignore[union-attr]
 
@@ -366,8 +366,8 @@ def rejoined(source: Source, taken: int, *held: Any) -> Restarted:
     names = tuple(object_id(task, index + 1) for index in range(taken, taken + 4))
     rows = () if held else ((task, STREAM, b"", ()),)
     roles = {m.HostedActors: CLIENT, m.CallOutcomes: CLIENT}
-    said = ((roles.get(type(message), WORKER), message) for message in source.running())  # type: ignore[call-overload]
-    node.rejoin(rows, *said, functions=FUNCTIONS, held=(*held, m.Hold(names), m.Fetch(names)))
+    reports = ((roles.get(type(message), WORKER), message) for message in source.running())  # type: ignore[call-overload]
+    node.rejoin(rows, *reports, functions=FUNCTIONS, held=(*held, m.Hold(names), m.Fetch(names)))
     return node
 
 
@@ -395,7 +395,7 @@ def test_a_task_whose_values_went_with_the_daemon_runs_again() -> None:
     ((worker, _, attempt),) = node.dispatched()
     assert worker == OLD
     assert read(node, task_id(0)) == [b"0", b"2"]
-    node.say(WORKER + OLD, m.Yielded(tuple((task_id(0), attempt, index, (b"0", b"1", b"2", None)[index], ()) for index in range(4))))
+    node.send(WORKER + OLD, m.Yielded(tuple((task_id(0), attempt, index, (b"0", b"1", b"2", None)[index], ()) for index in range(4))))
     node.complete(OLD, 0, attempt)
     assert read(node, task_id(0)) == [b"1", "StreamEnded"]
 

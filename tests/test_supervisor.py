@@ -437,13 +437,13 @@ def test_a_preload_that_fails_shows_the_users_lines_and_what_to_do(
     )
     try:
         until(lambda: not launched.alive())
-        said = launched.failure()
+        output = launched.failure()
     finally:
         launched.close()
-    assert said.startswith("config 'preload' names 'mine', which ")
-    assert says in said
-    assert do in said.splitlines()[-1]
-    assert not any(part in said for part in ("template.py", "supervisor.py", "importlib", "exit code"))
+    assert output.startswith("config 'preload' names 'mine', which ")
+    assert says in output
+    assert do in output.splitlines()[-1]
+    assert not any(part in output for part in ("template.py", "supervisor.py", "importlib", "exit code"))
 
 
 def test_restarts_are_immediate_then_slower_and_given_up_only_if_it_never_came_up() -> None:

@@ -151,11 +151,11 @@ def mypy(directory: Path) -> Findings:
     ran = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=CHECKER_SECONDS)
     assert ran.returncode in (0, 1), ran
     found: Findings = {"right.py": ({}, set()), "wrong.py": ({}, set())}
-    for file, line, kind, said in re.findall(r"^(\w+\.py):(\d+): (\w+): (.*)$", ran.stdout, re.MULTILINE):
+    for file, line, kind, text in re.findall(r"^(\w+\.py):(\d+): (\w+): (.*)$", ran.stdout, re.MULTILINE):
         if kind == "error":
             found[file][1].add(int(line))
-        elif said.startswith("Revealed type"):
-            found[file][0][int(line)] = said.split('"')[1]
+        elif text.startswith("Revealed type"):
+            found[file][0][int(line)] = text.split('"')[1]
     return found
 
 
@@ -170,11 +170,11 @@ def pyright(directory: Path) -> Findings:
         pytest.skip(f"pyright does not run here: {ran.stderr or ran.stdout}")
     found: Findings = {"right.py": ({}, set()), "wrong.py": ({}, set())}
     for each in json.loads(ran.stdout)["generalDiagnostics"]:
-        file, line, said = found[Path(each["file"]).name], each["range"]["start"]["line"] + 1, each["message"]
+        file, line, text = found[Path(each["file"]).name], each["range"]["start"]["line"] + 1, each["message"]
         if each["severity"] == "error":
             file[1].add(line)
-        elif said.startswith("Type of"):
-            file[0][line] = said.rsplit('" is "', 1)[1][:-1]
+        elif text.startswith("Type of"):
+            file[0][line] = text.rsplit('" is "', 1)[1][:-1]
     return found
 
 
@@ -186,7 +186,7 @@ def test_types_are_known_and_mistakes_found(checker: Callable[[Path], Findings],
     revealed, errors = found["right.py"]
     wanted = {number: line.split("# ")[1] for number, line in enumerate(RIGHT.splitlines(), 1) if "reveal_type" in line}
     assert errors == set()
-    assert {line: re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", said) for line, said in revealed.items()} == wanted
+    assert {line: re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", text) for line, text in revealed.items()} == wanted
     ending = ("# wrong", "# wrong, to mypy") if checker is mypy else ("# wrong",)
     assert found["wrong.py"][1] == {number for number, line in enumerate(WRONG.splitlines(), 1) if line.endswith(ending)}
 

@@ -53,7 +53,7 @@ def read(ref, **options):
 """
 
 
-def said(code: str, *arguments: str) -> str:
+def stderr_of(code: str, *arguments: str) -> str:
     """What a program with these lines writes on standard error."""
     program = [sys.executable, "-c", PROGRAM + code, *arguments]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=True)
@@ -62,7 +62,7 @@ def said(code: str, *arguments: str) -> str:
 
 
 def test_the_first_unread_failure_is_shown_and_others_are_counted() -> None:
-    text = said("refs = [bad.remote(i) for i in range(4)]; done(*refs); del refs; done(bad.remote(4))")
+    text = stderr_of("refs = [bad.remote(i) for i in range(4)]; done(*refs); del refs; done(bad.remote(4))")
     first, *rest = text.splitlines()
     assert "a task failed whose result nobody asked for" in first
     assert "show_unread_failures" in first
@@ -86,7 +86,7 @@ def test_the_first_unread_failure_is_shown_and_others_are_counted() -> None:
     ],
 )
 def test_an_unread_failure_is_shown_once(code: str, expected: str) -> None:
-    text = said(code)
+    text = stderr_of(code)
     assert expected in text
     assert text.count("zfabric warning: a task failed") == 1
     assert "more task" not in text
@@ -121,12 +121,12 @@ del stream, ref
 
 
 def test_failures_that_are_read_passed_on_or_intended_are_not_shown() -> None:
-    assert said(READ) == ""
+    assert stderr_of(READ) == ""
 
 
 @pytest.mark.parametrize("setting", ["hidden", "quiet"])
 def test_a_setting_turns_the_notice_off(setting: str) -> None:
-    assert said("done(bad.remote(1))", setting) == ""
+    assert stderr_of("done(bad.remote(1))", setting) == ""
 
 
 WORKER = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker_alone import DAEMON, FUNCTION, begin, finish, give, row, said
+from worker_alone import DAEMON, FUNCTION, begin, finish, give, row, sent_by
 from worker_alone import worker as worker  # a fixture
 
 from zfabric.machines.worker.items import Item
@@ -18,10 +18,10 @@ def test_tasks_begin_in_order_and_their_outcomes_are_sent_together(worker: Worke
     assert begin(worker) == 2
     finish(worker, m.ERROR, (b"error",))
     assert begin(worker) is None
-    (completed,) = said(worker)
+    (completed,) = sent_by(worker)
     assert completed.rows == ((row(1)[0], 0, m.OK, (b"value",)), (row(2)[0], 0, m.ERROR, (b"error",)))
     assert completed.durations == ((FUNCTION, 2, 0.002),)
-    assert said(worker) == []
+    assert sent_by(worker) == []
 
 
 def test_rows_that_wait_alone_keep_their_attempt_when_later_ones_have_another(worker: Worker) -> None:
@@ -58,7 +58,7 @@ def test_tasks_that_have_not_begun_are_taken_back_and_never_begin(worker: Worker
     give(worker, 1, 2, 3)
     begin(worker)
     worker.step(0.0, b"L" + DAEMON, m.TakeBack((row(1)[0], row(3)[0], row(9)[0])))
-    assert said(worker) == [m.TakenBack((row(3)[0],), row(1)[0])]
+    assert sent_by(worker) == [m.TakenBack((row(3)[0],), row(1)[0])]
     finish(worker)
     assert (begin(worker), begin(worker)) == (2, None)
 
@@ -77,13 +77,13 @@ def test_a_blocked_task_returns_the_queue_and_runs_tasks_on_top(worker: Worker) 
     begin(worker)
     wanted = (object_id(b"w" * 16),)
     worker.block(wanted, True)
-    assert said(worker) == [m.Blocked(row(1)[0], wanted, (row(2)[0],), True)]
+    assert sent_by(worker) == [m.Blocked(row(1)[0], wanted, (row(2)[0],), True)]
     assert begin(worker) is None
     give(worker, 5, inline=True)
     assert begin(worker) == 5
     finish(worker)
     worker.unblock()
-    assert [type(message) for message in said(worker)] == [m.Unblocked, m.Completed]
+    assert [type(message) for message in sent_by(worker)] == [m.Unblocked, m.Completed]
 
 
 def test_a_task_blocked_on_calls_names_the_actors_also_to_the_next_daemon(worker: Worker) -> None:
@@ -92,7 +92,7 @@ def test_a_task_blocked_on_calls_names_the_actors_also_to_the_next_daemon(worker
     wanted = (object_id(b"w" * 16),)
     worker.block(wanted, True, callees=((wanted[0], b"a" * 16),), certain=True)
     awaits = m.WaitDetails(row(1)[0], "", ((wanted[0], b"a" * 16),), True)
-    assert said(worker) == [m.Blocked(row(1)[0], wanted, (), True), awaits]
+    assert sent_by(worker) == [m.Blocked(row(1)[0], wanted, (), True), awaits]
     assert [message for message in worker.running() if type(message) in (m.Blocked, m.WaitDetails)] == [
         m.Blocked(row(1)[0], wanted, (), True),
         awaits,
@@ -108,7 +108,7 @@ def test_a_call_blocked_with_a_timeout_is_in_no_circle(worker: Worker) -> None:
     worker.step(0.0, CLIENT + b"\x01client0", m.Call(actor_id, 0, ((call_id, "method", b"", (), (), (("timeout", 5.0),)),)))
     worker.begin()
     worker.block(wanted, False, "K.method", (), certain=True)
-    assert [message.certain for message in said(worker) if type(message) is m.WaitDetails] == [False]
+    assert [message.certain for message in sent_by(worker) if type(message) is m.WaitDetails] == [False]
 
 
 def test_outcomes_of_tasks_on_top_are_sent_before_the_next_wait(worker: Worker) -> None:
@@ -120,16 +120,16 @@ def test_outcomes_of_tasks_on_top_are_sent_before_the_next_wait(worker: Worker) 
     finish(worker)
     worker.unblock()
     worker.block((), True)
-    assert [type(message) for message in said(worker)] == [m.Blocked, m.Unblocked, m.Completed, m.Blocked]
+    assert [type(message) for message in sent_by(worker)] == [m.Blocked, m.Unblocked, m.Completed, m.Blocked]
 
 
 def test_tasks_that_cross_the_report_of_a_wait_are_returned(worker: Worker) -> None:
     give(worker, 1)
     begin(worker)
     worker.block((), True)
-    said(worker)
+    sent_by(worker)
     give(worker, 2, 3)
-    assert said(worker) == [m.TakenBack((row(2)[0], row(3)[0]), row(1)[0])]
+    assert sent_by(worker) == [m.TakenBack((row(2)[0], row(3)[0]), row(1)[0])]
     worker.unblock()
     finish(worker)
     assert begin(worker) is None
@@ -142,18 +142,18 @@ def test_tasks_for_one_wait_do_not_run_on_top_of_another(worker: Worker) -> None
     worker.block((), True)
     give(worker, 2, 3, inline=True)
     assert begin(worker) == 2
-    said(worker)
+    sent_by(worker)
     worker.block((), False)
-    assert said(worker) == [m.Blocked(row(2)[0], (), (row(3)[0],), False)]
+    assert sent_by(worker) == [m.Blocked(row(2)[0], (), (row(3)[0],), False)]
     assert begin(worker) is None
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(4),), (), worker.waits.changes - 1))
-    assert said(worker) == [m.TakenBack((row(4)[0],), row(2)[0])], "it was sent before the scheduler knew"
+    assert sent_by(worker) == [m.TakenBack((row(4)[0],), row(2)[0])], "it was sent before the scheduler knew"
     give(worker, 5, 6, inline=True)
     assert begin(worker) == 5
     finish(worker)
-    said(worker)
+    sent_by(worker)
     worker.unblock()
-    assert said(worker) == [m.TakenBack((row(6)[0],), row(2)[0]), m.Unblocked(row(2)[0])], "2 did not need it after all"
+    assert sent_by(worker) == [m.TakenBack((row(6)[0],), row(2)[0]), m.Unblocked(row(2)[0])], "2 did not need it after all"
     assert begin(worker) is None
 
 
@@ -178,9 +178,9 @@ def test_an_interrupt_stops_the_named_attempt_only(worker: Worker) -> None:
     worker.step(0.0, b"L" + DAEMON, m.Interrupt(row(1)[0], 3, "timeout"))
     assert worker.interrupted(item) == "timeout"
     worker.step(0.0, b"L" + DAEMON, m.Interrupt(row(2)[0], 0, "cancelled"))
-    assert said(worker) == [m.TakenBack((row(2)[0],), row(1)[0])]
+    assert sent_by(worker) == [m.TakenBack((row(2)[0],), row(1)[0])]
     worker.finish(item, m.INTERRUPTED, (), None, 0.0, 0.0)
-    assert [message.rows for message in said(worker)] == [((row(1)[0], 3, m.INTERRUPTED, (b"timeout",)),)]
+    assert [message.rows for message in sent_by(worker)] == [((row(1)[0], 3, m.INTERRUPTED, (b"timeout",)),)]
     assert worker.interrupts == {}
 
 
@@ -200,7 +200,7 @@ def test_running_queued_and_unacknowledged_tasks_are_reported_to_the_next_daemon
     give(worker, 5, 6, inline=True)
     begin(worker)
     finish(worker)
-    said(worker)
+    sent_by(worker)
     worker.unheard.append(m.Completed.of(((row(9)[0], 0, m.OK, (b"",)),)))
     begin(worker)
     worker.connect(b"\x02daemon1")
@@ -209,7 +209,7 @@ def test_running_queued_and_unacknowledged_tasks_are_reported_to_the_next_daemon
     assert [each[0] for each in unheard.rows] == [row(9)[0]]
     assert (blocked.task_id, blocked.returned) == (row(1)[0], ())
     assert worker.unheard == []
-    assert said(worker) == []
+    assert sent_by(worker) == []
 
 
 def test_a_stop_is_recorded(worker: Worker) -> None:

@@ -30,7 +30,7 @@ def give(worker: Worker, *numbers: int, inline: bool = False) -> None:
     worker.step(0.0, b"L" + DAEMON, m.Dispatch(tuple(map(row, numbers)), (), worker.waits.changes if inline else 0))
 
 
-def said(worker: Worker) -> list[Any]:
+def sent_by(worker: Worker) -> list[Any]:
     worker.check_invariants()
     return [effect.message for effect in worker.take_effects(0.0)]  # type: ignore[union-attr]
 
