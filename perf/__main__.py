@@ -16,7 +16,7 @@ from perf.question import Question, Run
 from perf.questions import load
 
 QUIET_LOAD = 0.3
-"""Load for each core above which a run says that its figures will be off."""
+"""Load for each core above which a run warns that its figures will be off."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """Floors: what the same work costs where there is nothing but the mechanism underneath.
 
-A figure alone says little on a machine one does not know, and a floor measured last week says little of a virtual machine
+A figure alone shows little on an unknown machine, and a floor measured last week shows little of a virtual machine
 today. So every question measures its floor beside itself, in turns.
 """
 

@@ -26,7 +26,7 @@ PEERS_SLOWER = 4
 
 
 def answer(question: Question, run: Run, seconds_max: float | None = None) -> dict[str, Any]:
-    """The result of a question, or what went wrong; ends after ``seconds_max`` (None: what the question says)."""
+    """The result of a question, or its error; ends after ``seconds_max`` (None: the question's own limit)."""
     limit = seconds_max or question.seconds_max * (PEERS_SLOWER if run.peers else 1)
     with tempfile.TemporaryDirectory(prefix="zfabric-perf-") as directory:
         result, output = Path(directory, "result"), Path(directory, "output")

@@ -1,4 +1,4 @@
-"""Facts of this machine, and what the kernel says of processes: CPU time, memory, descent."""
+"""Facts about this machine and, from the kernel, about processes: CPU time, memory, descent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def commit() -> str:
 
 
 def last_level_cache() -> int:
-    """Size of the largest cache in bytes; 32 MiB if the machine does not say."""
+    """Size of the largest cache in bytes; 32 MiB if it is unknown."""
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()

@@ -46,7 +46,7 @@ class Aim:
 
     @property
     def bound(self) -> float | None:
-        """What it must come to at least: half of a rate, 1.4 times a time or a size, if nothing else was said."""
+        """The bound of its figure: half of a rate, 1.4 times a time or a size, by default."""
         if self.budget is None or self.to_be_done is not None:
             return self.to_be_done
         return self.budget * (0.5 if self.more_is_better else 1.4)

@@ -69,7 +69,7 @@ def eventually(condition: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
         assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.02)  # conditions are about other processes, of which no event tells
+        time.sleep(0.02)  # conditions concern other processes, which raise no event here
     return value
 
 

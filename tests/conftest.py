@@ -1,4 +1,4 @@
-"""What every test file may use: clusters to run on, and an account of what a run left behind."""
+"""Fixtures for all test files: clusters, and the account of what a run has left behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import pytest
 
 import zfabric as zf
 
-GONE_SECONDS = 15  # how long the last processes may take to go; the fabric promises ten
+GONE_SECONDS = 15  # how long the last processes may take to end; the fabric promises ten
 
 LONGEST = (
     "test_perf", "test_sim", "test_examples", "test_cli_live", "test_own_calls", "test_actor_quiescence", "test_failures_objects",
@@ -38,7 +38,7 @@ LONGEST = (
 # Every process this run starts inherits this, however often it forks or changes its name, and no process of another run has it.
 MARK = uuid.uuid4().hex
 
-# An example may take its time: how fast something is, is no business of a test.
+# Examples have no deadline: tests do not measure speed.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
@@ -49,7 +49,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @contextmanager
 def running_cluster(**options: Any) -> Iterator[Any]:
-    """A cluster as ``zf.init`` makes it, of two CPUs unless the test says otherwise; gone afterwards, whatever happened."""
+    """A cluster as ``zf.init`` makes it, of two CPUs by default; shut down afterwards, whatever happened."""
     zf.shutdown()
     try:
         yield zf.init(**{"num_cpus": 2, "log_to_driver": False, **options})
@@ -66,7 +66,7 @@ def cluster() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def shared_cluster() -> Iterator[Any]:
-    """One cluster of two CPUs for all tests of a file; they leave it as they found it and use no other."""
+    """One cluster of two CPUs for all tests of a file, which must leave it unchanged and start no other."""
     with running_cluster() as context:
         yield context
 
@@ -86,7 +86,7 @@ def processes_of_this_run() -> dict[int, str]:
 
 
 def shared_memory() -> set[Path]:
-    """The named shared memory of clusters of this user; whose test left it, cannot be seen."""
+    """The named shared memory of this user's clusters. It does not show which test has left it."""
     return {path for path in Path("/dev/shm").glob("zfabric*") if owned(path)}
 
 
@@ -151,5 +151,5 @@ def nothing_is_left() -> Iterator[None]:
         left = [*processes_of_this_run().items(), *map(str, directories), *map(str, shared_memory() - before)]
         if not left or time.monotonic() > deadline:
             break
-        time.sleep(0.05)  # the last processes are nobody's children: no event tells their end
+        time.sleep(0.05)  # the last processes are no children of this one: their end raises no event
     assert left == []

@@ -1,4 +1,4 @@
-"""What the tests of bad days share: patience, the processes of the running session, and ways to hurt them."""
+"""Helpers for tests on a live session: patience, its processes, and ways to damage them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from zfabric.runtime import interface
 from zfabric.runtime.session import Session
 
 PATIENCE = 60.0
-"""Seconds until what should come is taken for lost: generous, since the machine may be busy."""
+"""Seconds until an event that should come is taken for lost: generous, since the machine may be busy."""
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """The first true answer of ``condition``."""
+    """Wait for the first true value of ``condition``, and return it."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)  # conditions are about other processes, of which no event tells
+        time.sleep(0.01)  # conditions concern other processes, which raise no event here
     return found
 
 
 def failure(ref: Any, timeout: float = PATIENCE) -> BaseException:
-    """What ``get`` of this ref raises."""
+    """The exception that ``get`` of this ref raises."""
     with pytest.raises(BaseException) as caught:
         zf.get(ref, timeout=timeout)
     assert not isinstance(caught.value, zf.GetTimeoutError), "nothing came at all"
@@ -41,7 +41,7 @@ def failure(ref: Any, timeout: float = PATIENCE) -> BaseException:
 
 
 def query(what: str) -> Any:
-    """What the node's daemon answers."""
+    """The answer of the node's daemon to a query."""
     client = interface.current()
     assert client is not None
     return client.query(what, timeout=PATIENCE)
@@ -128,7 +128,7 @@ def objects_on_disk() -> dict[str, Path]:
 
 
 def damage_what_is_on_disk(names: set[str]) -> set[str]:
-    """Cut off the files of these objects, as far as they were spilled; which they are."""
+    """Truncate the files of those of these objects that were spilled, and return their ids."""
     damaged = eventually(lambda: {each: path for each, path in objects_on_disk().items() if each in names}, "something was spilled")
     for path in damaged.values():
         path.write_bytes(b"")
@@ -136,7 +136,7 @@ def damage_what_is_on_disk(names: set[str]) -> set[str]:
 
 
 def printed(*arguments: str) -> str:
-    """What the command line says of this cluster."""
+    """Output of a command on this cluster."""
     command = [ZFABRIC, *arguments, "--address", session().directory]
     environment = {**os.environ, "COLUMNS": "80"}
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=environment).stdout

@@ -69,7 +69,7 @@ def next_incarnation(
 
 
 class Store(Node):
-    """A node whose control store keeps what is written, and answers ``Write`` when the test says so."""
+    """A node whose control store retains what is written, and answers ``Write`` when the test commits."""
 
     def __init__(self) -> None:
         super().__init__(cpus=2)

@@ -111,7 +111,7 @@ class Node:
         return found
 
     def results(self) -> dict[int, tuple[int, Any]]:
-        """Outcomes the driver was told of, by the number of the task."""
+        """Outcomes sent to the driver, by the number of the task."""
         rows = [row for to, message in self.take(m.Results) if to == CLIENT + DRIVER for row in message.rows]
         return {int.from_bytes(identifier[-4:], "big"): (status, outputs) for identifier, status, outputs in rows}
 
@@ -132,7 +132,7 @@ class Restarted(Node):
         super().answer(message)
 
     def rejoin(self, rows: tuple[Any, ...] = (), *said: Any, functions: tuple[Any, ...] = (), held: tuple[Any, ...] = ()) -> None:
-        """The worker says what it says, then the driver its rows, and messages with all else that it holds."""
+        """The worker sends its reports, then the driver its rows, and messages with all else that it holds."""
         self.send(b"X" + OWN, m.ArenaFound((), ()))
         self.send(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
         control = control_of(OLD)

@@ -110,7 +110,7 @@ def settled(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     accounts = [take()]
 
     def same() -> bool:
-        time.sleep(0.05)  # an account is what /proc shows, of which no event tells
+        time.sleep(0.05)  # an account is read from /proc, which raises no event
         accounts.append(take())
         return accounts[-1] == accounts[-2]
 

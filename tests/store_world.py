@@ -30,7 +30,7 @@ def object_id(number: int) -> bytes:
 
 
 class Process:
-    """A client: its grants, the pins it was told of, what it asked for."""
+    """A client: its grants, its pins, and its open requests."""
 
     def __init__(self, incarnation: bytes) -> None:
         self.incarnation = incarnation
@@ -329,7 +329,7 @@ class World:
         self.turn()
 
     def restart(self) -> None:
-        """The daemon dies with all that was under way in it; the next one hears what everybody holds."""
+        """The daemon dies with all that was under way in it; the next one receives what every process holds."""
         self.pending = []
         self.store = ObjectStore(STORE, SCHEDULER, self.config, self.capacity, recovering=True)
         sealed = tuple((identifier, offset, self.contents[offset][1]) for offset, identifier in self.index.items())

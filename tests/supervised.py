@@ -1,4 +1,4 @@
-"""Entry points for supervisors under test: a daemon that does as the test says, and workers that run what they are given.
+"""Entry points for supervisors under test: a daemon that the test controls, and workers that run the code of their job.
 
 The daemon passes on what the test sends through a socket of the session (``Supervision``'s methods by name) and sends
 back the events it receives. A worker's job is Python source.

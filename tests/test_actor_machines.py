@@ -1,4 +1,4 @@
-"""Both sides of a call alone: what a caller keeps, repeats and gives up; what an actor's process says, and to whom."""
+"""Both sides of a call alone: what a caller retains, repeats and fails; what an actor's process sends, and to whom."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_a_request_to_stop_a_call_outlives_the_daemon(client: Client) -> None:
 
 
 def test_calls_after_a_kill_do_not_reach_the_killed_process(client: Client) -> None:
-    """Also if this process hears only now where the actor lives: its death is under way."""
+    """Also if this process receives only now where the actor lives: its death is under way."""
     client.calls.kill(ACTOR, True)
     late = call(client, 1)
     lives(client, HOME)

@@ -182,7 +182,7 @@ def kill(book: Any) -> int:
 
 
 def row_of(book: Any) -> dict[str, Any]:
-    """What people are told of it."""
+    """The actor as a query describes it."""
     found = eventually(
         lambda: [row for row in query("actors") if row["actor_id"] == book._actor_id.hex()], "the daemon, perhaps a new one, knows of it"
     )

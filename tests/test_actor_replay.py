@@ -1,4 +1,4 @@
-"""Logged actors with real processes: their state after a death is that of an uninterrupted run, and every result is seen once."""
+"""Logged actors with real processes: their state after a death is that of an uninterrupted run, and callers receive each result once."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Ledger:
 
 @zf.remote(max_restarts=-1)
 class Growing:
-    """Each result tells all that came before it; what runs, and where, is written down."""
+    """Each result contains all earlier entries; each run is recorded in a file with its process."""
 
     def __init__(self, path: str) -> None:
         self.total = 0
@@ -115,7 +115,7 @@ def test_state_and_results_are_those_of_an_uninterrupted_run(every: int) -> None
 
 @zf.remote(num_cpus=0)
 class Caller:
-    """Calls one after the other, or many at once, and notes what it hears, and in which order."""
+    """Makes calls one after the other, or many at once, and records their outcomes in order."""
 
     def __init__(self, ledger: Any, name: str) -> None:
         self.ledger = ledger

@@ -1,4 +1,4 @@
-"""What people see of actors: `zfabric actors`, `status` and `explain`, and `zf.explain` in the program."""
+"""Reports of actors: `zfabric actors`, `status` and `explain`, and `zf.explain` in the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actors as the local scheduler alone sees them: made, killed, waited for."""
+"""Actors in the local scheduler alone: made, killed, waited for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node() -> Node:
 
 
 def locations(node: Node) -> list[tuple[int, str]]:
-    """What the driver was told of the actor: (state, why it is dead)."""
+    """Locations of the actor sent to the driver: (state, why it is dead)."""
     rows = [row for to, message in node.take(m.ActorLocations) for row in message.rows if to == CLIENT + DRIVER]
     return [(row[1], unpack_failure(row[-1])[1] if row[-1] else "") for row in rows]
 
@@ -212,7 +212,7 @@ def test_deaths_during_init_count_until_the_actor_lives(node: Node) -> None:
 
 
 def polite(node: Node, detached: bool = False) -> bytes:
-    """An actor that has something to say at its end; where it lives."""
+    """Make an actor with an exit handler; return the worker it lives in."""
     options = (("actor", b"blueprint"), ("max_retries", 0), ("farewell", True), *((("detached", True),) if detached else ()))
     node.send(CLIENT + DRIVER, m.Export(((b"p" * 16, "Polite", b"payload", options),)))
     node.submit((ACTOR, b"p" * 16, b"", ()))

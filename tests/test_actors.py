@@ -42,7 +42,7 @@ def value_of(ref: Any) -> Any:
 
 
 def death_of(method: Any) -> BaseException:
-    """What calls raise once the actor is dead, which a caller is told a moment after the fact."""
+    """What calls raise once the actor is dead; its callers are notified a moment later."""
 
     def error() -> BaseException | None:
         try:

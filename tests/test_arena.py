@@ -369,7 +369,7 @@ def test_a_restarted_store_finds_sealed_objects_and_nothing_of_a_killed_writer(a
         assert writer.wait() == -signal.SIGKILL
     shell.send(SCHEDULER, m.Free((object_id(2),)))
 
-    # Object 4 was sealed but nobody was told, 5 was half written when its writer and then the store died.
+    # Object 4 was sealed but not reported, 5 was half written when its writer and then the store died.
     again = Shell(Arena(path, SIZE, writable=True), tmp_path, recovering=True)
     again.send(SCHEDULER, m.RetainOnly((object_id(1), object_id(3))))
     assert again.store.statistics()["objects"] == 2
@@ -388,7 +388,7 @@ def test_a_restarted_store_finds_sealed_objects_and_nothing_of_a_killed_writer(a
 def test_the_index_lists_an_object_though_the_storage_thread_makes_room(
     arena: Arena, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its writer forgets the value as soon as the store has it: should the daemon die then, only the index tells of it."""
+    """Its writer drops the value as soon as the store has it: if the daemon dies then, only the index lists it."""
     assert arena.make_ready(data_start(SIZE), PIECE) == ""
     arena.write(FIRST, object_id(1), b"value")
     answers: queue.SimpleQueue[m.Message] = queue.SimpleQueue()

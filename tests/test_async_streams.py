@@ -257,7 +257,7 @@ def test_a_method_returns_all_yielded_values_at_once() -> None:
 
 
 class ComesBack:
-    """Raises after it has yielded, as often as it is told to."""
+    """Raises after it has yielded, a given number of times."""
 
     def __init__(self) -> None:
         self.fails = 0

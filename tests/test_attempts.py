@@ -1,4 +1,4 @@
-"""What attempts are called: a daemon never gives out a number that another one may have given out."""
+"""Numbers of attempts: no daemon assigns a number that another one may have assigned."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_value_that_failed_once_and_fails_again_for_the_next_daemon_is_counted
 
 
 def test_values_sealed_before_and_after_their_writer_registered_are_distinguished(node: Restarted) -> None:
-    """Room that a process says is unused as it registers may hold a value a moment later; what it said before lies elsewhere."""
+    """Room that a process reports as unused when it registers may have a value a moment later; earlier reports concern other room."""
     before, after = ((ref(900 + number, 2**31), (4096 * number, 100), (), False) for number in (1, 2))
     node.send(b"X" + OWN, m.ArenaFound((), ()))
     node.send(b"X" + OWN, m.ProcessTable(((OLD, 99),)))

@@ -1,4 +1,4 @@
-"""Task rows in blocks: every kept row is found, no dropped one is ever written, and the table shrinks with what lives."""
+"""Task rows in blocks: every retained row is found, no dropped one is written, and the table shrinks with the living rows."""
 
 from __future__ import annotations
 

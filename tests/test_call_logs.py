@@ -1,4 +1,4 @@
-"""Logs of actors' calls, both sides alone: what leaves when, what is answered from the log, who may add to it, and when it is cut."""
+"""Call logs, both sides alone: when outcomes are sent, which are answered from the log, who may append, and when the log is cut."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_outcome_is_sent_once_its_row_is_committed_while_later_calls_run() ->
 
 
 def test_a_timeout_sent_to_the_caller_is_the_outcome_of_the_call() -> None:
-    """The log could not be written in time. What the call has returned comes too late: nobody is told of it then, and its room is free."""
+    """The log could not be written in time. The value of the call is late: it is sent to nobody, and its room is freed."""
     actor = Actor()
     actor.call(1, options=(("timeout", 0.5),))
     actor.run(((4096, 100_000),))
@@ -257,7 +257,7 @@ def test_a_large_value_is_reported_behind_its_row_and_reported_again_by_a_replay
     assert again.log.wants(call)
     again.worker.mailbox.made_again(again.log, call, ((8192, 100_000),), ())
     again.call(1)
-    assert (again.waiting(), again.returned()) == ([], []), "its caller is told of it by the scheduler"
+    assert (again.waiting(), again.returned()) == ([], []), "the scheduler sends it to the caller"
     assert [row[3] for message in again.sent(m.CallOutcomes) for row in message.rows] == [((8192, 100_000),)]
     assert again.log.unrecorded
     again.worker.step(0.0, b"L" + DAEMON, m.OutcomesRecorded((call.call_id,)))

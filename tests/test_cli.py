@@ -1,4 +1,4 @@
-"""The command line: help, wrong input, submit, start and stop, doctor. Real processes, exit codes, what is printed, what is left."""
+"""The command line: help, wrong input, submit, start and stop, doctor. Real processes, exit codes, output, and leftovers."""
 
 from __future__ import annotations
 

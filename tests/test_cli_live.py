@@ -1,4 +1,4 @@
-"""The command line's view of clusters that run: listings against known tasks, logs, timelines, several clusters and programs."""
+"""The command line on running clusters: listings against known tasks, logs, timelines, several clusters and programs."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ JOINS = """
 
 
 def test_a_program_joins_the_cluster_that_its_user_has_started_and_no_other(place: Place) -> None:
-    """By ``init`` and by the first use. What ``init`` says is the address is one that another process can join."""
+    """By ``init`` and by the first use. Another process can join the address that ``init`` returns."""
     with place.program(IDLE) as other:  # a cluster of a program is joined by nobody who does not name it
         assert other.stdout is not None
         other.stdout.readline()
@@ -360,7 +360,7 @@ def test_a_program_joins_the_cluster_that_its_user_has_started_and_no_other(plac
         with place.program(JOINS) as running:
             out, err = running.communicate(timeout=PATIENCE)
     assert [line for line in out.splitlines() if "printed" not in line] == [f"{session} [2, 4]", "6 True"], err
-    assert out.count("printed") == 1  # by the one that did not say log_to_driver=False
+    assert out.count("printed") == 1  # by the one without log_to_driver=False
     place.run("stop")
 
 

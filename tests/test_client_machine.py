@@ -1,4 +1,4 @@
-"""The client alone: what it says, in which order, and what it keeps until nobody could need it any more."""
+"""The client alone: what it sends, in which order, and what it retains for how long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zfabric.protocol.ids import FIRST_RETURN, first_attempt, next_attempt, obje
 
 
 def again(client: Client, *running: Any) -> dict[type[Any], Any]:
-    """What the client says to the next incarnation of the daemon, by kind."""
+    """What the client sends to the next incarnation of the daemon, by kind."""
     client.connect(b"\x02daemon1")
     client.rejoin(REGISTER, running)
     messages = sent_by(client)
@@ -41,13 +41,13 @@ def test_a_restarted_scheduler_receives_that_an_actor_exits_ahead_of_the_query_t
 def test_a_durable_value_is_put_again_until_it_is_committed(client: Client) -> None:
     value = NAMER.put()
     client.put(value, b"value", (), True)
-    assert m.Put(((value, b"value", (), True),)) in said(client)
+    assert m.Put(((value, b"value", (), True),)) in sent_by(client)
     for committed in (False, True):
         if committed:
-            hear(client, m.PutCommitted((value,), ""))
+            receive(client, m.PutCommitted((value,), ""))
         client.connect(b"\x02daemon1")
         client.rejoin(REGISTER)
-        again = said(client)
+        again = sent_by(client)
         assert (m.Put(((value, b"value", (), True),)) in again) is not committed
         offered = [row for message in again if type(message) is m.OfferResults for row in message.rows]
         assert offered == ([(value, m.OK, b"value", ())] if committed else [])
@@ -263,7 +263,7 @@ def test_a_full_grant_is_returned_at_once(client: Client) -> None:
 
 
 def write_much(client: Client) -> int:
-    """Write values one after the other, each grant behind the last, until wishes grow no more: where the last one begins."""
+    """Write values one after the other, each grant behind the last, until requested grants grow no more; return the last offset."""
     grant = client.config.grant_bytes
     begin, end = 0, grant
     wishes: list[int] = []

@@ -1,4 +1,4 @@
-"""Frames: what is said arrives as it was said; what is not a frame of this protocol is MalformedFrame, and nothing else."""
+"""Frames: messages arrive as they were sent; bytes that are no frame of this protocol raise MalformedFrame, and nothing else."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_no_frame_is_larger_than_its_receiver_accepts_and_all_arrives_in_order(n
 
 
 def rows_of(message: Any) -> list[Any]:
-    """What a message says row by row, and all else of it."""
+    """The content of a message row by row, then its other fields."""
     if type(message) is m.Completed:
         times = read_trace(message.task_ids + message.times) if message.times else ()
         extras = [(message.rows[row[0]], *row[1:]) for row in message.extras if 0 <= row[0] < len(message.attempts)]

@@ -1,4 +1,4 @@
-"""What runs at the same time in one worker: threaded and async actors, and async tasks. Real processes."""
+"""Concurrency in one worker: threaded and async actors, and async tasks. Real processes."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_a_waiting_thread_is_woken_for_its_own_values_only(tmp_path: Any, monkey
 
 @zf.remote
 class Host:
-    """One leaves, others stay; each says in a file when it has been asked to go."""
+    """One calls ``exit_actor``, others run beside it; each writes a file when it is stopped."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -507,7 +507,7 @@ def test_a_worker_runs_no_more_of_them_than_max_concurrency(where: str) -> None:
 
 @zf.remote
 class Slow:
-    """Blocks for as long as it is told."""
+    """Blocks until it is stopped, or until a file exists."""
 
     @zf.method(timeout=0.2)
     def impatient(self) -> None:

@@ -192,7 +192,7 @@ def test_a_call_with_a_pending_argument_blocks_its_own_group_only(kind: type, op
 
 
 class Tells:
-    """Its methods say which threads they run in: what a library keeps for a thread stays in its group."""
+    """Its methods return the threads that they run in: thread-local state of a library stays in its group."""
 
     def plain(self) -> int:
         return threading.get_ident()

@@ -1,4 +1,4 @@
-"""The control store: what is acknowledged is committed, what is rolled back never was, and what is read was never uncommitted."""
+"""The control store: acknowledged writes are committed, rolled-back writes leave no trace, and reads return committed rows only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHELL_ADDRESS = address(SHELL, b"store---")
 
 
 class World:
-    """A control store, its journal, and a shell that commits when told to; every message goes through the codec."""
+    """A control store, its journal, and a shell that commits on request; every message goes through the codec."""
 
     def __init__(self, journal=None, **config):
         self.config = Config.of(config)
@@ -40,7 +40,7 @@ class World:
         self.machine.step(self.now, source, decoded)
 
     def turn(self, commit=True):
-        """One loop turn; with ``commit``, as many as it takes. What was heard in it, as (who, message)."""
+        """One loop turn; with ``commit``, as many as it takes. Return what was received in it, as (receiver, message)."""
         for _ in range(10):
             self.machine.check_invariants()
             effects = self.machine.take_effects(self.now)

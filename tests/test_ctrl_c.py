@@ -1,4 +1,4 @@
-"""Ctrl-C at every line of the fabric that a program comes to: what it has refs to arrives, and no call of an actor runs twice.
+"""Ctrl-C at every line of the fabric's code in a driver: values of its refs arrive, and no call of an actor runs twice.
 
 And where handlers of signals run: at once while the program waits, at the end of whatever else the fabric does, and nowhere else.
 """

@@ -1,4 +1,4 @@
-"""The daemon's shell, one turn at a time in this process: whom it still listens and speaks to."""
+"""The daemon's shell, one turn at a time in this process: which processes it sends to and receives from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Here:
         self.post = Transport(self.daemon.context, self.session.sockets, self.driver, Config())
 
     def turn(self) -> None:
-        """What the supervisor has said is taken in; effects until none is left."""
+        """Receive what the supervisor has sent; perform effects until none is left."""
         self.daemon._supervised(self.now)
         self.daemon.turn(self.now)
 

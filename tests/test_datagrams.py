@@ -1,4 +1,4 @@
-"""Small frames travel as datagrams, all others through ZeroMQ, and what is said arrives once and in order by whichever way it came."""
+"""Small frames travel as datagrams, all others through ZeroMQ, and messages arrive once and in order by either way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zfabric.runtime.connect import new_incarnation
 
 
 class Pair:
-    """One that speaks and one that listens, and what the latter has heard."""
+    """A sender and a receiver, and what the latter has received."""
 
     def __init__(self, directory: Path) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
@@ -50,12 +50,12 @@ class Pair:
                 self.received.append(message.token)
 
     def listen_for(self, count: int) -> None:
-        """Take in frames until that many messages have been heard."""
+        """Receive frames until that many messages have arrived."""
         while len(self.received) < count:
             self.listen()
 
     def acknowledge(self) -> None:
-        """The other side hears that all has come."""
+        """Acknowledge to the sender that everything has arrived."""
         self.mine.tick(3600.0)
         heard = self.theirs.peers[self.mine.incarnation].link
         while heard.heard < heard.next_out - 1:

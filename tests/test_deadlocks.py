@@ -1,4 +1,4 @@
-"""Circles of those who wait for each other, as the local scheduler sees them: the driver is warned of those that last, others are shown."""
+"""Circles of actors and tasks that wait for each other, in the local scheduler: the driver is warned of lasting ones, others are listed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def child(parent: bytes, number: int = 0) -> bytes:
 
 
 class World(Node):
-    """A node with two actors, which tells who waits for what."""
+    """A node with two actors, with reports of who waits for what."""
 
     def __init__(self) -> None:
         super().__init__(cpus=2)
@@ -197,7 +197,7 @@ def test_a_task_that_ends_by_itself_is_in_no_circle(world: World, stops: bool) -
 
 
 def test_a_circle_closed_by_a_task_that_waits_for_tasks(world: World) -> None:
-    """It says nothing of calls, and the last to wait need not be the one that waits for the call."""
+    """It reports no calls, and the last to wait need not be the one that waits for the call."""
     outer = child(FIRST)
     inner = child(outer)
     first = run_task(world, A, (outer, FUNCTION, b"", (), (("inline", False),)))
@@ -246,7 +246,7 @@ def test_a_long_chain_of_waits_is_not_followed_to_its_end(world: World) -> None:
 
 @pytest.mark.parametrize("certain", [True, False])
 def test_a_circle_through_an_actor_that_shares_its_process(world: World, certain: bool) -> None:
-    """Such a process says what its calls wait for when that has lasted for a while."""
+    """Such a process reports what its calls wait for when that has lasted for a while."""
     light, options = b"l" * 16, (("actor", b"blueprint"), ("max_retries", 0), ("lightweight", True))
     world.send(CLIENT + DRIVER, m.Export(((light, "Light", b"payload", options),)))
     third = task_id(2)

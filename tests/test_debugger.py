@@ -1,4 +1,4 @@
-"""``breakpoint()`` in tasks: who attaches, what ends the wait, and that nothing is left of it."""
+"""``breakpoint()`` in tasks: attaching, what ends the wait, and that nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drivers that wait for each task hand the next one to its worker themselves; the scheduler hears of it from both, in either order."""
+"""Drivers that wait for each task submit the next one to its worker directly; the scheduler has reports of both, in either order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from zfabric.runtime import interface
 
 
 class DirectLease(Node):
-    """A scheduler whose driver has waited for three tasks and may hand the next ones to the worker that ran them."""
+    """A scheduler whose driver has waited for three tasks and has a direct lease on the worker that ran them."""
 
     def __init__(self, cpus: int = 1, **config: Any) -> None:
         super().__init__(cpus, **config)
@@ -140,7 +140,7 @@ def test_the_direct_lease_lasts_a_while_and_ends_where_others_wait() -> None:
     node.turn()
     assert dict(node.scheduler.pool.available())["CPU"] > 0
     assert node.take(m.DirectAllowed) == [(CLIENT + DRIVER, m.DirectAllowed(node.worker, (), 0))]
-    node.submit_direct(4)  # The driver had not heard of it.
+    node.submit_direct(4)  # The driver had not received that.
     node.complete(node.worker, 4)
     assert node.results() == {4: (m.OK, (b"value",))}, "nobody relies on what the worker tells any more"
     node.submit_direct()

@@ -1,4 +1,4 @@
-"""The pages keep to the source: what is generated is current, what is named exists, and what is public is explained."""
+"""The pages match the source: generated pages are current, named code exists, and public names are explained."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_what_is_public_is_explained(name: str) -> None:
 
 
 def test_help_needs_no_cluster() -> None:
-    """``help(zf.get)`` shows what the source says, and starts nothing."""
+    """``help(zf.get)`` shows the docstring, and starts nothing."""
     code = "import zfabric as zf, pydoc; print(pydoc.render_doc(zf.get)); assert not zf.is_initialized()"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert "GetTimeoutError" in shown

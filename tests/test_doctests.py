@@ -1,4 +1,4 @@
-"""The examples in docstrings run: those of all that is public on a real cluster, the others as they are."""
+"""The examples in docstrings run: those of public names on a real cluster, the others alone."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_a_full_grant_is_returned_with_its_last_object_and_abandoned_room_is_reu
 
 
 def test_a_repeated_claim_takes_no_room_of_another_process() -> None:
-    """As far as its worker knows a completion was not heard, although its value was taken over, freed, and its room given away."""
+    """A worker has no acknowledgement of a completion whose value was taken over and freed, and whose room has another owner."""
     claims = Claims()
     old, now = b"old-one0", b"new-one0"
     claims.take(b"", m.Sealed(((b"o" * 20, MiB + HEADER_BYTES, MiB, old, False),)))

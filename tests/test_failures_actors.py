@@ -1,4 +1,4 @@
-"""Bad days of actors: killed, failing, waiting for themselves; their callers and the daemon killed. Real processes, real signals."""
+"""Failures of actors: killed, raising, waiting for themselves; their callers and the daemon killed. Real processes, real signals."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_an_init_that_ends_its_process() -> None:
 
 
 def test_killed_in_the_middle_of_a_call(tmp_path: Path) -> None:
-    """What ran may have had its effect; what waited behind it did not run, and says so."""
+    """The call that ran may have had its effect; the errors of calls behind it state that they did not run."""
     subject = Subject.remote()
     pid = value_of(subject.pid.remote())
     running = subject.die.remote()
@@ -171,7 +171,7 @@ def test_calls_that_ran_before_the_death_have_their_results() -> None:
     failure(died)
     outcomes = [outcome_of(ref) for ref in before]
     arrived = outcomes.index("unknown") if "unknown" in outcomes else 50
-    assert outcomes == [*range(1, arrived + 1), *["unknown"] * (50 - arrived)], "what was not heard died on its way, with the process"
+    assert outcomes == [*range(1, arrived + 1), *["unknown"] * (50 - arrived)], "what did not arrive was lost in flight, with the process"
 
 
 def outcome_of(ref: Any) -> Any:
@@ -212,7 +212,7 @@ def test_calls_that_may_be_repeated_are_repeated(tmp_path: Path) -> None:
 
 @zf.remote
 class Dying:
-    """Dies in the middle of the call with 2, as often as it is told to."""
+    """Dies in the middle of the call with 2, a given number of times."""
 
     def __init__(self, log: str, deaths: int) -> None:
         self.log = log
@@ -269,7 +269,7 @@ class Listener:
 
 
 def test_a_result_in_flight_to_a_dead_caller_is_lost_to_all(tmp_path: Path) -> None:
-    """Whoever else waits for it is told."""
+    """Others that wait for it get an error."""
     subject, listener = Subject.remote(), Listener.remote()
     caller = hand_on_and_die.remote(subject, str(tmp_path / "go"), listener)
     assert isinstance(failure(caller), zf.WorkerCrashedError)
@@ -576,7 +576,7 @@ def test_an_actor_that_exits_while_the_daemon_is_busy_is_not_reported_as_crashed
         assert not gone(pid)
     finally:
         os.kill(daemon, signal.SIGCONT)
-    eventually(lambda: gone(pid), "it ends once the daemon has heard of it")
+    eventually(lambda: gone(pid), "it ends once the daemon has been notified")
     assert isinstance(failure(leaver.pid.remote()), zf.ActorDiedError)
     assert (tmp_path / "lives").read_text() == "one more\n"
 
@@ -699,7 +699,7 @@ def test_an_actor_may_poll_its_own_calls_and_wait_for_others_beside_them(options
 
 @zf.remote
 class Asker:
-    """Asks others, and waits for what they say."""
+    """Calls others, and waits for their results."""
 
     def end(self) -> str:
         return "the end"

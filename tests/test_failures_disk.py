@@ -1,4 +1,4 @@
-"""Bad days of the control store: its disk or its map is full. Tasks go on, and only what asks to be kept is refused."""
+"""Failures of the control store: its disk or its map is full. Tasks go on, and only durable values and jobs are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def chain(links: int) -> list[Any]:
 
 
 def outlive(fill: Callable[[], object], free: Callable[[], object], says: str, marks: str, restart: bool) -> None:
-    """A program that works before, while and after its control store has no room. ``says`` is in the error of what cannot be kept."""
+    """A program that works before, while and after its control store has no room. ``says`` is in the error for what cannot be stored."""
     daemon = processes_named("zf-daemon")
     kept = zf.put("kept", durable=True)
     before = chain(50)
@@ -153,7 +153,7 @@ def test_an_actor_log_that_cannot_be_written_is_reported(cluster: Callable[..., 
     resource.prlimit(daemon, resource.RLIMIT_FSIZE, (hard, hard))
     assert zf.get([waits, adder.add.remote()], timeout=PATIENCE) == [2, 4]
     eventually(lambda: "cannot be written" not in str(zf.explain(adder)), "it goes on")
-    assert "".join(output).count("the log of actor Adder") == 1, "it is said once"
+    assert "".join(output).count("the log of actor Adder") == 1, "the warning is shown once"
 
 
 @pytest.mark.parametrize("damage", ["foreign", "cut"])

@@ -1,4 +1,4 @@
-"""Bad days of objects: too large, too many, pinned, on a full disk or in a full /dev/shm. Never SIGBUS, never wrong data."""
+"""Failures with objects: too large, too many, pinned, on a full disk or in a full /dev/shm. Never SIGBUS, never wrong data."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_program_that_wrote_much_returns_its_reserved_room(cluster: Any) -> No
 
 
 class Unpicklable:
-    """As it says."""
+    """Until it is interrupted."""
 
     def __reduce__(self) -> Any:
         raise LookupError("not me")

@@ -1,4 +1,4 @@
-"""Bad days of processes: workers, daemon and driver killed, stopped and out of memory. Real processes, real signals."""
+"""Failures of processes: workers, daemon and driver killed, stopped and out of memory. Real processes, real signals."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_the_daemon_killed_while_workers_wait_in_nested_gets() -> None:
     former = session().daemon()
     kill_daemon()
     eventually(lambda: session().daemon() != former, "processes can register with the next one")
-    kill_daemon()  # Hardly has it begun to hear who is there and what runs.
+    kill_daemon()  # It has hardly begun to receive what the processes hold and run.
     assert zf.get(refs, timeout=PATIENCE) == [3 * index for index in range(6)]
     assert zf.get(deep, timeout=PATIENCE) == 300
 

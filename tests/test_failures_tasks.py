@@ -1,4 +1,4 @@
-"""Bad days of tasks: what raises, cannot be pickled, is cancelled, late, deep, wrong. Real workers, one cluster for the file."""
+"""Failures of tasks: raising, unpicklable, cancelled, late, deeply nested, wrong. Real workers, one cluster for the file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shared(shared_cluster: Any) -> Any:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Callable[[str], None]:
-    """Wait until a task has said (by making a file) that it runs."""
+    """Wait until a task has made a file, which shows that it runs."""
 
     def wait(name: str) -> None:
         eventually((tmp_path / name).exists, f"a task has started ({name})")

@@ -1,4 +1,4 @@
-"""Finalizers of user code that wait for tasks: of what a task returns, and in the middle of the fabric's own work."""
+"""Finalizers of user code that wait for tasks: those of returned values, and those that run inside a fence."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_finalizer_in_the_middle_of_the_fabrics_own_work_is_refused() -> None:
 
 
 def waits_while(what: str) -> str:
-    """What is said to a finalizer that runs while this process polls, or takes in what has come."""
+    """The error of a finalizer that runs while this process polls, or receives frames."""
     client: Any = interface.current()
     done, texts = getattr(client.post, what), []
 

@@ -1,4 +1,4 @@
-"""The global scheduler: who is told where, and that one batch does not pile up on one node."""
+"""The global scheduler: which node it names, and that one batch does not pile up on one node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an initializer does to a script's globals is there for the functions that run in the same process, as in the standard library."""
+"""Globals that an initializer sets are seen by functions in the same process, as in the standard library."""
 
 from __future__ import annotations
 

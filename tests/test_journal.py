@@ -1,4 +1,4 @@
-"""The journal: one suite for every engine, and what only a disk can do (die, fill up, be of another boot or format)."""
+"""The journal: one suite for every engine, and what only a disk can do (crash, fill up, be of another boot or format)."""
 
 from __future__ import annotations
 

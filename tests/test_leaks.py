@@ -1,4 +1,4 @@
-"""A few cycles of each kind of the soak: clusters begun, hurt and ended leave everything where it was."""
+"""A few cycles of each kind of the soak: clusters that were started, damaged and ended leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightweight actors, machine by machine: where the scheduler puts them and how it ends them; whose turn it is in their process."""
+"""Lightweight actors in the machines alone: placement and end by the scheduler; turns in their process."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_an_actor_killed_during_its_init_does_not_stay() -> None:
     ((worker, _, _),) = node.dispatched()
     node.send(CLIENT + DRIVER, m.KillActor(task_id(0), True))
     assert [order for _, order in node.take(m.RetireActor)] == [m.RetireActor(task_id(0), 0, True)]
-    node.complete(worker, 0)  # It was made before that was heard.
+    node.complete(worker, 0)  # It was made before that arrived.
     assert [order for _, order in node.take(m.RetireActor)] == [m.RetireActor(task_id(0), 0, True)]
 
 
@@ -608,7 +608,7 @@ def test_an_actor_that_would_wait_for_its_own_call_is_refused_and_others_are_not
 
 
 def test_an_actor_may_wait_for_its_own_call_whose_result_is_in_flight(worker: Worker) -> None:
-    """The call has ended, and its caller has not been told; another call of the actor runs already."""
+    """The call has ended, and its outcome is not sent yet; another call of the actor runs already."""
     own, result = worker.address[1:], result_of(2)
     worker.step(0.0, CLIENT + own, m.Call(A, 0, (((2).to_bytes(16, "big"), "method", b""),)))
     call(worker, A, 3)

@@ -1,4 +1,4 @@
-"""A link delivers once and in order, whatever is lost, doubled or late on the way."""
+"""A link delivers each frame once and in order, whatever is lost, doubled or late in the network."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_message_that_no_frame_can_carry_is_refused_and_the_link_goes_on(tmp_p
         while len(received) < 3:
             assert mine.poll(PATIENCE)
             received += [each for frame in mine.receive() for each in mine.accept(*frame, 0.0)]
-        theirs.tick(2 * Config().link_repeat)  # What is repeated can be said again, too.
+        theirs.tick(2 * Config().link_repeat)  # What is repeated can be repeated again, too.
         assert received == [*numbered(1), *numbered(2), *numbered(3)]
     finally:
         mine.close()
@@ -208,7 +208,7 @@ FAILURE = "Submit was refused: Submit: ids are 20 bytes"
 
 
 def answered(tmp_path: Path, envelopes: list[Envelope], frame_bytes_max: int = 2**20) -> tuple[list[Envelope], list[Envelope]]:
-    """What is delivered of these messages, between two that can be read; and what their sender is told."""
+    """What is delivered of these messages, sent between two readable ones; and the replies to their sender."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     config = Config(frame_bytes_max=frame_bytes_max)
     mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), config) for _ in range(2))

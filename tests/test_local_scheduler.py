@@ -1,4 +1,4 @@
-"""The local scheduler alone: what it answers to what it is told, message by message."""
+"""The local scheduler alone: what it sends for what it receives, message by message."""
 
 from __future__ import annotations
 
@@ -773,7 +773,7 @@ def test_an_infeasible_demand_is_warned_of_once_and_only_while_it_waits(node: No
 
     demand = (("CPU", 9 * RESOURCE_UNIT),)
     node.submit(row(0, demand=demand))
-    # Its end is heard in the turn in which its warning is due: nobody is warned, and the next such task is not passed over.
+    # It is cancelled in the turn in which its warning is due: there is none, and the next such task still gets one.
     node.now += node.config.infeasible_warning
     node.scheduler.step(node.now, CLIENT + DRIVER, m.Cancel((ref(0),), False, True))
     node.scheduler.tick(node.now)
@@ -807,7 +807,7 @@ def test_the_end_of_a_job_leaves_nothing_and_refuses_the_rest(node: Node) -> Non
 
 
 def test_reports_of_processes_of_an_ended_job_are_not_retained(node: Node) -> None:
-    """The result of a call, say, which others were promised: nobody would ever let go of it."""
+    """Such as the promised result of a call: nobody would ever release it."""
     (worker,) = node.workers()
     node.submit(row(0))
     node.send(CLIENT + DRIVER, m.Goodbye())
@@ -933,7 +933,7 @@ def test_an_async_task_does_not_run_on_top_of_a_blocked_task_which_is_replaced(n
 
 
 def test_a_worker_that_waits_for_a_task_with_waiting_threads_is_replaced(node: Node) -> None:
-    """What that waits for besides may need another worker: it is said of one of its threads what it waits for, and of no other."""
+    """What it waits for besides may need another worker: only the waits of one of its threads are reported."""
     node.submit(row(0))
     ((threads, _, _),) = node.dispatched()
     node.send(WORKER + threads, m.Blocked(task_id(0), (ref(100),), (), False))
@@ -992,7 +992,7 @@ def test_a_lost_value_at_the_end_of_a_long_chain_is_rebuilt(node: Node) -> None:
 
 
 def chain(node: Node, number: int) -> None:
-    """A task, and another that takes its value; the first value is let go of, and its row stays for the second."""
+    """A task, and another that takes its value; the first value is released, and its row is retained for the second."""
     for each in (row(number), row(number + 1, ref(number))):
         node.submit(each)
         for worker, task, attempt in node.dispatched():
@@ -1059,7 +1059,7 @@ def test_tasks_of_many_shapes_leave_no_queues_behind(monkeypatch: pytest.MonkeyP
     assert [number for _, number, _ in node.dispatched()] == [0, 1], "its queue was let go of meanwhile, and is there again"
 
 
-# --- what people are told ---------------------------------------------------------------------------------------------------------
+# --- listings and notices ---------------------------------------------------------------------------------------------------------
 
 
 def asked(node: Node, what: str, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""docs/migrating-from-ray.md keeps to the truth, and ordinary programs for Ray's actors run with `import zfabric as ray`."""
+"""docs/migrating-from-ray.md is true, and ordinary programs for Ray's actors run with `import zfabric as ray`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numeric libraries have a thread for each whole CPU of a task or an actor, unless the user says otherwise."""
+"""Numeric libraries have a thread for each whole CPU of a task or an actor, unless the user sets another number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def threads() -> tuple[set[int], set[int]]:
-    """How many threads OpenBLAS has in this process, and what a library would be told that is loaded now (0: nothing)."""
+    """The threads of OpenBLAS in this process, and the number that a library loaded now would read from the environment (0: none)."""
     import numpy  # noqa: F401  # ICN001: loads OpenBLAS
     import threadpoolctl
 
@@ -72,7 +72,7 @@ def test_a_task_or_an_actor_has_a_numeric_thread_per_whole_cpu(cluster: Callable
 
 
 def test_a_task_on_top_does_not_change_the_threads_of_the_blocked_one(cluster: Callable[..., Any]) -> None:
-    """Which of these run on top of others is the scheduler's to say; most often some do."""
+    """The scheduler decides which of these run on top of others; most often some do."""
     cluster(num_cpus=3, config={"preload": ("numpy",)})
     rows = zf.get(waits.options(num_cpus=2).remote(8))
     counts = [2, *(1 + depth % 3 for depth in range(8, 0, -1))]

@@ -1,4 +1,4 @@
-"""The object store's promises: room, pins, spilling, typed errors, death of processes, restart."""
+"""The object store alone: room, pins, spilling, typed errors, death of processes, restart."""
 
 from __future__ import annotations
 

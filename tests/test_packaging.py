@@ -1,4 +1,4 @@
-"""What the package promises before it does anything: its metadata, the cost of importing it, and what the README shows."""
+"""The package as it is installed: its metadata, the cost of importing it, and the README's example."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_without_a_python_the_script_names_the_package_to_install(tmp_path: Path
 
 
 def test_a_python_without_venv_is_completed_on_a_bare_build_machine_only(tmp_path: Path) -> None:
-    """Elsewhere the script says what to install, and installs nothing."""
+    """Elsewhere the script names what to install, and installs nothing."""
     packages = tmp_path / "packages"
     python = f"""
 case "$*" in

@@ -39,7 +39,7 @@ def double(value: Any) -> Any:
 
 
 def world_of(*statements: Any, faults: Faults = STEADY, seed: int = 1, **options: Any) -> tuple[World, list[tuple[str, str, Any]]]:
-    """Run a program in a simulated world; the world, and all that was said in it."""
+    """Run a program in a simulated world; return the world and all messages."""
     messages: list[tuple[str, str, Any]] = []
     options = {"cpus": 2, "pieces": 16, **options}
     world = World(

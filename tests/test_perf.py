@@ -1,4 +1,4 @@
-"""The harness of ``perf``: every question is answered, what it says of its samples is right, and nothing stops the others.
+"""The harness of ``perf``: every question is answered, the figures of its samples are right, and nothing stops the others.
 
 No figure is asserted: these runs are as quick as can be, on a machine that has other things to do.
 """
@@ -29,7 +29,7 @@ QUESTIONS = load()
 
 
 def run_perf(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Ends before the time of a test is up, and says then how far it has come."""
+    """Ends before the time of a test is up, and shows its progress."""
     try:
         return subprocess.run([sys.executable, "-m", "perf", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=100)
     except subprocess.TimeoutExpired as error:
@@ -161,7 +161,7 @@ def test_a_system_with_wrong_results_is_not_measured() -> None:
             workload(Wrong(), 3)  # type: ignore[arg-type]
 
 
-# --- what is said of samples ----------------------------------------------------------------------------------------------------
+# --- figures of samples ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What tasks print: on the driver's terminal before ``get`` returns, and named after what printed it."""
+"""Output of tasks: on the driver's terminal before ``get`` returns, with the name of its task."""
 
 from __future__ import annotations
 

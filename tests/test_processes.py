@@ -1,4 +1,4 @@
-"""What the adapter says about processes and the machine, checked against real ones."""
+"""Facts about processes and the machine, checked against real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs as people write them, run as they run them: from files, with ``import zfabric as ray``; and what options do to tasks."""
+"""Ordinary programs, run from files with ``import zfabric as ray``; and the effect of options on tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of actors that run several calls at once: the gate and the outcomes kept, what callers ask for, what is said to be lost."""
+"""Checkpoints of actors that run several calls at once: the gate, the retained outcomes, repeated calls, and reports of lost calls."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Beside(Actor):
             self.worker.check_invariants()
 
     def take(self, state: bytes = b"state") -> m.Checkpoint:
-        """Take the checkpoint; what is said of it."""
+        """Take the checkpoint; return its message."""
         assert self.gate.take()
         assert not self.gate.take(), "once"
         self.log.checkpoint(state, ())
@@ -74,7 +74,7 @@ def restored(checkpoint: m.Checkpoint) -> tuple[Beside, bytes | None]:
 
 
 def failure_in(actor: Beside) -> list[tuple[int, str, str]]:
-    """Calls that have failed: number, kind, and what is said of whether they ran."""
+    """Calls that have failed: number, kind, and whether they are reported to have run."""
     found = []
     for message in actor.sent(m.Returned):
         for call_id, status, outputs in message.rows:
@@ -137,7 +137,7 @@ def test_the_gate_opens_after_its_patience_and_stays_open_until_old_calls_have_e
     assert actor.gate.state == CLOSED
     actor.tick(10.0 + PATIENCE)
     assert (actor.gate.state, actor.gate.wants_shell) == (OPEN, True)
-    actor.gate.in_vain = False  # People were told.
+    actor.gate.in_vain = False  # A warning was shown.
     later = 10.0 + PATIENCE + PAUSE * PATIENCE
     assert actor.begin(3) == [3, 4, 5]
     actor.end(3, now=later + 1)
@@ -145,7 +145,7 @@ def test_the_gate_opens_after_its_patience_and_stays_open_until_old_calls_have_e
     actor.end(1, now=later + 2)
     assert actor.gate.state == CLOSED
     actor.tick(later + 2 + PATIENCE)
-    assert not actor.gate.wants_shell, "it is said once"
+    assert not actor.gate.wants_shell, "it is requested once"
     actor.end(4, now=later + 3 + PATIENCE)
     assert actor.gate.state == OPEN
     actor.end(5, now=later + 3 + PATIENCE)
@@ -293,7 +293,7 @@ def made_store() -> Store:
 
 
 def dies(store: Store, worker: bytes, ended: int | None = None) -> None:
-    """A worker is dead, and what its slot says is how many calls had ended; None: it has no slot."""
+    """A worker dies. ``ended`` is the number of ended calls in its slot; None: it has no slot."""
     left = ((ACTOR, ended),) if ended is not None else ()
     store.send(b"X" + OWN, m.ProcessDied(store.pids.pop(worker), 0, 9, 0, "", b"", left))
     store.workers()

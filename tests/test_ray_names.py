@@ -1,4 +1,4 @@
-"""What programs for Ray use besides the plainest: its names for contexts, errors, generators, built-in methods, retries and tools."""
+"""Names of Ray beyond the plainest: contexts, errors, generators, built-in methods, retries and tools."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_an_exiting_actor_is_not_restarted_although_its_death_is_reported_at_onc
         assert isinstance(failure(actor.__ray_terminate__.remote()), ray.ActorDiedError)
         deadline = time.monotonic() + 0.5
         while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)  # It is not to end before the daemon knows: no event tells that.
+            time.sleep(0.01)  # It must not end before the daemon has been notified; nothing shows when that is.
     finally:
         os.kill(daemon, signal.SIGCONT)
     assert isinstance(failure(actor.value.remote()), ray.ActorDiedError)

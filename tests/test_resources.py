@@ -1,4 +1,4 @@
-"""Resource vectors: what options mean, and that a pool never gives away what it has not."""
+"""Resource vectors: the meaning of options, and that a pool never gives away more than it has."""
 
 from __future__ import annotations
 

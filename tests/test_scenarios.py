@@ -1,4 +1,4 @@
-"""The protocol as it is spoken: every scenario is what is checked in, and one task costs the messages it is said to cost."""
+"""Messages of small worlds: every scenario matches its trace, and one task costs the number of messages that the documentation states."""
 
 from __future__ import annotations
 

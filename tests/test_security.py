@@ -1,4 +1,4 @@
-"""Who may reach a cluster, and what reaches it that should not: other users, garbage, pickles, network ports."""
+"""Access to a cluster: other users, garbage, pickles, network ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that a machine cannot honour are refused in words; those that name places keep to themselves there, and leave nothing."""
+"""Settings that cannot be honoured are refused with a readable error; those that name directories leave nothing there."""
 
 from __future__ import annotations
 

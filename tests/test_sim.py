@@ -214,7 +214,7 @@ def test_no_process_depends_on_the_clock_of_another(kind: str) -> None:
 
 
 def test_a_seed_is_one_world() -> None:
-    """Whatever the order in which this interpreter keeps sets: what a machine does depends on what it was told alone."""
+    """Whatever the order in which this interpreter keeps sets: what a machine does depends only on the messages it received."""
     command_line = [sys.executable, "-m", "zfabric.sim", "--actors", "--trace", "37"]
     traces = [
         subprocess.run(command_line, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=False).stdout
@@ -276,7 +276,7 @@ def test_every_kind_of_fault_and_every_state_is_reached(actors: bool) -> None:
 
 
 def test_outcomes_after_the_death_of_a_driver_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    # An actor, called by another one, asks a third, and is told that it has ended with the job: its own caller lives a little longer.
+    # An actor, called by another one, asks a third, and receives that it has ended with the job: its own caller lives a little longer.
     monkeypatch.setattr(SimSupervisor, "kill", lambda supervisor, pid: None)
     messages: list[Any] = []
 
@@ -448,7 +448,7 @@ def after_a_restart(*statements: Any) -> str:
 
 
 def test_a_task_that_does_not_stop_keeps_its_worker_though_the_daemon_dies() -> None:
-    # Its driver has its outcome, and offers that to the next daemon; the worker says that it runs.
+    # Its driver has its outcome, and offers that to the next daemon; the worker reports that it runs.
     deaf = (5, True, (("deaf", 5.0),), ((0, ()),))
     stopped = (call(0, deaf), ("sleep", 0.2), ("cancel", 0, False, True), get((0, ("TaskCancelledError",))), ("sleep", 1.5))
     assert after_a_restart(*stopped, call(1, task(7)), get((1, mix(7, 0)))) == ""
@@ -531,7 +531,7 @@ def test_a_value_is_accepted_instead_of_an_error_that_was_not_durable(made_again
 
 
 def test_an_actor_that_was_killed_does_not_live_again_for_the_next_daemon() -> None:
-    # Its row was written as one of several, most of which are still needed; who calls it then has not heard of its death.
+    # Its row was written as one of several, most of which are still needed; its next caller has not been notified of its death.
     others = [call(slot, task(slot)) for slot in range(1, 9)]
     known = get(*((slot, mix(slot, 0)) for slot in range(1, 9)))
     heir = call(9, task(9, invoke(1, 0, task(3)), get((1, ("ActorDiedError",)))), inside=(0,))

@@ -1,4 +1,4 @@
-"""What is large: it travels in other ways, is cut down, or is refused at the call; and what comes after it is not held up."""
+"""Large values, errors and texts: sent in other ways, cut down, or refused at the call; and later messages are not delayed."""
 
 from __future__ import annotations
 

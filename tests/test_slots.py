@@ -1,4 +1,4 @@
-"""What outlives a worker: its page, which is read when it is dead, and stays where the next daemon may need it."""
+"""Slots: a worker's page outlives it, is read when it is dead, and stays while the next daemon may need it."""
 
 from __future__ import annotations
 

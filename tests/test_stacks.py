@@ -1,4 +1,4 @@
-"""What threads run: of workers and drivers that answer, of those that cannot, and where nothing is known."""
+"""Stacks of threads: of workers and drivers that answer, of those that cannot, and of unknown ones."""
 
 from __future__ import annotations
 

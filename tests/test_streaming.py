@@ -416,7 +416,7 @@ def test_a_method_streams_while_it_runs(threads: int | None) -> None:
 
 @zf.remote(max_concurrency=3)
 class Beside:
-    """A stream of large values, one of which is written but not said while other calls end."""
+    """A stream of large values, one of which is written but not reported while other calls end."""
 
     def __init__(self) -> None:
         self.written = threading.Event()
@@ -441,7 +441,7 @@ class Beside:
         self.written.wait(PATIENCE)
 
     def let_it_go_on(self) -> None:
-        """It may be said."""
+        """It may be reported."""
         self.others_ended.set()
 
 

@@ -1,4 +1,4 @@
-"""Streams in the machines alone: what the scheduler answers to what it is told, and what a worker says to the next daemon."""
+"""Streams in the machines alone: what the scheduler sends, and what a worker reports to the next daemon."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Streaming(Node):
         return found
 
     def allowed(self) -> list[int]:
-        """How far the worker was told to go."""
+        """The credit that the worker has received."""
         return [message.upto for _, message in self.take(m.AllowYields)]
 
     def objects(self) -> list[int]:
@@ -146,7 +146,7 @@ def test_a_later_attempt_continues_at_the_position_of_the_first(node: Streaming)
     node.yields((2, b"too late"))
     assert node.got() == []
     node.yields((0, b"A"), (1, b"B"), attempt=1)
-    assert node.allowed() == [3]  # The new worker has not heard it.
+    assert node.allowed() == [3]  # The new worker has not received it.
     assert (node.got(), node.objects()) == ([], [1, 2])
     node.yields((2, b"C"), attempt=1)
     assert node.got() == [(2, b"C")]
@@ -290,7 +290,7 @@ def test_streams_of_a_worker_are_reported_to_the_next_daemon() -> None:
     yields.take()
     completed = m.Completed.of(())
     reports = again(yields, m.Yielded((rows[4],)), completed)
-    # The last three: a place that was heard of is the arena's; one that may not have been is said as it was.
+    # The last three: an acknowledged place belongs to the arena; one that may not have arrived is repeated unchanged.
     assert reports == [m.Yielded((rows[3], rows[4], rows[5])), completed]
     assert again(yields)[0] == m.Yielded((rows[3], (b"task", 0, 4, True, ()), rows[5]))
     yields.end(b"task")
@@ -345,8 +345,8 @@ class Source(Worker):
         self.check_invariants()
         return [effect.message for effect in self.take_effects(0.0)]  # type: ignore[union-attr]
 
-    def hear(self, node: Node) -> None:
-        """Receive what a daemon has said of outcomes."""
+    def receive(self, node: Node) -> None:
+        """Receive a daemon's messages about outcomes."""
         for to, message in node.take(m.OutcomesRecorded):
             assert to in (WORKER + OLD, b"K" + control_of(OLD))
             self.step(0.0, b"L", message)
@@ -383,7 +383,7 @@ def test_values_outlive_the_daemon_until_their_streams_end_is_recorded(taken: in
     assert read(node, CALL if held else task_id(0)) == [b"0", b"1", b"2"][taken:] + ["StreamEnded"] * (taken + 1)
     assert node.dispatched() == []
     assert source.yields.ended
-    source.hear(node)
+    source.receive(node)
     assert not source.yields.ended
     assert not any(type(message) is m.Yielded for message in source.running())
 

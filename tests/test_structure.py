@@ -1,4 +1,4 @@
-"""The graph of imports: no circles, roles that do not know each other, and packages entered by their front door.
+"""The graph of imports: no circles, independent roles, and packages whose exported names alone are imported.
 
 Every import counts, also one inside a function and one for type checkers alone: a reader follows those, too.
 """

@@ -1,4 +1,4 @@
-"""The processes of a node: started, watched, restarted, and gone without trace, with real processes and stub roles."""
+"""The processes of a node: started, watched, restarted and ended without leftovers, with real processes and stub roles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def until(condition: Callable[[], Any], launched: Launched | None = None) -> Any
     while not (value := condition()):
         assert time.monotonic() < deadline, "it never came"
         assert launched is None or launched.alive(), launched.failure()
-        time.sleep(0.002)  # conditions are about other processes, of which no event tells
+        time.sleep(0.002)  # conditions concern other processes, which raise no event here
     return value
 
 

@@ -1,4 +1,4 @@
-"""The arrows of the timeline, of graphs that are known. Real processes; what is drawn, and how, is in ``test_api.py`` too."""
+"""The arrows of the timeline, for known graphs. Real processes; ``test_api.py`` tests its bars, too."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Total:
 
 
 def settled(wanted: Callable[[Named], bool]) -> Named:
-    """The arrows, once what is told of late has been told; rows are written, and calls told of, within a second or so."""
+    """The arrows, once late reports have arrived; rows are written, and calls reported, within a second or so."""
 
     def found() -> Named | None:
         arrows = named(zf.timeline() or [])

@@ -1,4 +1,4 @@
-"""What type checkers make of programs: mypy and pyright know what is passed to tasks and what comes back, and find mistakes."""
+"""Type checkers on programs: mypy and pyright infer arguments and results of tasks, and find mistakes."""
 
 from __future__ import annotations
 

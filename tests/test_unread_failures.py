@@ -1,4 +1,4 @@
-"""Failures that a program does not ask for are shown to it: the first with its traceback, the others as a number at its end."""
+"""Failures that a program does not read are shown: the first with its traceback, the others as a number at its end."""
 
 from __future__ import annotations
 

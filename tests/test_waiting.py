@@ -1,4 +1,4 @@
-"""``wait`` and ``as_completed`` for many refs: what they give, and how little they look at. Steps are counted, not timed."""
+"""``wait`` and ``as_completed`` for many refs: what they return, and how many refs they look at. Steps are counted, not timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker alone: begun or taken back, never both; what it says when it waits; what it says to the next daemon."""
+"""The worker alone: begun or taken back, never both; what it sends when a task blocks, and to the next daemon."""
 
 from __future__ import annotations
 

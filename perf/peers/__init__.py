@@ -19,7 +19,7 @@ from perf import machine
 PEER_SECONDS_MAX = 240
 """When a peer's sample is no longer waited for."""
 MARK = "perf-result"
-"""Begins the line in which a process tells its sample: systems print all kinds of things beside it."""
+"""Begins the line with a process's sample: systems print other lines beside it."""
 
 
 class System(abc.ABC):

@@ -62,7 +62,7 @@ def _version(interpreter: str, distribution: str) -> str:
 
 
 def _run(command: list[str]) -> str:
-    """The last thing a failed command said; empty if it did not fail."""
+    """The last line of output of a failed command; empty if it did not fail."""
     try:
         done = subprocess.run(command, cwd=DIRECTORY.parent, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -65,7 +65,7 @@ class Zfabric(System):
         return next(pid for pid, role in self.roles().items() if role == "daemon")
 
     def status(self) -> dict[str, Any]:
-        """What the daemon says of itself; walks over all its tasks."""
+        """The status that the daemon reports; it walks over all its tasks."""
         client: Any = interface.current()
         status: dict[str, Any] = client.query("status")
         return status
@@ -74,5 +74,5 @@ class Zfabric(System):
         """Wait until the store has nothing left and rests."""
         end = time.monotonic() + 10
         while self.status()["store"].get("used") and time.monotonic() < end:
-            time.sleep(0.02)  # the status is asked for: no event tells
+            time.sleep(0.02)  # the status is polled: there is no event for it
         machine.wait_until_quiet([self.daemon()], 0.1, 10)

@@ -1,6 +1,6 @@
 """How much CPU does a no-op task take, and in which process?
 
-All threads count, ZeroMQ's too, and so does what happens after the last value has arrived: references let go of, rows written.
+All threads count, ZeroMQ's too, and so does what happens after the last value has arrived: references released, rows written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How fast are small values stored?
 
-Until ``put`` returns; the daemon hears of them in batches meanwhile.
+Until ``put`` returns; the daemon receives them in batches meanwhile.
 """
 
 from __future__ import annotations

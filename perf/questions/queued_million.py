@@ -22,7 +22,7 @@ ROUNDS = 3
 
 
 def block(started: str, released: str) -> None:
-    """Say that it runs, and run until told to end."""
+    """Make a file that shows that it runs, and run until another file exists."""
     open(started, "w").close()
     while not os.path.exists(released):
         time.sleep(0.002)  # processes share only files
