@@ -131,13 +131,13 @@ class Restarted(Node):
             self.send(b"S" + OWN, m.Found(message.token, rows, False))
         super().answer(message)
 
-    def rejoin(self, rows: tuple[Any, ...] = (), *said: Any, functions: tuple[Any, ...] = (), held: tuple[Any, ...] = ()) -> None:
+    def rejoin(self, rows: tuple[Any, ...] = (), *reports: Any, functions: tuple[Any, ...] = (), held: tuple[Any, ...] = ()) -> None:
         """The worker sends its reports, then the driver its rows, and messages with all else that it holds."""
         self.send(b"X" + OWN, m.ArenaFound((), ()))
         self.send(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
         control = control_of(OLD)
         self.send(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
-        for role, message in said:
+        for role, message in reports:
             self.send(role + OLD, message)
         self.send(CLIENT + OLD, m.Ready())
         self.send(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
