@@ -45,8 +45,8 @@ def answer(question: Question, run: Run, seconds_max: float | None = None) -> di
         if not problem and result.exists():
             found: dict[str, Any] = json.loads(result.read_text())
             return found
-        output = "\n".join(output.read_text(errors="replace").splitlines()[-ERROR_LINES:])
-        return question.failed(f"{problem or 'no result'}\n{output}".strip())
+        text = "\n".join(output.read_text(errors="replace").splitlines()[-ERROR_LINES:])
+        return question.failed(f"{problem or 'no result'}\n{text}".strip())
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> str:

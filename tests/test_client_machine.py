@@ -30,10 +30,10 @@ def test_a_restarted_scheduler_receives_that_an_actor_exits_ahead_of_the_query_t
     actor = NAMER.child()
     client.say(m.ActorExiting(actor))
     client.queries.ask(client.queries.token(), "nothing", ())
-    said(client)
+    sent_by(client)
     client.connect(b"\x02daemon1")
     client.rejoin(REGISTER)
-    again = [message for message in said(client) if type(message) in (m.ActorExiting, m.Query)]
+    again = [message for message in sent_by(client) if type(message) in (m.ActorExiting, m.Query)]
     assert [type(message) for message in again] == [m.ActorExiting, m.Query]
     assert again[0].actor_id == actor
 
