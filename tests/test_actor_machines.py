@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zfabric.config import Config
-from zfabric.machines.client.calls import TAKEN_EVERY
+from zfabric.machines.client.calls import ACKNOWLEDGE_EVERY
 from zfabric.machines.client.machine import Client
 from zfabric.machines.worker.machine import LEFT, Worker
 from zfabric.machines.worker.mailbox import Invocation
@@ -521,12 +521,12 @@ def test_an_actor_with_checkpoints_gets_repeated_calls_up_to_their_retries(clien
 def test_acknowledgements_go_to_logged_actors_in_batches_and_to_no_others(client: Client) -> None:
     lives(client, HOME)
     for retries in (-1, LOGGED):
-        calls = [call(client, 1000 * -retries + number, retries) for number in range(TAKEN_EVERY + 1)]
+        calls = [call(client, 1000 * -retries + number, retries) for number in range(ACKNOWLEDGE_EVERY + 1)]
         lives(client, HOME)
         client.take_effects(0.0)
         for index, each in enumerate(calls):
             client.step(0.0, CLIENT + HOME, m.Returned(((each, OK, (b"value",)),)))
-            expected = [m.OutcomesReceived(ACTOR, tuple(calls[:-1]), False)] if index == TAKEN_EVERY - 1 and retries == LOGGED else []
+            expected = [m.OutcomesReceived(ACTOR, tuple(calls[:-1]), False)] if index == ACKNOWLEDGE_EVERY - 1 and retries == LOGGED else []
             assert messages_of(client, m.OutcomesReceived) == expected
 
 
@@ -766,7 +766,7 @@ def test_an_actor_is_refused_to_wait_for_its_own_call_unless_that_has_ended() ->
     second: Any = worker.begin()
     assert not worker.refused(second, wanted, 2, here)
     assert [message.rows for message in messages_of(worker, m.Returned)] == [((own, OK, (b"value",)),)]
-    worker.mailbox.have_come({own: None})
+    worker.mailbox.forget_answered({own: None})
     assert not worker.refused(second, wanted, 2, here), "it is on its way"
 
 

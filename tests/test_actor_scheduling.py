@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, died, row, task_id
 
-from zfabric.machines.local_scheduler.lifecycle.job_shutdown import PARTING_SECONDS
+from zfabric.machines.local_scheduler.lifecycle.job_shutdown import SHUTDOWN_SECONDS
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
@@ -237,8 +237,8 @@ def test_a_job_does_not_wait_for_ever_for_clean_shutdowns(node: Node) -> None:
     node.send(CLIENT + DRIVER, m.Goodbye())
     due = node.scheduler.next_deadline()
     assert due is not None
-    assert due <= node.now + PARTING_SECONDS
-    node.now += PARTING_SECONDS
+    assert due <= node.now + SHUTDOWN_SECONDS
+    node.now += SHUTDOWN_SECONDS
     node.scheduler.tick(node.now)
     node.turn()
     assert len(node.take(m.Farewell)) == 1

@@ -132,17 +132,17 @@ def test_acknowledged_outcomes_are_dropped_also_by_the_next_incarnation() -> Non
     (block,) = actor.sent(m.LogAppended)
     actor.durable(block.number)
     actor.worker.step(0.0, CLIENT + ANN, m.OutcomesReceived(ACTOR, tuple(n.to_bytes(16, "big") for n in (1, 2)), False))
-    assert [len(kept) for kept in actor.log.kept.values()] == [1]
+    assert [len(kept) for kept in actor.log.retained.values()] == [1]
     actor.call(4)
     actor.run()
     (more,) = actor.sent(m.LogAppended)
     again, _, _ = next_incarnation([block, more])
-    assert [int.from_bytes(call_id, "big") for call_id in again.log.kept[ANN]] == [3, 4]
+    assert [int.from_bytes(call_id, "big") for call_id in again.log.retained[ANN]] == [3, 4]
     wanted = tuple(n.to_bytes(16, "big") for n in (2, 4))  # The first is a readonly call's, of which nothing is kept.
     again.worker.step(0.0, CLIENT + ANN, m.OutcomesReceived(ACTOR, wanted, True))
-    assert [int.from_bytes(call_id, "big") for call_id in again.log.kept[ANN]] == [4]
+    assert [int.from_bytes(call_id, "big") for call_id in again.log.retained[ANN]] == [4]
     again.worker.step(0.0, CLIENT + ANN, m.OutcomesReceived(ACTOR, (), True))
-    assert again.log.kept == {}
+    assert again.log.retained == {}
 
 
 def test_outcomes_for_a_dead_caller_are_not_retained_also_of_later_calls() -> None:
@@ -151,7 +151,7 @@ def test_outcomes_for_a_dead_caller_are_not_retained_also_of_later_calls() -> No
     actor.run()
     actor.worker.step(0.0, b"L" + DAEMON, m.CallerGone(ANN))
     actor.run()
-    assert actor.log.kept == {}
+    assert actor.log.retained == {}
     (block,) = actor.sent(m.LogAppended)
     assert numbers(block) == [1, 2], "they have run, all the same"
 
@@ -255,7 +255,7 @@ def test_a_large_value_is_reported_behind_its_row_and_reported_again_by_a_replay
     assert actor.worker.mailbox.written == [4096]
     again, _, (call,) = next_incarnation([block])
     assert again.log.wants(call)
-    again.worker.mailbox.made_again(again.log, call, ((8192, 100_000),), ())
+    again.worker.mailbox.report_remade(again.log, call, ((8192, 100_000),), ())
     again.call(1)
     assert (again.waiting(), again.returned()) == ([], []), "the scheduler sends it to the caller"
     assert [row[3] for message in again.sent(m.CallOutcomes) for row in message.rows] == [((8192, 100_000),)]

@@ -28,7 +28,7 @@ def again(client: Client, *running: Any) -> dict[type[Any], Any]:
 
 def test_a_restarted_scheduler_receives_that_an_actor_exits_ahead_of_the_query_that_it_waits_for(client: Client) -> None:
     actor = NAMER.child()
-    client.say(m.ActorExiting(actor))
+    client.send(m.ActorExiting(actor))
     client.queries.ask(client.queries.token(), "nothing", ())
     sent_by(client)
     client.connect(b"\x02daemon1")
@@ -123,7 +123,7 @@ def test_a_ref_that_comes_back_while_its_task_runs_is_held_again(client: Client)
 def test_releases_from_finalizers_can_be_held_back(client: Client) -> None:
     task = submit(client)
     client.dropped.append(task + FIRST_RETURN)
-    assert [type(effect.message) for effect in client.take_said()] == [m.Submit]  # type: ignore[union-attr]
+    assert [type(effect.message) for effect in client.take_before_releases()] == [m.Submit]  # type: ignore[union-attr]
     assert [type(message) for message in sent_by(client)] == [m.Release]
 
 
@@ -153,7 +153,7 @@ def test_a_pin_is_released_without_refs_and_views(client: Client) -> None:
     assert m.Unpin not in {type(message) for message in sent_by(client)}
     client.unviewed.append(identifier)
     assert sent_by(client) == [m.Unpin((identifier, identifier))]  # one for each telling
-    assert not client.pins.tellings
+    assert not client.pins.counts
 
 
 def test_a_place_that_arrives_too_late_is_unpinned(client: Client) -> None:
@@ -195,10 +195,10 @@ def test_a_recall_of_many_objects_scans_the_waits_once(client: Client) -> None:
 def test_an_unwanted_reservation_is_returned(client: Client) -> None:
     asked, answered = client.reservations.reserve(1000, True, 1.0), client.reservations.reserve(1000, True, 1.0)
     sent_by(client)
-    client.reservations.forsake(asked)
+    client.reservations.cancel(asked)
     receive(client, m.Granted(asked, 4096, 1088))
     receive(client, m.Granted(answered, 8192, 1088))
-    client.reservations.forsake(answered)
+    client.reservations.cancel(answered)
     assert sent_by(client) == [m.ReturnGrant(4096, 0), m.ReturnGrant(8192, 0)]
     assert not client.reservations.answers
 
@@ -335,7 +335,7 @@ def test_requests_in_advance_may_be_refused_or_abandoned_and_survive_the_daemon(
     token = client.reservations.ahead
     assert token
     assert [row.token for row in again(client)[m.Reserve]] == [token]
-    client.reservations.forsake(token)
+    client.reservations.cancel(token)
     receive(client, m.Granted(token, 2 * grant, grant))
     assert sent_by(client) == [m.ReturnGrant(2 * grant, 0)]
 
@@ -388,7 +388,7 @@ def test_a_cancel_a_reservation_and_a_goodbye_survive_the_daemon(client: Client)
     client.cancel((task + FIRST_RETURN,), True, False)
     client.dropped.append(task + FIRST_RETURN)
     token = client.reservations.reserve(1000, True, 9.0)
-    client.say(m.Goodbye())
+    client.send(m.Goodbye())
     sent_by(client)
     found = again(client)
     assert found[m.Reserve] == [m.Reserve(token, 1000, 0, 9.0)]

@@ -473,7 +473,7 @@ def test_tasks_that_are_waited_for_one_by_one_are_submitted_directly(shared: Any
 def test_the_socket_of_a_dead_worker_is_closed(shared: Any) -> None:
     until_direct(pid)
     client: Any = interface.current()
-    (worker,) = client.machine.direct.introduced
+    (worker,) = client.machine.direct.allowed
     os.kill(zf.get(pid.remote(), timeout=PATIENCE), signal.SIGKILL)
     eventually(lambda: worker not in client.post.peers, "the socket is closed")
     until_direct(pid)

@@ -408,7 +408,7 @@ def test_a_retired_actor_ends_after_its_calls(worker: Worker) -> None:
 
 def test_an_exit_handler_has_its_turn_before_waiting_calls_and_no_outcome(worker: Worker) -> None:
     assert worker.turns is not None
-    worker.turns.polite.add(A)
+    worker.turns.with_farewell.add(A)
     call(worker, A, 0)
     call(worker, B, 1)
     call(worker, B, 2)
@@ -445,7 +445,7 @@ def test_an_end_is_reported_once_the_instance_is_gone(worker: Worker) -> None:
 
 def test_an_exit_handler_that_takes_too_long_is_stopped(worker: Worker) -> None:
     assert worker.turns is not None
-    worker.turns.polite.add(A)
+    worker.turns.with_farewell.add(A)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
     farewell = begin(worker)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
@@ -456,7 +456,7 @@ def test_an_exit_handler_that_takes_too_long_is_stopped(worker: Worker) -> None:
 
 def test_a_killed_actor_has_no_exit_handler(worker: Worker) -> None:
     assert worker.turns is not None
-    worker.turns.polite.add(A)
+    worker.turns.with_farewell.add(A)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
     assert worker.turns.gone == [A]
     assert begin(worker) is None
@@ -618,9 +618,9 @@ def test_an_actor_may_wait_for_its_own_call_whose_result_is_in_flight(worker: Wo
     assert number_of(waits) == 3
     assert not worker.refused(waits, (result,), 1, {result: A}.get)
     assert sent_by(worker)
-    worker.mailbox.have_come({(2).to_bytes(16, "big"): None})
+    worker.mailbox.forget_answered({(2).to_bytes(16, "big"): None})
     assert not worker.refused(waits, (result,), 1, {result: A}.get), "it is still on its way"
-    worker.mailbox.have_come({})
+    worker.mailbox.forget_answered({})
     assert worker.refused(waits, (result,), 1, {result: A}.get), "nobody would ask for what has come"
 
 
@@ -635,7 +635,7 @@ def test_an_actor_may_wait_for_its_own_call_that_was_stopped_before_it_ran(worke
 
 
 def delays(worker: Worker) -> list[tuple[bytes, set[bytes]]]:
-    worker.say_delays(lambda identifier: {ref(7): B}.get(identifier))
+    worker.report_delays(lambda identifier: {ref(7): B}.get(identifier))
     return [(each.running, set(each.rows)) for each in sent_by(worker) if type(each) is m.HostDelays]
 
 
@@ -692,6 +692,6 @@ def test_a_worker_taken_by_an_actor_is_replaced_in_advance() -> None:
 
 
 def test_the_end_of_an_actor_is_repeated_with_its_creation_to_a_restarted_daemon(worker: Worker) -> None:
-    worker.unheard.append(m.Completed.of(((A, 0, OK, (b"",)),)))
+    worker.unconfirmed.append(m.Completed.of(((A, 0, OK, (b"",)),)))
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
     assert [(each.actor_id, each.attempt) for each in worker.running() if type(each) is m.ActorEnded] == [(A, 0)]

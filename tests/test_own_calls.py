@@ -318,7 +318,7 @@ def test_own_calls_with_an_outcome_that_never_ran_are_not_repeated() -> None:
     actor = Actor()
     actor.log.own.make(own(10), True)
     actor.log.own.make(own(11), True)
-    actor.log.own.forget_all_but([own(11)[0]])
+    actor.log.own.retain_only([own(11)[0]])
     assert waiting(actor) == [11]
 
 

@@ -183,7 +183,7 @@ def test_readonly_calls_are_not_counted_awaited_or_recorded() -> None:
     actor.call(1, 2, 3, method="look")
     actor.begin(2)
     actor.end(1)
-    assert (actor.log.number, actor.log.kept) == (0, {})
+    assert (actor.log.number, actor.log.retained) == (0, {})
     actor.call(4, 5)
     actor.begin(3)
     actor.end(4, 5)
@@ -252,9 +252,9 @@ def test_counts_are_reported_when_they_change_and_to_a_restarted_daemon() -> Non
     actor.call(1, 2, 3)
     actor.begin()
     actor.end(1, 2)
-    actor.worker.say_counts()
+    actor.worker.report_counts()
     assert actor.sent(m.CallCounts) == [m.CallCounts(ACTOR, 2, 1)]
-    actor.worker.say_counts()
+    actor.worker.report_counts()
     assert actor.sent(m.CallCounts) == []
     actor.end(3)
     checkpoint = actor.take()
@@ -365,7 +365,7 @@ def test_without_a_page_of_the_dead_process_the_number_of_lost_calls_is_open(sto
 def test_counts_reported_to_a_former_daemon_do_not_belong_to_the_next_life(store: Store) -> None:
     worker = home(store)
     store.send(WORKER + worker, part(1, 4))
-    store.scheduler.logs.left(((ACTOR, 9),), True)
+    store.scheduler.logs.record_ended(((ACTOR, 9),), True)
     store.scheduler.logs.lives_on(ACTOR)
     assert described(store)["since_checkpoint"] == 0
     dies(store, worker)

@@ -117,7 +117,7 @@ def test_a_world_fails_when_a_process_sends_a_forbidden_message(monkeypatch: pyt
 
     def flush(self: Driver) -> None:
         if self.machine.welcomed and not self.finished:
-            self.machine.say(m.LogLines(()))
+            self.machine.send(m.LogLines(()))
         right(self)
 
     monkeypatch.setattr(Driver, "flush", flush)
@@ -160,9 +160,9 @@ def test_a_worker_sends_operations_then_outcomes_then_releases() -> None:
     process.client.references.add(held)
     assert process.sends() == ["Hold"]
     process.client.dropped.append(held)
-    process.worker.given.given_up.append((given_up, (4096, 100)))
-    process.worker.say_printed()
-    process.client.say(m.FindActors((b"a",)))
+    process.worker.task_queue.returned_places.append((given_up, (4096, 100)))
+    process.worker.report_output()
+    process.client.send(m.FindActors((b"a",)))
     # The place of a task that was not run is released last, as refs are: the daemon first learns that the task is not here any more.
     assert process.sends() == ["FindActors", "OutputWritten", "Unpin", "Release"]
     assert process.sends() == []
@@ -170,8 +170,8 @@ def test_a_worker_sends_operations_then_outcomes_then_releases() -> None:
 
 def test_messages_for_a_replaced_daemon_are_not_sent() -> None:
     process = Process()
-    process.worker.say_printed()
-    process.client.say(m.FindActors((b"a",)))
+    process.worker.report_output()
+    process.client.send(m.FindActors((b"a",)))
     assert worker_sends(process.client, process.worker, b"\1another", process.released.append) == []
 
 
@@ -181,12 +181,12 @@ def test_processes_accept_only_listed_messages_from_each_other() -> None:
     assert all(client_takes(process.client, DRIVER, message) for message in taken)
     refused: list[Any] = [m.Results(()), m.Call(b"a", 1, ()), m.Farewell("")]
     assert not any(client_takes(process.client, DRIVER, message) for message in refused)
-    process.client.direct.introduced.add(DRIVER)
+    process.client.direct.allowed.add(DRIVER)
     assert client_takes(process.client, DRIVER, m.Results(()))
     direct = m.SubmitDirect(OWN, (), 1)
     assert worker_takes(process.worker, DRIVER, m.Call(b"a", 1, ()))
     assert not worker_takes(process.worker, DRIVER, direct)
-    process.worker.drivers.introduce(DRIVER)
+    process.worker.drivers.accept(DRIVER)
     assert worker_takes(process.worker, DRIVER, direct)
     assert not worker_takes(process.worker, DRIVER, m.Results(()))
 
@@ -197,7 +197,7 @@ def test_callers_are_admitted_where_an_actor_lives_until_their_process_has_ended
     assert admits_caller(worker, DRIVER, hosts_actors=True)
     worker.mailbox.gone[DRIVER] = None
     assert not admits_caller(worker, DRIVER, hosts_actors=True)
-    worker.drivers.introduce(DRIVER)
+    worker.drivers.accept(DRIVER)
     assert admits_caller(worker, DRIVER, hosts_actors=True)
 
 

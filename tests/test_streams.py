@@ -278,7 +278,7 @@ def test_a_task_that_waits_for_credit_may_be_stopped_at_any_moment() -> None:
 
 
 def again(yields: Yields, *unheard: m.Message) -> list[m.Message]:
-    return yields.again(unheard, lambda call_id: False)
+    return yields.repeated(unheard, lambda call_id: False)
 
 
 def test_streams_of_a_worker_are_reported_to_the_next_daemon() -> None:
@@ -286,7 +286,7 @@ def test_streams_of_a_worker_are_reported_to_the_next_daemon() -> None:
     yields.begin(b"task", 3)
     rows = [(b"task", 0, index, b"value" if index % 2 else (index, 10), (b"ref",)) for index in range(6)]
     for each in rows:
-        yields.say(each)
+        yields.add(each)
     yields.take()
     completed = m.Completed.of(())
     reports = again(yields, m.Yielded((rows[4],)), completed)
@@ -318,7 +318,7 @@ class Source(Worker):
         self.yields.begin(task, 4)
         for index in range(4):
             if index not in lost:
-                self.yields.say((task, 0, index, b"%d" % index if index < 3 else None, ()))
+                self.yields.add((task, 0, index, b"%d" % index if index < 3 else None, ()))
 
     def run_task(self, *lost: int) -> None:
         self.step(0.0, b"L", m.Dispatch(((task_id(0), STREAM, b"", ()),), (), 0, 0))
@@ -326,7 +326,7 @@ class Source(Worker):
         assert isinstance(item, Item)
         self.stream(task_id(0), *lost)
         self.finish(item, m.OK, (b"3",), None, 0.0, 0.001)
-        self.unheard += [message for message in self.sent() if type(message) is m.Completed]
+        self.unconfirmed += [message for message in self.sent() if type(message) is m.Completed]
 
     def begin_call(self, *lost: int) -> Invocation:
         self.mailbox.actors[SOURCE] = ((SOURCE, ACTOR_CLASS, b"", ()), 0)

@@ -48,10 +48,10 @@ def test_an_item_is_reused_with_all_fields_of_the_next_row(worker: Worker) -> No
 def test_only_the_named_attempt_is_dropped(worker: Worker) -> None:
     give(worker, 1)
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(1), row(1)), ((0, 1, (), ()), (1, 2, (), ())), False))
-    worker.given.drop(row(1)[0], 1)
-    assert [attempt for _, attempt in worker.given.waiting()] == [0, 2]
-    worker.given.drop(row(1)[0], 0)
-    assert [attempt for _, attempt in worker.given.waiting()] == [2]
+    worker.task_queue.drop(row(1)[0], 1)
+    assert [attempt for _, attempt in worker.task_queue.waiting()] == [0, 2]
+    worker.task_queue.drop(row(1)[0], 0)
+    assert [attempt for _, attempt in worker.task_queue.waiting()] == [2]
 
 
 def test_tasks_that_have_not_begun_are_taken_back_and_never_begin(worker: Worker) -> None:
@@ -68,7 +68,7 @@ def test_places_of_a_task_taken_back_are_unpinned(worker: Worker) -> None:
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(1, needed),), ((0, 0, ((4096, 100),), ()),), False))
     assert worker.unread() == ((needed, 4096, 100),)
     worker.step(0.0, b"L" + DAEMON, m.TakeBack((row(1)[0],)))
-    assert worker.given.given_up == [(needed, (4096, 100))]
+    assert worker.task_queue.returned_places == [(needed, (4096, 100))]
     assert worker.unread() == ()
 
 
@@ -201,14 +201,14 @@ def test_running_queued_and_unacknowledged_tasks_are_reported_to_the_next_daemon
     begin(worker)
     finish(worker)
     sent_by(worker)
-    worker.unheard.append(m.Completed.of(((row(9)[0], 0, m.OK, (b"",)),)))
+    worker.unconfirmed.append(m.Completed.of(((row(9)[0], 0, m.OK, (b"",)),)))
     begin(worker)
     worker.connect(b"\x02daemon1")
     running, unheard, blocked = worker.running()
     assert running == m.RunningTasks(((row(1), 0, True, ""), (row(6), 0, True, "")), ())
     assert [each[0] for each in unheard.rows] == [row(9)[0]]
     assert (blocked.task_id, blocked.returned) == (row(1)[0], ())
-    assert worker.unheard == []
+    assert worker.unconfirmed == []
     assert sent_by(worker) == []
 
 

@@ -58,7 +58,7 @@ class ActorExits:
             raise TypeError(NO_ACTOR)
         with self._connection.lock:
             self._end_with_process(None)
-            self._connection.machine.say(m.ActorExiting(actor_id))
+            self._connection.machine.send(m.ActorExiting(actor_id))
             self._connection.flush()
         if "asyncio" in sys.modules and in_event_loop():
             from asyncio import CancelledError  # The program has imported asyncio.
@@ -70,7 +70,7 @@ class ActorExits:
         """End the actor for good: queued calls do not run. Return the outcome of the call that ended it."""
         with self._connection.lock:
             self._end(item, LEAVE, "")
-            self._connection.machine.say(m.ActorExiting(actor_of(item)))  # Its __init__ may end it, too.
+            self._connection.machine.send(m.ActorExiting(actor_of(item)))  # Its __init__ may end it, too.
         return FAILED, (left_for_good(actor_of(item), how),), None
 
     def exit_process(self, item: Invocation, error: SystemExit) -> tuple[int, Row, None]:

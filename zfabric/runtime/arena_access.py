@@ -98,7 +98,7 @@ class ArenaAccess:
                 answered = connection.wait_until(partial(room.answered, token), deadline + 5.0)
             except BaseException:  # Ctrl-C and interrupts, too. Nobody will write into the grant.
                 with connection.lock:
-                    room.forsake(token)
+                    room.cancel(token)
                 raise
             with connection.lock:
                 answer = room.take(token)
@@ -111,7 +111,7 @@ class ArenaAccess:
                     continue
                 if type(answer) is m.NoSpace and answer.kind == "alone":
                     continue
-                room.forsake(token)
+                room.cancel(token)
             text = answer.text if type(answer) is m.NoSpace else "the object store did not answer in time"
             kind = ObjectTooLargeError if type(answer) is m.NoSpace and answer.kind == "too_large" else ObjectStoreFullError
             raise kind(text if answered else f"{text} ({size} bytes)")

@@ -602,7 +602,7 @@ class FabricClient(Connection):
             return
         try:
             with self.lock:
-                self.machine.say(m.Goodbye())
+                self.machine.send(m.Goodbye())
                 self.flush()
             if self.kind == "driver" and self.alive():
                 self.wait_until(lambda: self.machine.farewell is not None, clock() + 4.5)

@@ -308,7 +308,7 @@ class Connection:
 
     def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         if type(message) is m.Inspect:
-            self.machine.say(m.Inspected(message.asker, message.token, self.threads()))
+            self.machine.send(m.Inspected(message.asker, message.token, self.threads()))
         elif type(message) is m.CollectGarbage:
             self.collect_garbage()
         elif type(message) is not m.RegisterAgain:
@@ -553,7 +553,7 @@ class Connection:
         Such a socket stays open until the scheduler has ended the direct submission: the next task would open it again.
         """
         sockets, direct = self.session.sockets, self.machine.direct
-        idle = direct.introduced.difference(direct.workers.values())
+        idle = direct.allowed.difference(direct.workers.values())
         for worker in [each for each in idle if not os.path.exists(os.path.join(sockets, each.hex()))]:
             direct.forget(worker)
             self._peers.discard(worker)

@@ -91,7 +91,7 @@ class Host:
         with self._lock:
             before = self.begin(item, instance, self.crew)
             if leaves(instance):
-                self._worker.turns.polite.add(item.row[0])
+                self._worker.turns.with_farewell.add(item.row[0])
         del before
 
     def method(self, item: Invocation) -> Callable[..., Any]:
@@ -148,7 +148,7 @@ class Host:
             with self._lock:
                 instance = self.instances.pop(self.gone.pop(0), None) if self.gone else None
             del instance
-        return self._worker.turns is not None and bool(self._worker.turns.sayable)
+        return self._worker.turns is not None and bool(self._worker.turns.has_reports)
 
 
 def _of_class(instance: Any, name: str) -> Callable[..., Any]:

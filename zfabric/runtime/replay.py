@@ -86,7 +86,7 @@ class Replayer:
         """Take a checkpoint. Raises SerializationError, which names the attribute that cannot be pickled, or ObjectTooLargeError."""
         name, connection = kind.__qualname__, self.connection
         with connection.lock:
-            log.own.forget_all_but(connection.machine.calls.pending)
+            log.own.retain_only(connection.machine.calls.pending)
         save = getattr(instance, "__zf_save__", None)
         saved, what = (instance, name) if save is None else ((save(),), f"{name}.__zf_save__()")
         packed = serialization.dump_instance(saved, kind, what)
@@ -270,12 +270,12 @@ class _Maker:
             if clock() >= reported_at:
                 reported_at = clock() + PROGRESS_EVERY
                 with connection.lock:
-                    log.say_progress(done, len(calls))
+                    log.report_progress(done, len(calls))
                     connection.flush()
             if call.again:
                 self._run_again(call)
         with connection.lock:
-            log.say_progress(len(calls), len(calls))
+            log.report_progress(len(calls), len(calls))
 
     def _run_again(self, call: LoggedCall) -> None:
         replayer, connection = self.replayer, self.connection
@@ -300,7 +300,7 @@ class _Maker:
             connection.retained.pop(call.call_id, None)  # No process receives the error of a replay.
             if status == OK:
                 with connection.lock:
-                    replayer.worker.mailbox.made_again(self.log, call, outputs, extra[0] if extra is not None else ())
+                    replayer.worker.mailbox.report_remade(self.log, call, outputs, extra[0] if extra is not None else ())
                     replayer.writes.finish(call.call_id)
                     if call.call_id in replay.recalled:
                         connection.flush()  # Report it before it is requested, and before refs inside it are released.

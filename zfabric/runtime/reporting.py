@@ -69,7 +69,7 @@ class Reporter:
         self._close_output()
         if not self._log_to_driver:
             return
-        worker.say_printed()
+        worker.report_output()
         known = receiver in worker.drivers or (receiver != connection.incarnation and receiver not in worker.mailbox.gone)
         if receiver and known:
             connection.post.send_envelopes(receiver, [(CLIENT, WORKER, m.OutputWritten())], clock())
@@ -151,7 +151,7 @@ class Reporter:
             if self._machine.printed:
                 self.send_printed(b"")
             self._machine.pass_on(row[4])
-            worker.yields.say(row)
+            worker.yields.add(row)
             self._writes.finish(row[0])
             due = clock() - connection.sent_at > connection.config.completion_delay or worker.unreported >= REPORT_ROWS
             if due:

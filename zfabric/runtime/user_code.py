@@ -93,7 +93,7 @@ class UserCode:
                 values.append(self._fetched(identifier))
             elif type(value) is tuple:
                 with self._client.lock:
-                    self._machine.pins.told(identifier, value)
+                    self._machine.pins.add(identifier, value)
                     self._machine.pins.view(identifier)
                 try:
                     data = self._client.values.view(value)

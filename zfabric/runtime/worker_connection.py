@@ -66,7 +66,7 @@ class WorkerConnection(FabricClient):
         super()._join(daemon)
 
     def _leave(self, daemon: bytes) -> None:
-        self.worker.unheard += unacknowledged_reports(self.post.forget(daemon))
+        self.worker.unconfirmed += unacknowledged_reports(self.post.forget(daemon))
         self.control_post.forget(daemon)
 
     def classify(self, sender: bytes) -> tuple[bool, bool]:
@@ -155,9 +155,9 @@ class WorkerConnection(FabricClient):
 
     def _keep_house(self) -> None:
         with self.lock:
-            self.worker.say_counts()
-            self.worker.say_delays(self._callee)
-            self.worker.mailbox.have_come(self.machine.calls.pending)
+            self.worker.report_counts()
+            self.worker.report_delays(self._callee)
+            self.worker.mailbox.forget_answered(self.machine.calls.pending)
         super()._keep_house()
 
     def _callee(self, identifier: bytes) -> bytes | None:
@@ -178,7 +178,7 @@ class WorkerConnection(FabricClient):
     def close_at_end(self) -> None:
         """Send what is unsent, and close all sockets: the process is about to exit."""
         with self.lock:
-            self.worker.say_trace()
+            self.worker.report_trace()
             self.flush()
             self.closed = True
             self.control_post.close()

@@ -42,17 +42,17 @@ def worker_sends(client: Client, worker: Worker, daemon: bytes, release: Callabl
 
     ``release`` drops the refs inside an outcome that was held back and is sent now.
     """
-    said, ends = client.take_said(), worker.take_effects(0.0)
+    said, ends = client.take_before_releases(), worker.take_effects(0.0)
     while worker.mailbox.written:
         client.reservations.finished(worker.mailbox.written.pop())
     while worker.mailbox.dropped:
         client.reservations.abandon(worker.mailbox.dropped.pop())
-    while worker.mailbox.left:
-        release(worker.mailbox.left.pop())
-    for identifier, place in worker.given.given_up:
-        client.pins.told(identifier, place)
-        client.pins.let_go(identifier)
-    worker.given.given_up.clear()
+    while worker.mailbox.released:
+        release(worker.mailbox.released.pop())
+    for identifier, place in worker.task_queue.returned_places:
+        client.pins.add(identifier, place)
+        client.pins.release_if_unused(identifier)
+    worker.task_queue.returned_places.clear()
     sends = _of_client(said, daemon)
     sends += [(WORKER, effect) for effect in ends if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] == CLIENT)]
     return sends + client_sends(client, daemon) if client.dropped or client.unviewed or client.has_unsent else sends
@@ -93,7 +93,7 @@ def peers_first(frames: Iterable[tuple[bytes, bytes]], is_peer: Callable[[bytes]
 def client_takes(client: Client, sender: bytes, message: m.Message) -> bool:
     """Whether a client accepts this message from another process. Outcomes of tasks come only from workers to which it submits directly."""
     if type(message) is m.Results:
-        return sender in client.direct.introduced
+        return sender in client.direct.allowed
     return type(message) in FROM_PEERS[CLIENT]
 
 

@@ -244,7 +244,7 @@ class CallInvariants:
                 "barrier": calls._barriers,
                 "queried call": calls._asked,
                 "call to query": calls._to_ask,
-                "reported call": calls._heard,
+                "reported call": calls._confirmed,
                 "killed actor": calls.killed,
                 "stopped call": calls._stopped,
                 "call with a timeout": calls._limited,

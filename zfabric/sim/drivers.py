@@ -54,6 +54,6 @@ class Driver(Process):
 
     def send_goodbye(self) -> None:
         """Send ``Goodbye``, which ends the job."""
-        self.machine.say(m.Goodbye())
+        self.machine.send(m.Goodbye())
         self.wake()
         self.world.after(0.5, self._connect_again)

@@ -170,7 +170,7 @@ class Invariants:
             left += [f"{machine.unfinished} unfinished rows of {process.name}"] if machine.unfinished else []
             left += [f"row {short(each)} of {process.name}" for each in machine.tasks.several]
             left += [f"lineage {short(each)} of {process.name}" for each in machine.retained.lineage]
-            left += [f"pin on {short(each)} of {process.name}" for each in machine.pins.tellings]
+            left += [f"pin on {short(each)} of {process.name}" for each in machine.pins.counts]
             left += [f"a reservation of {process.name}" for _ in machine.reservations.answers]
         return [*left, *self.world.calls.left()]
 

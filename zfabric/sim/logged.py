@@ -59,7 +59,7 @@ class LoggedActors:
         process.world.calls.restored(process, actor_id, item.attempt, state, unlogged)
         if saved is None and not calls and every:
             log.checkpoint(msgpack.packb(state), ())
-        log.say_progress(len(calls), len(calls))
+        log.report_progress(len(calls), len(calls))
 
     def remade(self, item: Item, room: Any) -> Running:
         """Rebuild the lost value of a call from the actor's log."""
@@ -99,7 +99,7 @@ class LoggedActors:
             process.node.arena.write(offset, Content(call_value(call.call_id, index), size, pack_value(value)))
             process.machine.reservations.finished(offset)
             outputs.append((offset, size))
-        self.worker.mailbox.made_again(log, call, tuple(outputs), ())
+        self.worker.mailbox.report_remade(log, call, tuple(outputs), ())
 
     def ended(self, item: Invocation, whole: bool) -> None:
         """Append a call that has run to its actor's state, if it changes that."""

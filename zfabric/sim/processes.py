@@ -302,7 +302,7 @@ class Process:
                 continue
             if self.interrupted(frame):
                 if wait.token:
-                    self.machine.reservations.forsake(wait.token)
+                    self.machine.reservations.cancel(wait.token)
                 self._end_wait(frame)
                 self.resume(frame, Interrupted())
                 continue

@@ -48,10 +48,10 @@ def _pins_not_reported_again(right: Any) -> Any:
     """After a restart of the daemon, a process does not report which places it has."""
 
     def rejoin(self: Client, register: Any, running: Any = (), unread: Any = ()) -> None:
-        places = self.pins.tellings.copy()
-        self.pins.tellings.clear()
+        places = self.pins.counts.copy()
+        self.pins.counts.clear()
         right(self, register, running, ())
-        self.pins.tellings.update(places)
+        self.pins.counts.update(places)
 
     return rejoin
 
@@ -59,11 +59,11 @@ def _pins_not_reported_again(right: Any) -> Any:
 def _release_first(right: Any) -> Any:
     """Releases are sent before the outcomes of tasks whose values contain the released refs."""
 
-    def take_said(self: Client) -> Any:
+    def take_before_releases(self: Client) -> Any:
         self.releases.settle()
         return right(self)
 
-    return take_said
+    return take_before_releases
 
 
 def _answer_before_commit(right: Any) -> Any:
@@ -272,7 +272,7 @@ def _given_up_is_over(right: Any) -> Any:
         worker = task.worker
         right(self, task)
         del worker.inflight[task.id]
-        task.rare.goes_on = None
+        task.rare.running_on = None
 
     return give_up
 
@@ -390,16 +390,16 @@ def _state_forgets_outcomes(right: Any) -> Any:
     """Checkpoints lack the outcomes that callers may not have received."""
 
     def checkpoint(self: CallLog, state: bytes, refs: Any) -> None:
-        retained, self.kept = self.kept, {}
+        retained, self.retained = self.retained, {}
         right(self, state, refs)
-        self.kept = retained
+        self.retained = retained
 
     return checkpoint
 
 
 def _all_outcomes_dropped(right: Any) -> Any:
     """A logged actor drops all outcomes of a caller that has received some."""
-    return lambda self, caller, call_ids, others: self.kept.pop(caller, None)
+    return lambda self, caller, call_ids, others: self.retained.pop(caller, None)
 
 
 def _queried_call_runs(right: Any) -> Any:
@@ -419,7 +419,7 @@ def _limits_ignored(right: Any) -> Any:
 
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-reported-again": ((Client, "rejoin", _pins_not_reported_again),),
-    "release-before-hold": ((Client, "take_said", _release_first),),
+    "release-before-hold": ((Client, "take_before_releases", _release_first),),
     "answer-before-commit": ((ControlStore, "_hand_over", _answer_before_commit),),
     "take-back-presumed": ((Dispatcher, "overdue", _take_back_presumed),),
     "dispatched-twice": ((Dispatcher, "_assign", _dispatched_task_still_queued),),

@@ -72,7 +72,7 @@ class WorkerProcess(Process):
 
     def leave(self) -> None:
         """Drop the links to the daemon, and retain unacknowledged reports for the next one."""
-        self.worker.unheard += unacknowledged_reports(self.transport.forget(self.daemon))
+        self.worker.unconfirmed += unacknowledged_reports(self.transport.forget(self.daemon))
         self.control_transport.forget(self.daemon)
 
     def running(self) -> tuple[m.Message, ...]:
@@ -178,10 +178,10 @@ class WorkerProcess(Process):
     def send_late(self) -> None:
         """Do what the flusher thread does: send what a computing task submitted. Outcomes wait for ``completion_delay``."""
         if self.worker.gate is not None and self.now >= self._upkeep_at:
-            self.worker.say_counts()
+            self.worker.report_counts()
         if self.world.circling and self.now >= self._upkeep_at:
-            self.worker.say_delays(self._callee)
-            self.worker.mailbox.have_come(self.machine.calls.pending)
+            self.worker.report_delays(self._callee)
+            self.worker.mailbox.forget_answered(self.machine.calls.pending)
         if self.worker.unreported and self.stack and self.now - self._first_unreported <= self.config.completion_delay:
             return
         self.flush()
@@ -244,7 +244,7 @@ class WorkerProcess(Process):
         values = list(zip(row[3], item.values, strict=True))
         for identifier, value in dict(values).items():
             if type(value) is tuple:
-                self.machine.pins.told(identifier, value)
+                self.machine.pins.add(identifier, value)
         namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
         return StackFrame(item, task_body(self, self.worker, self.logged, item, values), namer, self.now)
 
@@ -318,7 +318,7 @@ class WorkerProcess(Process):
             elif frame is not None and wait is not None and self.is_over(frame):
                 interrupted = self.interrupted(frame)
                 if interrupted and wait.token:
-                    self.machine.reservations.forsake(wait.token)
+                    self.machine.reservations.cancel(wait.token)
                 self._end_wait(frame)
                 self.resume(frame, Interrupted() if interrupted else wait.finish(wait.done()))
             else:
@@ -456,7 +456,7 @@ class WorkerProcess(Process):
             else:
                 self.worker.turns.leave(item.actor_id, LEAVE, "")
             self.world.calls.over(item.actor_id)
-            self.machine.say(m.ActorExiting(item.actor_id))
+            self.machine.send(m.ActorExiting(item.actor_id))
             return FAILED, (left_for_good(item.actor_id, "exit_actor"),)
         return (ERROR if status == RETRY else status), outputs
 
@@ -500,7 +500,7 @@ class Beside:
             return
         interrupted = process.interrupted(frame)
         if interrupted and wait.token:
-            process.machine.reservations.forsake(wait.token)
+            process.machine.reservations.cancel(wait.token)
         frame.wait = None
         process.resume(frame, Interrupted() if interrupted else wait.finish(wait.done()))
 

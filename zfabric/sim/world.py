@@ -277,7 +277,7 @@ class World:
             self.after(logged.random() * faults.window, partial(self._crash_worker, logged, lambda worker: bool(worker.mailbox.logs)))
         direct = random.Random(f"{self.seed}/crashes of workers with drivers")
         for _ in range(4 * faults.worker_crashes if not self.hoarding else 0):
-            self.after(direct.random() * faults.window, partial(self._crash_worker, direct, lambda worker: bool(worker.drivers.told)))
+            self.after(direct.random() * faults.window, partial(self._crash_worker, direct, lambda worker: bool(worker.drivers.sent)))
         for _ in range(faults.daemon_crashes):
             self.after(rng.random() * faults.window, self._crash_daemon)
         for _ in range(faults.stalls):

@@ -33,7 +33,7 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
 from zfabric.protocol.pieces import within_row
 
-TAKEN_EVERY = 64
+ACKNOWLEDGE_EVERY = 64
 """Number of outcomes of a logged actor that are acknowledged together: it retains about as many for each caller."""
 UNKNOWN, NOT_RUN = "unknown", "not run"
 """The outcome of a failed call: it may have run, or it has not."""
@@ -89,7 +89,7 @@ class Calls:
         """Calls that wait for the answer to such a query."""
         self._to_ask: list[bytes] = []
         """Calls of ``_asked`` whose query leaves with the next frame: one query for all."""
-        self._heard: set[bytes] = set()
+        self._confirmed: set[bytes] = set()
         """Calls whose query was answered."""
         self._stopped: dict[bytes, str] = {}
         """Calls that were sent and are to be stopped, with the reason: they are not repeated."""
@@ -254,13 +254,13 @@ class Calls:
         values = within_row(inline, self._row_bytes)
         if values.count(None) > inline.count(None):  # The actor will fetch it from the scheduler.
             self.results.share(identifier for identifier, value in zip(row[DEPENDENCIES], values, strict=True) if value is None)
-        told = None in values or option(row[CALL_OPTIONS], "contains") or row[0] in self._streams
-        if told and row[0] not in self._heard:
+        needs_confirmation = None in values or option(row[CALL_OPTIONS], "contains") or row[0] in self._streams
+        if needs_confirmation and row[0] not in self._confirmed:
             if row[0] not in self._asked:
                 self._asked.add(row[0])
                 self._to_ask.append(row[0])
             return b""
-        self._heard.discard(row[0])
+        self._confirmed.discard(row[0])
         self._send(target, (*row[:VALUES], values, row[CALL_OPTIONS]))
         return None
 
@@ -311,7 +311,7 @@ class Calls:
                     return row
         return None
 
-    def heard(self, token: int) -> bool:
+    def confirm(self, token: int) -> bool:
         """Handle the scheduler's answer to a query. Return whether it was one that calls waited for."""
         calls = self._barriers.pop(token, None)
         if calls is None:
@@ -320,7 +320,7 @@ class Calls:
             self._asked.discard(call_id)
             target = self.pending.get(call_id)
             if target is not None:
-                self._heard.add(call_id)
+                self._confirmed.add(call_id)
                 if call_id in target.parked:
                     self._try_parked(call_id)
                 else:
@@ -398,7 +398,7 @@ class Calls:
         sends: list[Send] = []
         for target, others in self._receipts.items():
             if target.incarnation:
-                calls = (*target.sent, *(row[0] for row in target.unsent())) if others else tuple(target.untaken)
+                calls = (*target.sent, *(row[0] for row in target.unsent())) if others else tuple(target.unacknowledged)
                 sends.append(Send(ACTOR + target.incarnation, m.OutcomesReceived(target.actor_id, calls, others)))
         for target in self._full:
             rows = target.outbox
@@ -409,7 +409,7 @@ class Calls:
                 sends.append(Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, batch)))
         sends += self._orders
         for target in self._receipts:
-            target.untaken = []
+            target.unacknowledged = []
         for target in self._full:
             target.outbox = []
         self._receipts.clear()
@@ -445,15 +445,15 @@ class Calls:
             target = pending.get(call_id)
             if target is None:
                 if outputs and (None in outputs or status != OK):
-                    self._known_after_all(call_id, status, outputs)
+                    self._handle_second_outcome(call_id, status, outputs)
                 continue
             # A local outcome may be the failure of an argument, which an earlier life left behind: this life goes on.
             if status == FAILED and not is_local and target.state == ALIVE and outputs and has_left(outputs[0], target.actor_id):
                 self._left(target, call_id)
             target.sent.pop(call_id, None)
             if target.keeps:
-                target.untaken.append(call_id)
-                if len(target.untaken) >= TAKEN_EVERY:
+                target.unacknowledged.append(call_id)
+                if len(target.unacknowledged) >= ACKNOWLEDGE_EVERY:
                     self._receipts.setdefault(target, False)
             identifier: bytes = call_id + CALL_RETURN
             entry = entries.get(identifier)
@@ -471,8 +471,8 @@ class Calls:
                 self._stopped.pop(call_id, None)
             if self._limited:
                 self._limited.discard(call_id)
-            if self._heard:
-                self._heard.discard(call_id)
+            if self._confirmed:
+                self._confirmed.discard(call_id)
             if self._several:
                 self._several.pop(call_id, None)
             del pending[call_id]
@@ -506,7 +506,7 @@ class Calls:
         target.put_first(map(_unsent, behind.values()))
         self._note_delayed(target)
 
-    def _known_after_all(self, call_id: bytes, status: int, outputs: Row) -> None:
+    def _handle_second_outcome(self, call_id: bytes, status: int, outputs: Row) -> None:
         """Handle a second outcome of a call: release values of it that the scheduler counts as held by this process."""
         for index, value in enumerate(outputs):
             if _is_recorded(status, value):
@@ -557,7 +557,7 @@ class Calls:
             unread.expected((target.handle,))  # The call fails with the failure of the handle.
         names = [call_value(call_id, index) for index in range(self._several.get(call_id, 1))]
         if self.results.ids.isdisjoint(names):  # Otherwise other processes receive the failure, too.
-            unread.came(
+            unread.arrived(
                 call_id, status, outputs, [each for each in names if (entry := self._objects.entry(each)) is not None and entry.refs > 0]
             )
 
@@ -610,7 +610,7 @@ class Calls:
             elif not_begun or (target.state != DEAD and self._may_retry(target, row)):
                 again.append(row)
             elif target.keeps and target.state != DEAD:
-                again.append(_question(row))
+                again.append(_outcome_request(row))
                 target.tried.setdefault(row[0], 0)
             else:
                 self._fail(target, row, UNKNOWN)
@@ -684,7 +684,7 @@ class Calls:
         if target.state == CREATING:
             return "waiting", target.actor_id, f"{method} waits until the actor is made"
         if call_id in target.parked or call_id in self._asked:
-            return "waiting", target.actor_id, f"{method} waits until the scheduler has been told of its arguments"
+            return "waiting", target.actor_id, f"{method} waits until the scheduler has been needs_confirmation of its arguments"
         return "waiting", target.actor_id, f"{method} waits behind a call whose arguments are not there yet"
 
     # -- handles that are dropped, and a restarted daemon --
@@ -701,7 +701,7 @@ class Calls:
     def forget(self, handle: bytes) -> None:
         """Remove the record of an actor whose last handle was dropped. The link lasts as long as both incarnations."""
         target = self.targets.pop(handle[:TASK_BYTES], None)
-        if target is not None and target.untaken:
+        if target is not None and target.unacknowledged:
             self._receipts[target] = False
 
     def holdings(self) -> Iterator[tuple[type[Any], Any]]:
@@ -721,7 +721,7 @@ def _is_recorded(status: int, value: Any) -> bool:
     return value is None if status == OK else bool(refs_in(value))
 
 
-def _question(row: Row) -> Row:
+def _outcome_request(row: Row) -> Row:
     """A call that may have run and must not run again, as a request for its outcome: a checkpoint of its actor may have it."""
     dependencies, options = (row[DEPENDENCIES], row[CALL_OPTIONS] or ()) if len(row) > DEPENDENCIES else ((), ())
     return row if ("ask", True) in options else (*row[:3], dependencies, (), (*options, ("ask", True)))

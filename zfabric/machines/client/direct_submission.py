@@ -18,7 +18,7 @@ class DirectSubmitter:
     def __init__(self, outbox: Outbox) -> None:
         self.workers: dict[bytes, bytes] = {}
         """The worker that accepts the tasks of each function."""
-        self.introduced: set[bytes] = set()
+        self.allowed: set[bytes] = set()
         """Workers that were allowed to this driver: they send it values themselves."""
         self._received: dict[bytes, int] = {}
         """Number of values that each of these workers has sent."""
@@ -69,7 +69,7 @@ class DirectSubmitter:
         self.workers.update(dict.fromkeys(message.functions, message.worker))
         self._first_attempt = message.attempt
         if message.functions:
-            self.introduced.add(message.worker)
+            self.allowed.add(message.worker)
         else:
             self._outbox.add_message(m.SubmittedDirect(message.worker, ()))
 
@@ -84,7 +84,7 @@ class DirectSubmitter:
 
     def forget(self, worker: bytes) -> None:
         """Remove a worker that has exited."""
-        self.introduced.discard(worker)
+        self.allowed.discard(worker)
         self._received.pop(worker, None)
 
     def start_over(self) -> None:

@@ -70,7 +70,7 @@ class Client:
         self.objects = ObjectTable(self.outbox)
         self.direct = DirectSubmitter(self.outbox)
         self.queries = Queries(self.outbox, self.direct)
-        self.reservations = Reservations(config, self.queries.token, self.tell_store)
+        self.reservations = Reservations(config, self.queries.token, self.send_to_store)
         self.pins = Pins(self.objects.entries, partial(self.outbox.add, m.Unpin))
         self.retained = RetainedObjects(self.objects, self.pins)
         self.unread = UnreadFailures(self.objects, self.retained.needed)
@@ -131,18 +131,18 @@ class Client:
         self.tasks.cancel(tasks, force, recursive)
         named = identifiers if recursive else tasks
         if named:
-            self.say(m.Cancel(named, force, recursive))
+            self.send(m.Cancel(named, force, recursive))
 
     def pass_on(self, identifiers: Collection[bytes]) -> None:
         """Other processes are about to receive refs to these objects: the scheduler needs their results, and they may read failures."""
         self.calls.results.share(identifiers)
         self.unread.expected(identifiers)
 
-    def tell_store(self, message: m.Message) -> None:
+    def send_to_store(self, message: m.Message) -> None:
         """Send a message to the object store."""
         self._controls.append(Send(self.store, message))
 
-    def say(self, message: m.Message) -> None:
+    def send(self, message: m.Message) -> None:
         """Send a message to the local scheduler, behind everything in the outbox."""
         if type(message) is m.Goodbye:
             self.leaving = True
@@ -169,12 +169,12 @@ class Client:
         for identifier, status, value, contained in message.rows:
             objects.fetching.discard(identifier)
             if type(value) is tuple:
-                self.pins.told(identifier, value)
+                self.pins.add(identifier, value)
                 self.written.pop(identifier, None)
             entry = objects.entry(identifier)
             if entry is None:
                 if type(value) is tuple:
-                    self.pins.let_go(identifier)
+                    self.pins.release_if_unused(identifier)
                 continue
             if contained and identifier not in self.retained.containing:
                 self.references.contain(identifier, contained)
@@ -193,7 +193,7 @@ class Client:
 
     def on_answer(self, now: float, source: Address, message: m.Answer) -> None:
         """Handle the answer to a query of the program, or of a call that waits to be sent."""
-        if self.queries.answered(message.token) and not self.calls.heard(message.token):
+        if self.queries.answered(message.token) and not self.calls.confirm(message.token):
             self.queries.add_answer(message)
 
     def on_put_committed(self, now: float, source: Address, message: m.PutCommitted) -> None:
@@ -247,20 +247,20 @@ class Client:
         self.outbox.clear()
         self.welcomed = False
         self.direct.start_over()
-        self.say(register)
+        self.send(register)
         for kind, item in rejoin.holdings(self.tasks, self.objects, self.retained, self.calls, self.written):
             self.outbox.add(kind, item)
         for message in running:
-            self.say(message)
+            self.send(message)
         grants, pinned = self.reservations.rows(), (*self.pins.rows(), *unread)
         if grants:
-            self.tell_store(m.GrantsHeld(grants))
+            self.send_to_store(m.GrantsHeld(grants))
         if pinned:
-            self.tell_store(m.Pinned(pinned))
-        self.say(m.Ready())
-        self.reservations.ask_again()
+            self.send_to_store(m.Pinned(pinned))
+        self.send(m.Ready())
+        self.reservations.repeat_requests()
         for message in rejoin.requests(self.tasks, self.calls, self.exiting, self.queries.asked.values(), self.leaving):
-            self.say(message)
+            self.send(message)
 
     # -- the rest of the machine --
 
@@ -277,13 +277,13 @@ class Client:
             self.tasks.take_up()
         if self.dropped or self.unviewed:
             self.releases.settle()
-        return self.take_said()
+        return self.take_before_releases()
 
     def take_first(self) -> Send | None:
         """Take the only task or call to send: the program is about to wait for it, so it may leave ahead of everything else."""
         return self.direct.take() or self.calls.take_lone()
 
-    def take_said(self) -> list[Effect]:
+    def take_before_releases(self) -> list[Effect]:
         """Take messages that were added so far, without releases of dropped refs.
 
         A worker sends these, then the ends of its tasks, then the rest: before the task's own ref is released, the scheduler must have
@@ -304,7 +304,7 @@ class Client:
 
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes."""
-        return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.pins.tellings)}
+        return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.pins.counts)}
 
     def check_invariants(self) -> None:
         """Check that numbers of refs are not negative, and that unread failures belong to objects with refs."""

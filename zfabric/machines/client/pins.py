@@ -17,7 +17,7 @@ class Pins:
     """Places received and values that look into them. ``referred`` has the objects with refs; ``unpin`` releases one pin."""
 
     def __init__(self, referred: Container[bytes], unpin: Callable[[bytes], None]) -> None:
-        self.tellings: Counter[bytes] = Counter()
+        self.counts: Counter[bytes] = Counter()
         """Number of pins that this process has on each object."""
         self.places: dict[bytes, Place] = {}
         """Where the pinned objects are."""
@@ -26,9 +26,9 @@ class Pins:
         self._referred = referred
         self._unpin = unpin
 
-    def told(self, identifier: bytes, place: Place) -> None:
+    def add(self, identifier: bytes, place: Place) -> None:
         """Count a pin: this process received a place."""
-        self.tellings[identifier] += 1
+        self.counts[identifier] += 1
         self.places[identifier] = place
 
     def view(self, identifier: bytes) -> None:
@@ -44,9 +44,9 @@ class Pins:
         self.views[identifier] -= 1
         if self.views[identifier] <= 0:
             del self.views[identifier]
-            self.let_go(identifier)
+            self.release_if_unused(identifier)
 
-    def let_go(self, identifier: bytes) -> None:
+    def release_if_unused(self, identifier: bytes) -> None:
         """Unpin an object unless it is still in use here."""
         if identifier not in self._referred and not self.viewed(identifier):
             self.release(identifier)
@@ -54,9 +54,9 @@ class Pins:
     def release(self, identifier: bytes) -> None:
         """Release all pins on an object."""
         self.places.pop(identifier, None)
-        for _ in range(self.tellings.pop(identifier, 0)):
+        for _ in range(self.counts.pop(identifier, 0)):
             self._unpin(identifier)
 
     def rows(self) -> list[tuple[bytes, int, int]]:
         """Rows of ``Pinned`` for a restarted daemon, one for each pin."""
-        return [(identifier, *self.places[identifier]) for identifier in self.tellings.elements()]
+        return [(identifier, *self.places[identifier]) for identifier in self.counts.elements()]

@@ -44,14 +44,14 @@ class Releases:
         self._unread = unread
         self._calls = calls
         self._tasks = tasks
-        self._rarities = (pins.tellings, retained.lineage, retained.containing, retained.needed, tasks.cancelled, calls.targets)
+        self._rare_tables = (pins.counts, retained.lineage, retained.containing, retained.needed, tasks.cancelled, calls.targets)
         """Tables that are mostly empty. If all are, dropping a ref to a small value only removes its entry."""
 
     def settle(self) -> None:
         """Drop the refs in ``dropped``, then unpin the objects that no value looks into any more."""
         dropped, unviewed, entries, calls, outbox = self.dropped, self.unviewed, self._entries, self._calls, self._outbox
-        tellings, lineage, containing, needed, cancelled, targets = self._rarities
-        rare = bool(tellings or lineage or containing or needed or cancelled or targets)
+        pinned, lineage, containing, needed, cancelled, targets = self._rare_tables
+        rare = bool(pinned or lineage or containing or needed or cancelled or targets)
         while dropped:
             identifier = dropped.popleft()
             entry = entries.get(identifier)
@@ -99,8 +99,8 @@ class Releases:
         if entry.row is None:
             self._tasks.forget_cancelled(identifier)
             retained.retire(identifier, entry, retained.lineage.get(identifier[:TASK_BYTES]))
-        if identifier in self._pins.tellings:
-            self._pins.let_go(identifier)
+        if identifier in self._pins.counts:
+            self._pins.release_if_unused(identifier)
         retained.release_value(identifier)
         self._calls.forget(identifier)
         if identifier not in retained.retired:

@@ -27,9 +27,9 @@ AHEAD_PATIENCE = 1.0
 
 
 class Reservations:
-    """Requests for room, by token. ``tell`` sends a message to the object store."""
+    """Requests for room, by token. ``send`` sends a message to the object store."""
 
-    def __init__(self, config: Config, token: Callable[[], int], tell: Callable[[m.Message], None]) -> None:
+    def __init__(self, config: Config, token: Callable[[], int], send: Callable[[m.Message], None]) -> None:
         self.grants = Grants()
         self.requests: dict[int, m.Reserve] = {}
         """Requests without an answer."""
@@ -44,7 +44,7 @@ class Reservations:
         self._rested = False
         self._grant_bytes = config.grant_bytes
         self._token = token
-        self._tell = tell
+        self._send = send
 
     # -- requests --
 
@@ -56,7 +56,7 @@ class Reservations:
         """Request room; the answer arrives under the returned token."""
         token = self._token()
         request = self.requests[token] = m.Reserve(token, size, 0 if exact else self.wish, patience)
-        self._tell(request)
+        self._send(request)
         self.wish = min(2 * max(self.wish, footprint(size)), WISH_MOST * self._grant_bytes)
         return token
 
@@ -70,7 +70,7 @@ class Reservations:
         least = max(AHEAD_GRANTS * self._grant_bytes, self.wish // 2)
         if not self.ahead and (offset is None or self.grants.nearly_spent(size, least)):
             for row in self.grants.spent(size):
-                self._tell(m.ReturnGrant(*row))
+                self._send(m.ReturnGrant(*row))
             if offset is not None:
                 self.ahead = self.reserve(size, False, AHEAD_PATIENCE)
         return offset
@@ -83,14 +83,14 @@ class Reservations:
         """Take the answer to a request. None if there is none, or if the answer was a grant requested ahead."""
         return self.answers.pop(token, None)
 
-    def forsake(self, token: int) -> None:
+    def cancel(self, token: int) -> None:
         """Give up a request; room that arrives for it is returned."""
         if token == self.ahead:
             self.ahead = 0
         self.requests.pop(token, None)
         answer = self.answers.pop(token, None)
         if type(answer) is m.Granted:
-            self._tell(m.ReturnGrant(answer.offset, 0))
+            self._send(m.ReturnGrant(answer.offset, 0))
 
     # -- writing --
 
@@ -98,20 +98,20 @@ class Reservations:
         """Record that the object with its payload at ``offset`` is sealed, and its place is in a message on its way."""
         row = self.grants.finished(offset)
         if row is not None:
-            self._tell(m.ReturnGrant(*row))
+            self._send(m.ReturnGrant(*row))
 
     def abandon(self, offset: int) -> None:
         """Record that the object at ``offset`` will not be written."""
         row = self.grants.abandon(offset)
         if row is not None:
-            self._tell(m.ReturnGrant(*row))
+            self._send(m.ReturnGrant(*row))
 
     # -- answers of the store --
 
     def on_granted(self, now: float, source: Address, message: m.Granted) -> None:
         """Store the room that was granted, or return it if no request waits for it any more."""
         if self.requests.pop(message.token, None) is None:
-            self._tell(m.ReturnGrant(message.offset, 0))
+            self._send(m.ReturnGrant(message.offset, 0))
         elif message.token == self.ahead:
             self.ahead = 0
             self.grants.add(message.offset, message.size)
@@ -135,24 +135,24 @@ class Reservations:
         self.wish = self._grant_bytes
         row = self.grants.give_back(message.offset)
         if row is not None:
-            self._tell(m.ReturnGrant(*row))
+            self._send(m.ReturnGrant(*row))
 
     def rest(self) -> None:
         """Return surplus grants and make small requests again if nothing was written since the last call. Called now and then."""
         if self._rested and self.wish > self._grant_bytes:
             self.wish = self._grant_bytes
             for row in self.grants.idle(self._grant_bytes):
-                self._tell(m.ReturnGrant(*row))
+                self._send(m.ReturnGrant(*row))
         self._rested = True
 
     # -- after a restart of the daemon --
 
     def rows(self) -> tuple[tuple[int, int, int], ...]:
         """Rows of ``GrantsHeld``: (offset, size, used) of grants, and of granted room that nobody has taken."""
-        untaken = (answer for answer in self.answers.values() if type(answer) is m.Granted)
-        return (*self.grants.rows(), *((answer.offset, answer.size, 0) for answer in untaken))
+        not_taken = (answer for answer in self.answers.values() if type(answer) is m.Granted)
+        return (*self.grants.rows(), *((answer.offset, answer.size, 0) for answer in not_taken))
 
-    def ask_again(self) -> None:
+    def repeat_requests(self) -> None:
         """Repeat all requests to a restarted daemon."""
         for request in self.requests.values():
-            self._tell(request)
+            self._send(request)

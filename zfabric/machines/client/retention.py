@@ -111,8 +111,8 @@ class RetainedObjects:
     def settle_unreferenced(self, identifier: bytes, entry: ObjectEntry, row: Row) -> None:
         """Handle an outcome that arrived after the last ref to it was dropped."""
         self.retire(identifier, entry, row)
-        if self._pins.tellings:
-            self._pins.let_go(identifier)
+        if self._pins.counts:
+            self._pins.release_if_unused(identifier)
         self.release_value(identifier)
 
 

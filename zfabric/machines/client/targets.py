@@ -28,8 +28,8 @@ class Target:
         "sent",
         "state",
         "tried",
+        "unacknowledged",
         "unordered",
-        "untaken",
     )
 
     def __init__(self, actor_id: bytes) -> None:
@@ -58,7 +58,7 @@ class Target:
         """Whether the program has dropped its last handle: the handle's ref is released once the last call has an outcome."""
         self.tried: dict[bytes, int] = {}
         """Number of times that each call was repeated."""
-        self.untaken: list[bytes] = []
+        self.unacknowledged: list[bytes] = []
         """Calls whose outcomes have arrived and are not acknowledged, if the actor retains outcomes."""
 
     @property

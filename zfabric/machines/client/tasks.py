@@ -192,7 +192,7 @@ class Tasks:
             row, entry.row = entry.row, None
             if status != OK:
                 self._unread.read(row[3])
-                self._unread.came(task_id, status, outputs, (identifier,) if entry.refs > 0 else ())
+                self._unread.arrived(task_id, status, outputs, (identifier,) if entry.refs > 0 else ())
             needed = entry.refs > 0 and not (outputs and outputs[0] is not None)  # The row is lineage, which needs what it names.
             if (row[3] or len(row) > 4) and not (needed and task_id not in retained.lineage):
                 retained.release_needs(row)
@@ -226,7 +226,7 @@ class Tasks:
         if status != OK:
             self._unread.read(row[3])
             names = (object_id(task_id, index) for index in range(count))
-            self._unread.came(task_id, status, outputs, [each for each in names if each in self._entries])
+            self._unread.arrived(task_id, status, outputs, [each for each in names if each in self._entries])
         retained = self._retained
         known_before = task_id in retained.lineage
         held: set[bytes] = set()

@@ -50,7 +50,7 @@ class UnreadFailures:
         self._needed = needed
         """Objects that rows without an outcome name (``RetainedObjects.needed``)."""
 
-    def came(self, task_id: bytes, status: int, outputs: Row, held: Iterable[bytes]) -> None:
+    def arrived(self, task_id: bytes, status: int, outputs: Row, held: Iterable[bytes]) -> None:
         """Record the failure of a task or call. ``held`` are its values to which this process has refs."""
         data = outputs[0] if outputs else None
         if not self.watching or type(data) is not bytes:

@@ -17,7 +17,6 @@ class ActorRecord:
         "arguments",
         "executing",
         "failure",
-        "gone",
         "killed",
         "lived_before",
         "lives_on",
@@ -26,6 +25,7 @@ class ActorRecord:
         "retire_at",
         "state",
         "task",
+        "unreferenced",
         "watchers",
         "worker",
     )
@@ -47,7 +47,7 @@ class ActorRecord:
         """Whether the process of that life lives on, with other actors."""
         self.killed = ""
         """Why it is to end for good; empty if it is not."""
-        self.gone = False
+        self.unreferenced = False
         """Whether its last handle was dropped."""
         self.retire_at: float | None = None
         self.watchers: set[bytes] = set()

@@ -223,7 +223,7 @@ class LocalScheduler:
         self._heartbeat_at = 0.0
         self._heartbeat: m.Heartbeat | None = None
         self._more_to_collect = False
-        self._introduced = False
+        self._node_written = False
         self.handlers = Handlers(self.tables.counts, self._accepted())
 
     # -- the machine --
@@ -317,10 +317,10 @@ class LocalScheduler:
         self.deliver()
         self._send_results()  # Those of tasks that failed as a driver left. The driver has received its own before its farewell.
         self.logs.acknowledge()
-        self._introduce()
+        self._write_node()
         self._flush_rows(now)
         self._beat(now)
-        self.rejoining.keep()
+        self.rejoining.send_retained()
         return tables.take_effects()
 
     def _send_results(self) -> None:
@@ -329,7 +329,7 @@ class LocalScheduler:
         for process in tables.touched:
             rows, process.results = process.results, []
             for start in range(0, len(rows), ROWS_MAX):
-                tables.tell(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
+                tables.send_to_client(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
         tables.touched.clear()
 
     def _look_again(self, at: float | None, now: float) -> float | None:
@@ -357,10 +357,10 @@ class LocalScheduler:
         if puts or deletes:
             self.tables.send(self.tables.control_address, m.Write(0, puts, deletes))
 
-    def _introduce(self) -> None:
+    def _write_node(self) -> None:
         """Write the node's own row, once."""
-        if not self._introduced:
-            self._introduced = True
+        if not self._node_written:
+            self._node_written = True
             row = pack_row({"resources": dict(self.pool.total), "daemon": self.address[1:], "protocol": m.PROTOCOL_VERSION})
             self.tables.send(self.tables.control_address, m.Write(0, (("node", self.node, row),), ()))
 
@@ -412,9 +412,9 @@ class LocalScheduler:
         for identifier, rows in by_job.items():
             job = self.tables.jobs.get(identifier)
             if job is not None and job.home:
-                self.tables.tell_node(job.home, m.JobOutput(job.id, tuple(rows), ()))
+                self.tables.send_to_node(job.home, m.JobOutput(job.id, tuple(rows), ()))
             elif job is not None and job.driver is not None:
-                self.tables.tell(job.driver, m.LogLines(tuple(rows)))
+                self.tables.send_to_client(job.driver, m.LogLines(tuple(rows)))
 
     def on_job_output(self, now: float, source: Address, message: m.JobOutput) -> None:
         """Output and notices from another node, for the driver of a job of this one."""
@@ -423,12 +423,12 @@ class LocalScheduler:
             return
         if message.lines:
             lines = tuple((pid, f"{name} on {node.name}" if name else f"on {node.name}", *rest) for pid, name, *rest in message.lines)
-            self.tables.tell(job.driver, m.LogLines(lines))
+            self.tables.send_to_client(job.driver, m.LogLines(lines))
         for level, text in message.notices:
             if level == "again":
                 self.tables.notify_again(job, f"on {node.name}: {text}")
             else:
-                self.tables.tell(job.driver, m.Notice(level, f"on {node.name}: {text}"))
+                self.tables.send_to_client(job.driver, m.Notice(level, f"on {node.name}: {text}"))
 
     def on_inspected(self, now: float, source: Address, message: m.Inspected) -> None:
         """Send the answer of an inspected process to the process that asked."""

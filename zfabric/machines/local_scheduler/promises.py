@@ -17,11 +17,11 @@ class Promises:
 
     def add(self, identifier: bytes, caller: bytes, actor_id: bytes) -> None:
         """Record that other processes wait for this result of a call."""
-        self.keep(identifier)
+        self.remove(identifier)
         self._of[identifier] = (caller, actor_id)
         self._callers[caller] += 1
 
-    def keep(self, identifier: bytes) -> None:
+    def remove(self, identifier: bytes) -> None:
         """Remove a promise whose result has arrived or is not wanted any more."""
         caller, _ = self._of.pop(identifier, _NOBODY)
         if caller:

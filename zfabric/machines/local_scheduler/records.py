@@ -198,7 +198,7 @@ AnyObject = TaskRecord | ObjectRecord
 class StreamRecord:
     """The values that a streaming task or call yields. The stream's own object, ``owner``, stands for its end."""
 
-    __slots__ = ("actor", "ahead", "closed", "count", "declared", "end", "owner", "pending", "told", "unclaimed", "upto")
+    __slots__ = ("actor", "ahead", "allowed", "closed", "count", "declared", "end", "owner", "pending", "unclaimed", "upto")
 
     def __init__(self, owner: AnyObject, ahead: int, actor: bytes) -> None:
         self.owner = owner
@@ -214,7 +214,7 @@ class StreamRecord:
         """Number of values in all, once the stream has ended."""
         self.upto = ahead
         """One past the last value requested: how far the task may go."""
-        self.told: tuple[bytes, int] | None = None
+        self.allowed: tuple[bytes, int] | None = None
         """(worker token, ``upto``) as last sent to the worker that makes the stream."""
         self.unclaimed: set[int] = set()
         """Values that no process has held yet: the stream itself retains them."""
@@ -247,12 +247,12 @@ class TaskExtras:
         "crashes",
         "deadline",
         "demand_queue",
-        "goes_on",
         "history",
-        "kept",
+        "lineage_weight",
         "rebuilt",
         "recursively",
         "retries",
+        "running_on",
         "stays",
         "stopped",
         "submitters",
@@ -278,7 +278,7 @@ class TaskExtras:
         """Whether it is to run at its home: what it returns cannot travel."""
         self.recursively = False
         """Whether what it submitted on another node is to be stopped with it."""
-        self.goes_on: WorkerRecord | None = None
+        self.running_on: WorkerRecord | None = None
         """The worker that has not stopped the task, although the task has its outcome. It is in flight there until the worker reports it or
         dies."""
         self.history: list[str] = []
@@ -290,7 +290,7 @@ class TaskExtras:
         self.submitters: tuple[bytes, ...] = ()
         """Earlier processes that submitted it and wait for its outcome, besides ``submitter``."""
         self.demand_queue: ShapeQueue | None = None
-        self.kept = 0
+        self.lineage_weight = 0
 
     def made(self) -> None:
         """Reset what counts failures of ``__init__``, since the actor lives; the number of restarts stays."""
@@ -639,7 +639,7 @@ class NodeRecord(WorkerRecord):
 class DirectLease:
     """A driver and the worker to which it submits tasks itself."""
 
-    __slots__ = ("died", "driver", "early", "ended", "functions", "handed", "known", "over", "told", "until", "waiting", "worker")
+    __slots__ = ("died", "driver", "early", "ended", "functions", "over", "received", "sent", "submitted", "until", "waiting", "worker")
 
     def __init__(self, driver: ProcessRecord, worker: WorkerRecord) -> None:
         self.driver = driver
@@ -649,13 +649,13 @@ class DirectLease:
         """The idle worker is reserved for the driver until then."""
         self.over = False
         """Whether the driver was notified to submit no more. The notice may not have arrived yet."""
-        self.handed: set[bytes] = set()
+        self.submitted: set[bytes] = set()
         """Tasks in flight that the driver submitted to the worker."""
-        self.told: list[TaskRecord] = []
+        self.sent: list[TaskRecord] = []
         """Ended tasks whose values the worker has sent to the driver."""
         self.ended = 0
         """Number of values that the worker reported to have sent to the driver."""
-        self.known = 0
+        self.received = 0
         """Number of values that the driver reported to have received from the worker."""
         self.waiting: list[tuple[Address, Any]] = []
         """Messages of the driver that refer to more values than the worker has reported."""

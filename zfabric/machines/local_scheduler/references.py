@@ -124,7 +124,7 @@ class References:
                 if record.pins <= 0:
                     self.tables.spare.append(record)
 
-    def keep_row(self, task: TaskRecord) -> None:
+    def retain_row(self, task: TaskRecord) -> None:
         """Retain the objects that a row names, from now on."""
         for object_id in named_by(task):
             record = self.tables.find(object_id)
@@ -204,7 +204,7 @@ class References:
 
     def _free(self, record: AnyObject) -> None:
         task = record.task
-        if not _is_told_again(record):
+        if not _is_repeatable_error(record):
             self._empty(record)
         if task is not None and task.function.actor is not None:
             self.tables.transitions.append(ActorUnreferenced(task))
@@ -238,9 +238,9 @@ class References:
             named = named or value.named > 0
         if not named:
             self._forget(task)
-        elif task.rare is None or not task.rare.kept:
+        elif task.rare is None or not task.rare.lineage_weight:
             weight = ROW_BYTES + len(task.row[2]) + sum(len(each.value) for each in task.values() if type(each.value) is bytes)
-            task.facts().kept = weight
+            task.facts().lineage_weight = weight
             self.lineage_bytes += weight
             self._lineage[task.id] = task
 
@@ -267,13 +267,13 @@ class References:
 
     def revive(self, task: TaskRecord) -> None:
         """Remove a finished task from the lineage: it is to run again, or is dropped."""
-        if task.rare is not None and task.rare.kept:
-            self.lineage_bytes -= task.rare.kept
-            task.rare.kept = 0
+        if task.rare is not None and task.rare.lineage_weight:
+            self.lineage_bytes -= task.rare.lineage_weight
+            task.rare.lineage_weight = 0
             del self._lineage[task.id]
 
 
-def _is_told_again(record: AnyObject) -> bool:
+def _is_repeatable_error(record: AnyObject) -> bool:
     """Whether an unneeded value is an error whose row is retained: the task does not run again, so later requests receive the error."""
     task = record.task
     return task is not None and task.state == DONE and record.status != OK and any(value.named > 0 for value in task.values())

@@ -64,7 +64,7 @@ class Submission:
             return
         tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
         self.blocks.now = now
-        submitter, keep_rows, first = process.incarnation, self.tables.config.lineage, self.tables.first_attempt
+        submitter, retains_rows, first = process.incarnation, self.tables.config.lineage, self.tables.first_attempt
         orphans = self.values.take_orphans(message.rows) if self.tables.orphans else ()
         for row in message.rows:
             task_id = row[0]
@@ -80,7 +80,7 @@ class Submission:
             tasks[task_id] = task
             if not process.ready:
                 task.holders = None  # While a process registers, only its ``Hold`` messages count.
-            if keep_rows:
+            if retains_rows:
                 task.block = add_row(row)
             if function.plain and not row[3] and len(row) == 4:
                 function.queue.tasks.append(task)

@@ -112,28 +112,28 @@ class Tables:
         """Add the effect of sending ``message``."""
         self.effects.append(Send(to, message))
 
-    def tell(self, process: ProcessRecord, message: m.Message) -> None:
+    def send_to_client(self, process: ProcessRecord, message: m.Message) -> None:
         """Add the effect of sending ``message`` to a process's client."""
         self.effects.append(Send(CLIENT + process.incarnation, message))
 
-    def order(self, worker: WorkerRecord, message: m.Message) -> None:
+    def send_to_control(self, worker: WorkerRecord, message: m.Message) -> None:
         """Add the effect of sending ``message`` to a worker's control thread."""
         if worker.process is not None:
             self.effects.append(Send(CONTROL + worker.process.control, message))
 
-    def say(self, level: str, text: str) -> None:
+    def write_log(self, level: str, text: str) -> None:
         """Write a line to the daemon's log."""
         self.effects.append(Say(level, text))
 
     def notify_again(self, job: JobRecord, text: str) -> None:
         """Notify the driver of a job that something runs again. The number of notices is limited; the daemon's log has all."""
-        self.say("info", text)
+        self.write_log("info", text)
         if job.home:
-            self.tell_node(job.home, m.JobOutput(job.id, (), (("again", text),)))
+            self.send_to_node(job.home, m.JobOutput(job.id, (), (("again", text),)))
         elif job.driver is not None and job.notices < NOTICES_MAX:
             job.notices += 1
             last = "; there are no further notices of this kind: `zfabric explain` says what had to run again"
-            self.tell(job.driver, m.Notice("warning", text + (last if job.notices == NOTICES_MAX else "")))
+            self.send_to_client(job.driver, m.Notice("warning", text + (last if job.notices == NOTICES_MAX else "")))
 
     def job_of(self, source: Address) -> JobRecord | None:
         """The job of the process that sent a message."""
@@ -145,7 +145,7 @@ class Tables:
         process = self.processes.get(source[1:]) or self.processes.get(control_of(source[1:]))
         return self.workers.get(process.name) if process is not None else None
 
-    def tell_node(self, node: bytes, message: m.Message) -> None:
+    def send_to_node(self, node: bytes, message: m.Message) -> None:
         """Decide to send ``message`` to the local scheduler of another node."""
         self.effects.append(Send(LOCAL_SCHEDULER + node, message))
 

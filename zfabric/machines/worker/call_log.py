@@ -71,7 +71,7 @@ class CallLog:
         self._torn: LoggedCall | None = None
         """A call that was stopped in its middle. Only a checkpoint can record its effects: it has no row as long as one may come."""
         self.own = OwnCalls()
-        self.kept: dict[bytes, dict[bytes, RetainedOutcome]] = {}
+        self.retained: dict[bytes, dict[bytes, RetainedOutcome]] = {}
         """Retained outcomes, by caller and call, in the order in which the calls ran."""
         self.unrecorded: set[bytes] = set()
         """Calls whose values the scheduler has not recorded. A checkpoint waits for them, since after it no replay makes them again."""
@@ -81,9 +81,9 @@ class CallLog:
         self._rows: list[LoggedCall] = []
         self._refs: list[bytes] = []
         self._made: list[bytes] = []
-        self._taken: list[tuple[bytes, tuple[bytes, ...], bool]] = []
+        self._acknowledgements: list[tuple[bytes, tuple[bytes, ...], bool]] = []
         """Acknowledgements of callers that no row has recorded."""
-        self._unheard: deque[tuple[int, int, m.Message]] = deque()
+        self._uncommitted: deque[tuple[int, int, m.Message]] = deque()
         """Messages that are not known to be committed: (number of the message, last call that is durable with it, message)."""
         self._unsent: list[m.Message] = []
         self._messages = 0
@@ -106,7 +106,7 @@ class CallLog:
     def _append(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> None:
         self.number += 1
         call_id, _, arguments, dependencies = item.row
-        plain = self._keep(item, status, outputs, contained)
+        plain = self._retain(item, status, outputs, contained)
         self._made += [call_value(call_id, index) for index, value in enumerate(plain) if value is None]
         what = (item.method, arguments, dependencies, item.values, item.options)
         made = self.own.take()
@@ -122,14 +122,14 @@ class CallLog:
             fetched = (identifier for identifier, value in zip(dependencies, item.values, strict=True) if value is None)
             self._refs += self._others((*fetched, *option(item.options, "contains", ())))
 
-    def _keep(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
+    def _retain(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
         """Retain an outcome; return its outputs, with None for values that are in the arena or have refs inside."""
         call_id = item.row[0]
         plain = plain_outputs(outputs, contained)
         if None in plain:
             self.unrecorded.add(call_id)
         if item.caller not in self._departed:
-            self.kept.setdefault(item.caller, {})[call_id] = RetainedOutcome(self.number, status, plain)
+            self.retained.setdefault(item.caller, {})[call_id] = RetainedOutcome(self.number, status, plain)
         return plain
 
     def _others(self, object_ids: Iterable[bytes]) -> list[bytes]:
@@ -144,17 +144,17 @@ class CallLog:
     @property
     def settled(self) -> bool:
         """Whether all messages of the log are committed."""
-        return not (self._held or self._rows or self._unheard or self._torn)
+        return not (self._held or self._rows or self._uncommitted or self._torn)
 
     # -- what becomes durable --
 
     def checkpoint(self, state: bytes, refs: tuple[bytes, ...]) -> None:
         """Queue a checkpoint: the pickled state after all calls so far, and the refs inside it."""
         self._seal()
-        kept = tuple((caller, tuple((call_id, *each) for call_id, each in calls.items())) for caller, calls in self.kept.items())
-        own = self.own.keep()
+        kept = tuple((caller, tuple((call_id, *each) for call_id, each in calls.items())) for caller, calls in self.retained.items())
+        own = self.own.for_checkpoint()
         unread = (
-            each for calls in self.kept.values() for outcome in calls.values() for each in refs_inside(outcome.status, outcome.outputs)
+            each for calls in self.retained.values() for outcome in calls.values() for each in refs_inside(outcome.status, outcome.outputs)
         )
         refs = tuple(self._others((*refs, *unread, *named_by(own))))
         payload = memoryview(msgpack.packb((state, kept, own), use_bin_type=True))
@@ -163,10 +163,10 @@ class CallLog:
             part = bytes(payload[index * PART_BYTES : (index + 1) * PART_BYTES])
             last = index == count - 1
             message = m.Checkpoint(self.actor_id, self.attempt, self._count(), self.number, index, count, part, refs if last else ())
-            self._say(self.number if last else 0, message)
+            self._queue(self.number if last else 0, message)
         self.checkpointed = self.number
         self._torn = None
-        self._taken.clear()
+        self._acknowledgements.clear()
 
     def no_checkpoint(self) -> None:
         """Note that no checkpoint can be taken now; the next one is due after as many calls again."""
@@ -178,20 +178,20 @@ class CallLog:
     def _seal(self) -> None:
         """Queue the rows so far as one block."""
         if self._rows:
-            payload = msgpack.packb((self._taken, self._rows), use_bin_type=True)
+            payload = msgpack.packb((self._acknowledgements, self._rows), use_bin_type=True)
             refs, self._refs = tuple(self._refs), []
             made, self._made = tuple(self._made), []
             last = self._rows[-1].number
             self._rows = []
-            self._taken.clear()
-            self._say(last, m.LogAppended(self.actor_id, self.attempt, self._count(), last, payload, made, refs))
+            self._acknowledgements.clear()
+            self._queue(last, m.LogAppended(self.actor_id, self.attempt, self._count(), last, payload, made, refs))
 
     def _count(self) -> int:
         self._messages += 1
         return self._messages
 
-    def _say(self, last: int, message: m.Message) -> None:
-        self._unheard.append((self._messages, last, message))
+    def _queue(self, last: int, message: m.Message) -> None:
+        self._uncommitted.append((self._messages, last, message))
         self._unsent.append(message)
 
     @property
@@ -205,22 +205,22 @@ class CallLog:
         messages, self._unsent = self._unsent, []
         return messages
 
-    def say_progress(self, done: int, total: int) -> None:
+    def report_progress(self, done: int, total: int) -> None:
         """Queue a report of how many calls a replay has run."""
         self.progress = (done, total)
-        self._unsent.append(m.ReplayProgress(self.actor_id, done, total, tuple(self.kept) if done == total else ()))
+        self._unsent.append(m.ReplayProgress(self.actor_id, done, total, tuple(self.retained) if done == total else ()))
 
-    def again(self) -> list[m.Message]:
+    def repeated(self) -> list[m.Message]:
         """Messages that repeat to a restarted daemon what it may not have received."""
         self._seal()
         self._unsent = []
         done, total = self.progress
-        return [*(message for _, _, message in self._unheard), m.ReplayProgress(self.actor_id, done, total, tuple(self.kept))]
+        return [*(message for _, _, message in self._uncommitted), m.ReplayProgress(self.actor_id, done, total, tuple(self.retained))]
 
     def committed(self, upto: int) -> Iterator[HeldOutcome]:
         """Record that messages up to number ``upto`` are committed; yield the outcomes that may leave now."""
-        while self._unheard and self._unheard[0][0] <= upto:
-            _, last, _ = self._unheard.popleft()
+        while self._uncommitted and self._uncommitted[0][0] <= upto:
+            _, last, _ = self._uncommitted.popleft()
             self.durable = max(self.durable, last)
         while self._held and self._held[0].number <= self.durable:
             yield self._held.popleft()
@@ -229,10 +229,10 @@ class CallLog:
 
     def answer(self, caller: bytes, call_id: bytes) -> RetainedOutcome | None:
         """The retained outcome of a repeated call, if there is one."""
-        calls = self.kept.get(caller)
+        calls = self.retained.get(caller)
         return calls.get(call_id) if calls else None
 
-    def may_tell(self, kept: RetainedOutcome) -> bool:
+    def may_send(self, kept: RetainedOutcome) -> bool:
         """Whether a retained outcome is durable. If it is not, it will be sent when it is."""
         return kept.number <= self.durable
 
@@ -244,29 +244,29 @@ class CallLog:
         """Replace a held outcome by a failure, now and when it leaves; return the outcome."""
         index, before = next((index, each) for index, each in enumerate(self._held) if each.item.row[0] == call_id)
         self._held[index] = before._replace(status=FAILED, outputs=outputs, contained=())
-        kept = self.kept.get(before.item.caller, {})
+        kept = self.retained.get(before.item.caller, {})
         if call_id in kept:
             kept[call_id] = kept[call_id]._replace(status=FAILED, outputs=outputs)
         self.unrecorded.discard(call_id)
         return before
 
-    def taken(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
+    def acknowledged(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
         """Release retained outcomes of a caller: of these calls, or, with ``others``, of all calls but these."""
         self._forget(caller, call_ids, others)
-        self._taken.append((caller, call_ids, others))
+        self._acknowledgements.append((caller, call_ids, others))
 
     def _forget(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
-        calls = self.kept.get(caller, {})
+        calls = self.retained.get(caller, {})
         for call_id in calls.keys() - set(call_ids) if others else call_ids:
             calls.pop(call_id, None)
         if not calls:
-            self.kept.pop(caller, None)
+            self.retained.pop(caller, None)
 
-    def gone(self, caller: bytes) -> None:
+    def caller_exited(self, caller: bytes) -> None:
         """Release the outcomes of a caller that has exited."""
         self._departed.append(caller)
-        if caller in self.kept:
-            self.taken(caller, (), True)
+        if caller in self.retained:
+            self.acknowledged(caller, (), True)
 
     # -- after a restart --
 
@@ -276,7 +276,7 @@ class CallLog:
         own: tuple[Row, ...] = ()
         if checkpoint is not None:
             state, kept, own = unpack_row(checkpoint)
-            self.kept = {caller: {call_id: RetainedOutcome(*each) for call_id, *each in calls} for caller, calls in kept}
+            self.retained = {caller: {call_id: RetainedOutcome(*each) for call_id, *each in calls} for caller, calls in kept}
         self.number = self.checkpointed = last if checkpoint is not None else 0
         rows: list[LoggedCall] = []
         for block in blocks:
@@ -287,7 +287,7 @@ class CallLog:
                 call = LoggedCall(*fields)
                 if call.number > self.number:  # A block may have been written twice, the second time with other calls.
                     self.number = call.number
-                    self.kept.setdefault(call.caller, {})[call.call_id] = RetainedOutcome(call.number, call.status, call.outputs)
+                    self.retained.setdefault(call.caller, {})[call.call_id] = RetainedOutcome(call.number, call.status, call.outputs)
                     rows.append(call)
         self.durable = self.number
         self.own.restore(own, ((call.call_id, (call.status, call.outputs), call.calls) for call in rows))

@@ -47,8 +47,8 @@ class Worker:
         self.address = address
         self.config = config
         self.scheduler: Address = b""
-        self.given = TaskQueue()
-        self.queue, self.inline = self.given.queue, self.given.inline
+        self.task_queue = TaskQueue()
+        self.queue, self.inline = self.task_queue.queue, self.task_queue.inline
         self.mailbox = Mailbox(address[1:])
         self.call_trace = CallTrace()
         self.yields = Yields()
@@ -69,7 +69,7 @@ class Worker:
         self.abandoned: set[bytes] = set()
         """Calls that should have stopped and have not. Their callers have received a failure."""
         self.stopping = False
-        self.unheard: list[m.Message] = []
+        self.unconfirmed: list[m.Message] = []
         """Reports that the daemon before this one may not have received."""
         self.counts: Counter[str] = Counter()
         self.unreturned = 0
@@ -92,9 +92,9 @@ class Worker:
         elif self.mailbox.queue and not self.waits.blocked and not self.beside:
             item = self.mailbox.queue.popleft()
         elif self.inline:
-            item = self.given.claim(self.inline, spare)
+            item = self.task_queue.claim(self.inline, spare)
         elif self.queue and not self.waits.blocked:
-            item = self.given.claim(self.queue, spare)
+            item = self.task_queue.claim(self.queue, spare)
         else:
             return None
         self.stack.append(item)
@@ -113,11 +113,11 @@ class Worker:
         mailbox = self.mailbox
         if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self.interrupts:
             return None
-        if self._ended.rows or self._effects or self.turns is not None or self.yields.unsaid or mailbox.logs or mailbox.unsent:
+        if self._ended.rows or self._effects or self.turns is not None or self.yields.unsent or mailbox.logs or mailbox.unsent:
             return None
         if not isinstance(item, Invocation):
-            hears = item.driver in self.drivers and not self.queue
-            return self.drivers.tell_now(item.driver, item.row[0], outputs) if hears else None
+            is_expected = item.driver in self.drivers and not self.queue
+            return self.drivers.count_value(item.driver, item.row[0], outputs) if is_expected else None
         if item.options is not None or mailbox.queue or self.gate is not None:
             return None
         if item.row[0] in self.abandoned or item.caller in mailbox.gone or item.caller == mailbox.own:
@@ -153,9 +153,9 @@ class Worker:
         ended.attempts.append(item.attempt)
         ended.statuses.append(status)
         ended.outputs.append(outputs)
-        hears = item.driver and not answered and item.driver in self.drivers
-        if hears and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
-            self.drivers.tell(item.driver, row[0], outputs)
+        is_expected = item.driver and not answered and item.driver in self.drivers
+        if is_expected and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
+            self.drivers.queue_value(item.driver, row[0], outputs)
         ended.rows.append(row)
         ended.times += (started, seconds)
         if self.turns is not None and row[0] in self.mailbox.actors:
@@ -197,7 +197,7 @@ class Worker:
         """Claim the next item. Tasks that make actors come first: they are few, and others wait for them."""
         if not self.turn_free:
             return None
-        item: Item | Invocation = self.given.claim(self.queue) if self.queue else self.mailbox.queue.popleft()
+        item: Item | Invocation = self.task_queue.claim(self.queue) if self.queue else self.mailbox.queue.popleft()
         turns.begin(actor_of(item), item.row[0])
         return item
 
@@ -237,7 +237,7 @@ class Worker:
         if turns is not None and item.method == FAREWELL:
             if self.running_calls.pop(item.row[0], None) is None:
                 self.stack.pop()
-            turns.left(item.actor_id)
+            turns.farewell_done(item.actor_id)
             return False
         row, _ = self.mailbox.actors[item.actor_id]
         deadline = self.mailbox.timed.pop(item.row[0], None)
@@ -248,7 +248,7 @@ class Worker:
             method = marked(method, "timed out" if late else "cancelled" if stopped else "failed")
         self.call_trace.add(item.row[0], item.actor_id, self.functions[row[1]][1], method, started, seconds)
         if self.call_trace.full:
-            self.say_trace()
+            self.report_trace()
         if self.running_calls.pop(item.row[0], None) is None:
             self.stack.pop()
         if self.yields.open:
@@ -294,24 +294,24 @@ class Worker:
             self.mailbox.ended(item, FAILED, (pack_failure(kind, text),), (), False)
         return True
 
-    def say_printed(self) -> None:
+    def report_output(self) -> None:
         """Report, ahead of the outcome of what ends now, that it has written output. Outcomes before it leave first."""
         self._report()
         self._effects.append(Send(self.scheduler, m.OutputWritten()))
 
-    def say_counts(self) -> None:
+    def report_counts(self) -> None:
         """Report when calls ran and how many have ended, where nothing else reports it."""
         if self.gate is not None:
-            self.gate.log.say_count(self.gate.waits_for)
-        self.say_trace()
+            self.gate.log.report_count(self.gate.waits_for)
+        self.report_trace()
 
-    def say_trace(self) -> None:
+    def report_trace(self) -> None:
         """Report when calls ran."""
         traced = self.call_trace.take(self.mailbox.took)
         if traced is not None:
             self._effects.append(Send(self.scheduler, traced))
 
-    def say_delays(self, callee: Callee) -> None:
+    def report_delays(self, callee: Callee) -> None:
         """Report calls that last in a process that actors share. Called once a second; ``callee`` as for ``Turns.delays``."""
         news = self.turns.delays(callee) if self.turns is not None else None
         if news is not None:
@@ -320,20 +320,20 @@ class Worker:
     @property
     def unreported(self) -> int:
         """Number of outcomes not sent yet."""
-        return len(self._ended.rows) + self.unreturned + len(self.yields.unsaid)
+        return len(self._ended.rows) + self.unreturned + len(self.yields.unsent)
 
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        ended = self.turns is not None and self.turns.sayable
-        return bool(self._ended.rows or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
+        ended = self.turns is not None and self.turns.has_reports
+        return bool(self._ended.rows or self._effects or self.yields.unsent or self.mailbox.unsent or ended)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
         """Record that the task on top of the stack waits. Tasks not begun, those for on top of the wait below it included, are returned.
 
         If it is a call, with a ``name``, or waits for calls, ``callees`` and ``certain`` are as in ``WaitDetails``.
         """
-        blocked = m.Blocked(self.stack[-1].row[0], wanted, self.given.give_back_inline() + self.given.give_back_queue(), inline)
+        blocked = m.Blocked(self.stack[-1].row[0], wanted, self.task_queue.clear_inline() + self.task_queue.clear_queue(), inline)
         certain = certain and blocked.task_id not in self.mailbox.timed
         self._report()
         self._effects.extend(Send(self.scheduler, message) for message in self.waits.begin(blocked, name, callees, certain))
@@ -341,11 +341,11 @@ class Worker:
     def unblock(self) -> None:
         """Record that the task on top waits no longer. Tasks that were for on top of it and have not begun are returned."""
         if self.inline:
-            self._say_taken_back(self.given.give_back_inline())
+            self._report_taken_back(self.task_queue.clear_inline())
         self._effects.append(Send(self.scheduler, self.waits.end()))
 
     def _report(self) -> None:
-        if self.yields.unsaid:
+        if self.yields.unsent:
             self._effects.append(Send(self.scheduler, self.yields.take()))
         completed = self._ended.take()
         if completed is not None:
@@ -370,36 +370,36 @@ class Worker:
 
     def on_dispatch(self, now: float, source: Address, message: m.Dispatch) -> None:
         """Queue tasks. Those that the scheduler sent for another state of this worker's waits are returned at once."""
-        self.given.take_in(message)
+        self.task_queue.add_dispatched(message)
         if message.waits:
             if message.waits != self.waits.changes:
-                self._say_taken_back(self.given.give_back_inline())
+                self._report_taken_back(self.task_queue.clear_inline())
         elif self.waits and self.queue:
-            self._say_taken_back(self.given.give_back_queue())
+            self._report_taken_back(self.task_queue.clear_queue())
 
     def on_allow_direct(self, now: float, source: Address, message: m.AllowDirect) -> None:
         """Accept tasks that a driver submits directly."""
-        self._effects.append(Send(self.scheduler, self.drivers.introduce(message.client)))
+        self._effects.append(Send(self.scheduler, self.drivers.accept(message.client)))
 
     def on_submit_direct(self, now: float, source: Address, message: m.SubmitDirect) -> None:
         """Queue tasks of a driver, if it has joined the same daemon as this worker."""
         if message.daemon == self.scheduler[1:]:
-            self.given.hand(message.rows, message.attempt, source[1:])
+            self.task_queue.add_direct(message.rows, message.attempt, source[1:])
             if self.waits:
-                self._say_taken_back(self.given.give_back_queue())
+                self._report_taken_back(self.task_queue.clear_queue())
 
     def on_take_back(self, now: float, source: Address, message: m.TakeBack) -> None:
         """Return tasks that have not begun."""
-        self._say_taken_back(self.given.give_back(set(message.task_ids)))
+        self._report_taken_back(self.task_queue.give_back(set(message.task_ids)))
 
-    def _say_taken_back(self, taken: Iterable[bytes]) -> None:
+    def _report_taken_back(self, taken: Iterable[bytes]) -> None:
         running = self.stack[-1].row[0] if self.stack else b""
         self._report()
         self._effects.append(Send(self.scheduler, m.TakenBack(tuple(taken), running)))
 
     def on_interrupt(self, now: float, source: Address, message: m.Interrupt) -> None:
         """Stop an attempt: return it if it has not begun, else interrupt it as soon as it is on top and user code runs."""
-        if any(row[0] == message.task_id for row, _ in self.given.waiting()):
+        if any(row[0] == message.task_id for row, _ in self.task_queue.waiting()):
             self.on_take_back(now, source, m.TakeBack((message.task_id,)))
         else:
             item = self._running(message.task_id)
@@ -427,7 +427,7 @@ class Worker:
         """Handle the exit of a process that may have called or submitted directly."""
         self.mailbox.caller_gone(message.incarnation)
         if self.drivers.forget(message.incarnation):
-            handed = self.given.handed_by(message.incarnation)
+            handed = self.task_queue.submitted_by(message.incarnation)
             if handed:
                 self.on_take_back(now, source, m.TakeBack(handed))
 
@@ -442,7 +442,7 @@ class Worker:
 
     def on_outcomes_received(self, now: float, source: Address, message: m.OutcomesReceived) -> None:
         """Handle a caller's acknowledgement of outcomes."""
-        self.mailbox.taken(source, *message)
+        self.mailbox.acknowledged(source, *message)
 
     def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
         """End an actor that has no handle any more, or was killed."""
@@ -452,7 +452,7 @@ class Worker:
         item = self._running(message.actor_id)
         if item is not None and item.attempt != message.attempt:
             return
-        self.given.drop(message.actor_id, message.attempt)
+        self.task_queue.drop(message.actor_id, message.attempt)
         running = self.turns.retire(message.actor_id, message.attempt, message.at_once)
         if running:
             self.interrupts[running] = (message.attempt, "killed")
@@ -483,33 +483,33 @@ class Worker:
         """Messages that a restarted scheduler must receive: tasks, running or queued; reports that may be lost; waits."""
         begun = (*self.stack, *self.running_calls.values())
         rows = tuple((item.row, item.attempt, True, self.interrupted(item)) for item in begun if type(item) is Item)
-        rows += tuple((row, attempt, False, "") for row, attempt in self.given.waiting())
+        rows += tuple((row, attempt, False, "") for row, attempt in self.task_queue.waiting())
         self._report()
-        unheard, self.unheard = self.unheard, []
-        unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) in REPORTS]
+        unconfirmed, self.unconfirmed = self.unconfirmed, []
+        unconfirmed += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) in REPORTS]
         self._effects = []
         if self.turns is not None:
             self.turns.start_over()
         hosted = (m.HostedActors(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
-        ended = self._ended_meanwhile(unheard) if self.turns is not None else ()
+        ended = self._ended_meanwhile(unconfirmed) if self.turns is not None else ()
         return (
             *hosted,
-            m.RunningTasks(rows, self.given.gpus),
-            *self.yields.again(unheard, self.mailbox.awaits_record),
-            *self.waits.again(),
+            m.RunningTasks(rows, self.task_queue.gpus),
+            *self.yields.repeated(unconfirmed, self.mailbox.awaits_record),
+            *self.waits.repeated(),
             *self.mailbox.unrecorded(),
             *ended,
         )
 
-    def _ended_meanwhile(self, unheard: Iterable[m.Message]) -> tuple[m.Message, ...]:
+    def _ended_meanwhile(self, unconfirmed: Iterable[m.Message]) -> tuple[m.Message, ...]:
         """Ends of actors sharing this process that were made, as reports repeated now say, and have ended since."""
-        made = [row for message in unheard if type(message) is m.Completed for row in message.rows]
+        made = [row for message in unconfirmed if type(message) is m.Completed for row in message.rows]
         gone = [row for row in made if row[2] == OK and row[0] not in self.mailbox.actors]
         return tuple(m.ActorEnded(row[0], row[1], b"", "it ended as its node's daemon did") for row in gone)
 
     def unread(self) -> tuple[Row, ...]:
         """Places that came with queued tasks. Rows as in ``Pinned``."""
-        return self.given.unread()
+        return self.task_queue.unread()
 
     def tick(self, now: float) -> None:
         """Stop calls whose time is up, and open a gate whose time is up."""
@@ -534,7 +534,7 @@ class Worker:
         self.unreturned = 0
         if self.mailbox.unsent:
             effects.extend(self.mailbox.take_sends(self.scheduler))
-        elif self.turns is not None and self.turns.sayable:
+        elif self.turns is not None and self.turns.has_reports:
             # They go once everything that those actors queued has left.
             effects.extend(Send(self.scheduler, ended) for ended in self.turns.take_ended())
         return effects

@@ -54,7 +54,7 @@ class Mailbox:
         """Offsets in the arena of values whose outcomes were held back and leave now: the shell marks them finished."""
         self.dropped: list[int] = []
         """Offsets of values whose outcomes were held back and never leave: the shell abandons them."""
-        self.left: list[bytes] = []
+        self.released: list[bytes] = []
         """Calls whose outcomes were held back and leave now: the shell drops the refs inside."""
         self.retiring = False
         self.timed: dict[bytes, float] = {}
@@ -69,7 +69,7 @@ class Mailbox:
         """Calls of this process to itself whose outcomes have left and may not have arrived."""
         self.took: list[Row] = []
         """Rows (call id, dependencies) of calls with values among their arguments: for the timeline."""
-        self._unsaid: list[Row] = []
+        self._unsent_reports: list[Row] = []
         """Rows of ``_reported`` that leave with the next frame."""
 
     def accept(self, now: float, source: Address, message: m.Call) -> None:
@@ -88,7 +88,7 @@ class Mailbox:
         if log is not None and caller in self.gone:
             return  # It may have run in an earlier life, whose retained outcomes for a dead caller are gone.
         for row in message.rows:
-            if log is not None and log.kept and self._answer_again(log, caller, row):
+            if log is not None and log.retained and self._answer_again(log, caller, row):
                 continue
             if len(row) == 3:
                 call_id, method, arguments = row
@@ -98,7 +98,7 @@ class Mailbox:
                 if dependencies:
                     self.took.append((call_id, dependencies))
                 if options is not None and option(options, "ask", False) and (log is None or method not in log.readonly):
-                    self._returned.setdefault(caller, []).append((call_id, FAILED, (_not_kept(actor_id, method),)))
+                    self._returned.setdefault(caller, []).append((call_id, FAILED, (_not_in_checkpoint(actor_id, method),)))
                     continue
             item = Invocation((call_id, b"", arguments, dependencies), attempt, values, (), actor_id, method, caller, options)
             (self.groups.get(option(options, "concurrency_group"), self.queue) if self.groups else self.queue).append(item)
@@ -134,7 +134,7 @@ class Mailbox:
 
     def _report(self, call_id: bytes, caller: bytes, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
         row = self._reported[call_id] = (call_id, caller, status, outputs, contained)
-        self._unsaid.append(row)
+        self._unsent_reports.append(row)
 
     def recorded(self, call_ids: Iterable[bytes]) -> None:
         """Send outcomes that the scheduler has recorded to their callers again, in case it died before its own messages left."""
@@ -145,16 +145,16 @@ class Mailbox:
             if row is not None:
                 _, caller, status, outputs, contained = row
                 named = (*contained, *[()] * len(outputs))
-                told = tuple(
+                values = tuple(
                     value if status != OK or (type(value) is bytes and not refs) else None
                     for value, refs in zip(outputs, named, strict=False)
                 )
-                self._returned.setdefault(caller, []).append((call_id, status, told))
+                self._returned.setdefault(caller, []).append((call_id, status, values))
 
     def unrecorded(self) -> tuple[m.Message, ...]:
         """Messages that repeat unconfirmed outcomes and log rows to a restarted daemon."""
-        self._unsaid.clear()
-        logged = [message for log in self.logs.values() for message in log.again()]
+        self._unsent_reports.clear()
+        logged = [message for log in self.logs.values() for message in log.repeated()]
         return (*logged, m.CallOutcomes(tuple(self._reported.values()))) if self._reported else tuple(logged)
 
     def has_ended(self, call_id: bytes) -> bool:
@@ -173,7 +173,7 @@ class Mailbox:
         never = sum(1 for each in mine if not self.has_ended(each[:TASK_BYTES]))
         return never > len(wanted) - needed
 
-    def have_come(self, pending: Container[bytes]) -> None:
+    def forget_answered(self, pending: Container[bytes]) -> None:
         """Forget sent outcomes of calls to itself unless the call is still ``pending``. Called now and then."""
         if self._answered:
             self._answered = {call_id for call_id in self._answered if call_id in pending}
@@ -196,7 +196,7 @@ class Mailbox:
         kept = log.answer(caller, call_id)
         if kept is None:
             return False
-        if call_id in self._reported or not log.may_tell(kept):
+        if call_id in self._reported or not log.may_send(kept):
             return True
         if refs_inside(kept.status, kept.outputs) or (len(row) > 3 and option(row[5], "stream") is not None):
             self._report(call_id, caller, kept.status, kept.outputs, ())
@@ -209,17 +209,17 @@ class Mailbox:
         log = self.logs.get(actor_id)
         for _, item, status, outputs, contained in log.committed(upto) if log is not None else ():
             self.timed.pop(item.row[0], None)
-            self.left.append(item.row[0])
+            self.released.append(item.row[0])
             self.written += [value[0] for value in outputs if type(value) is tuple]
             self._leave(item, status, outputs, contained)
 
-    def taken(self, source: Address, actor_id: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
+    def acknowledged(self, source: Address, actor_id: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
         """Release retained outcomes that a caller has acknowledged."""
         log = self.logs.get(actor_id)
         if log is not None:
-            log.taken(source[1:], call_ids, others)
+            log.acknowledged(source[1:], call_ids, others)
 
-    def made_again(self, log: CallLog, call: LoggedCall, outputs: Row, contained: tuple[Row, ...]) -> None:
+    def report_remade(self, log: CallLog, call: LoggedCall, outputs: Row, contained: tuple[Row, ...]) -> None:
         """Report values of a call that a replay made again and its caller may lack. Values that somebody has are dropped."""
         self._report(call.call_id, call.caller, call.status, outputs, contained)
         log.unrecorded.add(call.call_id)
@@ -282,20 +282,20 @@ class Mailbox:
         if len(self.gone) > GONE_MAX:
             del self.gone[next(iter(self.gone))]
         for log in self.logs.values():
-            log.gone(caller)
+            log.caller_exited(caller)
 
     @property
     def unsent(self) -> bool:
         """Whether outcomes or log rows wait to be sent."""
-        return bool(self._returned or self._unsaid) or (bool(self.logs) and any(log.unsent for log in self.logs.values()))
+        return bool(self._returned or self._unsent_reports) or (bool(self.logs) and any(log.unsent for log in self.logs.values()))
 
     def take_sends(self, scheduler: Address) -> Iterator[Send]:
         """Take messages with outcomes and log rows."""
         for log in self.logs.values() if self.logs else ():
             for message in log.take_messages():
                 yield Send(scheduler, message)
-        if self._unsaid:
-            rows, self._unsaid = self._unsaid, []
+        if self._unsent_reports:
+            rows, self._unsent_reports = self._unsent_reports, []
             yield Send(scheduler, m.CallOutcomes(tuple(rows)))
         returned, self._returned = self._returned, {}
         if self.own in returned:
@@ -305,7 +305,7 @@ class Mailbox:
                 yield Send(CLIENT + caller, m.Returned(tuple(outcomes)))
 
 
-def _not_kept(actor_id: bytes, method: str) -> bytes:
+def _not_in_checkpoint(actor_id: bytes, method: str) -> bytes:
     """The failure of a call whose caller only asks for its outcome (``ask``), which no checkpoint has."""
     text = (
         f"{method} of actor {short(actor_id)} has no result (it may have run, in part or in whole): the actor's process ended, and it goes "

@@ -47,7 +47,7 @@ class OwnCalls:
         made, self._made = tuple(self._made), []
         return made
 
-    def keep(self) -> tuple[Row, ...]:
+    def for_checkpoint(self) -> tuple[Row, ...]:
         """Rows for a checkpoint: notes of needed values, then calls that have not run. Calls made before it belong to no row after it."""
         self._made = []
         self._noted = set(self.waiting)
@@ -58,7 +58,7 @@ class OwnCalls:
         row = self.waiting.pop(call_id, None)
         if row is None:
             return
-        self._let_go(row)
+        self._release_needs(row)
         if call_id in self._needs:
             self.needed[call_id] = ending
         if call_id in self._noted:
@@ -66,11 +66,11 @@ class OwnCalls:
             if not logged:
                 self._made.append((call_id, ending))
 
-    def forget_all_but(self, pending: Iterable[bytes]) -> None:
+    def retain_only(self, pending: Iterable[bytes]) -> None:
         """Drop waiting calls that are not ``pending``: they ended without running (they were stopped, or lost what they needed)."""
         known = set(pending)
         for call_id in [each for each in self.waiting if each not in known]:
-            self._let_go(self.waiting.pop(call_id))
+            self._release_needs(self.waiting.pop(call_id))
         self._noted.intersection_update(known)
 
     def restore(self, kept: Iterable[Row], rows: Iterable[tuple[bytes, Row, Iterable[Row]]]) -> None:
@@ -93,7 +93,7 @@ class OwnCalls:
         self.waiting[row[0]] = row
         self._needs.update(_needed_by(row))
 
-    def _let_go(self, row: Row) -> None:
+    def _release_needs(self, row: Row) -> None:
         for call_id in _needed_by(row):
             self._needs[call_id] -= 1
             if not self._needs[call_id]:

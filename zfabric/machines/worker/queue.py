@@ -29,14 +29,14 @@ class TaskQueue:
         """The attempt number of all bare rows."""
         self.gpus: tuple[int, ...] = ()
         """The GPUs of this process until it exits (see ``Dispatcher``)."""
-        self.given_up: list[tuple[bytes, tuple[int, int]]] = []
+        self.returned_places: list[tuple[bytes, tuple[int, int]]] = []
         """(object id, place) of dependencies of tasks that this worker returned unrun: the shell unpins them."""
 
-    def take_in(self, message: m.Dispatch) -> None:
+    def add_dispatched(self, message: m.Dispatch) -> None:
         """Queue the tasks that the scheduler dispatched."""
         queue = self.inline if message.waits else self.queue
         if message.attempt != self.attempt and len(message.details) < len(message.rows):
-            self._spell_out()
+            self._expand_rows()
             self.attempt = message.attempt
         if not message.details:
             queue.extend(message.rows)
@@ -45,7 +45,7 @@ class TaskQueue:
         self.gpus = next((gpus for _, _, gpus in details.values() if gpus), self.gpus)
         queue.extend(Item(row, *details[index]) if index in details else row for index, row in enumerate(message.rows))
 
-    def hand(self, rows: Iterable[Row], attempt: int, driver: bytes) -> None:
+    def add_direct(self, rows: Iterable[Row], attempt: int, driver: bytes) -> None:
         """Queue tasks that a driver submitted directly."""
         self.queue.extend(Item(row, attempt, (), (), driver) for row in rows)
 
@@ -61,7 +61,7 @@ class TaskQueue:
         spare.driver = b""
         return spare
 
-    def _spell_out(self) -> None:
+    def _expand_rows(self) -> None:
         """Replace queued bare rows by items: rows that arrive from now on have another attempt number."""
         for queue in (self.queue, self.inline):
             items = [Item(entry, self.attempt) if type(entry) is tuple else entry for entry in queue]
@@ -73,7 +73,7 @@ class TaskQueue:
         for entry in (*self.inline, *self.queue):
             yield _row_of(entry), self.attempt if type(entry) is tuple else entry.attempt  # type: ignore[union-attr]
 
-    def handed_by(self, driver: bytes) -> tuple[bytes, ...]:
+    def submitted_by(self, driver: bytes) -> tuple[bytes, ...]:
         """Ids of queued tasks that this driver submitted directly."""
         return tuple(entry.row[0] for entry in self.queue if type(entry) is Item and entry.driver == driver)
 
@@ -83,24 +83,24 @@ class TaskQueue:
         for queue in (self.queue, self.inline):
             found = [entry for entry in queue if _row_of(entry)[0] in task_ids]
             if found:
-                self._give_up(found)
+                self._drop_places(found)
                 taken += [_row_of(entry)[0] for entry in found]
                 left = [entry for entry in queue if _row_of(entry)[0] not in task_ids]
                 queue.clear()
                 queue.extend(left)
         return taken
 
-    def give_back_queue(self) -> tuple[bytes, ...]:
+    def clear_queue(self) -> tuple[bytes, ...]:
         """Remove all of ``queue``; return the ids."""
-        return self._give_back_all(self.queue)
+        return self._clear(self.queue)
 
-    def give_back_inline(self) -> tuple[bytes, ...]:
+    def clear_inline(self) -> tuple[bytes, ...]:
         """Remove all of ``inline``, since the wait has ended or is no longer on top; return the ids."""
-        return self._give_back_all(self.inline)
+        return self._clear(self.inline)
 
-    def _give_back_all(self, queue: deque[Entry]) -> tuple[bytes, ...]:
+    def _clear(self, queue: deque[Entry]) -> tuple[bytes, ...]:
         returned = tuple(_row_of(entry)[0] for entry in queue)
-        self._give_up(queue)
+        self._drop_places(queue)
         queue.clear()
         return returned
 
@@ -109,13 +109,13 @@ class TaskQueue:
         for entry in self.queue:
             its = self.attempt if type(entry) is tuple else entry.attempt  # type: ignore[union-attr]
             if _row_of(entry)[0] == task_id and its == attempt:
-                self._give_up((entry,))
+                self._drop_places((entry,))
                 self.queue.remove(entry)
                 return
 
-    def _give_up(self, entries: Iterable[Entry]) -> None:
+    def _drop_places(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            self.given_up += [(identifier, value) for identifier, value in _places_of(entry) if type(value) is tuple]
+            self.returned_places += [(identifier, value) for identifier, value in _places_of(entry) if type(value) is tuple]
 
     def unread(self) -> tuple[Row, ...]:
         """Places that came with queued tasks: pins that the client has not counted. Rows as in ``Pinned``."""

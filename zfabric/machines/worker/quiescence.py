@@ -45,36 +45,36 @@ class CheckpointLog(CallLog):
         self.own.ended(item.row[0], (status, plain_outputs(outputs, contained)))
         if item.method not in self.readonly:
             self.number += 1
-            self._keep(item, status, outputs, contained)
+            self._retain(item, status, outputs, contained)
         return False
 
     @property
     def due(self) -> bool:
         """Whether a checkpoint is due. None is while another is being written."""
-        return self.number - self.checkpointed >= self.every and not self._unheard
+        return self.number - self.checkpointed >= self.every and not self._uncommitted
 
     @property
     def settled(self) -> bool:
         """True: no outcome waits for a commit."""
         return True
 
-    def may_tell(self, kept: RetainedOutcome) -> bool:
+    def may_send(self, kept: RetainedOutcome) -> bool:
         """True: every outcome has left once."""
         return True
 
-    def taken(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
+    def acknowledged(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
         """Release outcomes that a caller has acknowledged. No row records it; the next checkpoint does not contain them."""
         self._forget(caller, call_ids, others)
 
-    def say_count(self, waits_for: int) -> None:
+    def report_count(self, waits_for: int) -> None:
         """Queue a report of the number of calls that have ended, if it has changed."""
         if self._counted != (self.number, waits_for):
             self._counted = (self.number, waits_for)
             self._unsent.append(m.CallCounts(self.actor_id, self.number, waits_for))
 
-    def again(self) -> list[m.Message]:
+    def repeated(self) -> list[m.Message]:
         """Messages that repeat to a restarted daemon what it may not have received."""
-        return [*super().again(), m.CallCounts(self.actor_id, *self._counted)]
+        return [*super().repeated(), m.CallCounts(self.actor_id, *self._counted)]
 
 
 class Gate:
@@ -88,7 +88,7 @@ class Gate:
         """While the gate is closed: when it opens even if calls still run."""
         self.in_vain = False
         """Whether the gate opened with calls still running for the first time. The shell warns about it and resets this."""
-        self._told = False
+        self._warned = False
         self._running: set[bytes] = set()
         self._outlasted: set[bytes] = set()
         """Running calls that also ran when the gate last opened in vain. While one of them runs, the gate does not close."""
@@ -137,7 +137,7 @@ class Gate:
         """Open the gate when its time is up."""
         if self.opens_at is not None and now >= self.opens_at:
             self.state, self.opens_at = OPEN, None
-            self.in_vain, self._told = not self._told, True
+            self.in_vain, self._warned = not self._warned, True
             self._outlasted = set(self._running)
             self._again_at = now + PAUSE * self.patience
 

@@ -62,7 +62,7 @@ class Turns:
         itself."""
         self.returning: dict[bytes, None] = {}
         """Actors whose call has stopped waiting and needs a turn, in order."""
-        self.polite: set[bytes] = set()
+        self.with_farewell: set[bytes] = set()
         """Actors that define ``__exit__``."""
         self.gone: list[bytes] = []
         """Actors that have ended: the shell drops their instances."""
@@ -70,30 +70,30 @@ class Turns:
         """Called with the first actor of ``returning`` when the turn is free."""
         self._seen: dict[bytes, bytes] = {}
         """Copy of ``busy`` at the last call of ``delays``."""
-        self.told = m.HostDelays(b"", ())
+        self.last_report = m.HostDelays(b"", ())
         """The last report of ``delays``."""
         self._ending: dict[bytes, ActorEnd] = {}
         self._leaving: dict[bytes, m.ActorEnded] = {}
         """The end of each actor that runs ``__exit__`` now, to be reported after it."""
-        self.unsaid: list[m.ActorEnded] = []
+        self.unsent: list[m.ActorEnded] = []
         """Ends of actors that are to be reported behind all that those actors sent."""
         self.instances = False
         """Whether the process has instances. Then an end is reported once the shell has dropped the instance."""
 
     @property
-    def sayable(self) -> bool:
+    def has_reports(self) -> bool:
         """Whether ends of actors can be reported now."""
-        return bool(self.unsaid) and not (self.instances and self.gone)
+        return bool(self.unsent) and not (self.instances and self.gone)
 
     def take_ended(self) -> list[m.ActorEnded]:
         """Take the ends of actors to report."""
-        ended, self.unsaid = self.unsaid, []
+        ended, self.unsent = self.unsent, []
         return ended
 
     def start_over(self) -> None:
         """A restarted scheduler has received nothing: ``Worker.running`` repeats which actors live here and which have ended."""
-        self.unsaid.clear()
-        self.told = m.HostDelays(b"", ())
+        self.unsent.clear()
+        self.last_report = m.HostDelays(b"", ())
 
     # -- turns --
 
@@ -188,9 +188,9 @@ class Turns:
         self._seen = dict(self.busy)
         running = self.running if any(row[1] == self.running for row in rows) else b""
         news = m.HostDelays(running, tuple(rows))
-        if news == self.told:
+        if news == self.last_report:
             return None
-        self.told = news
+        self.last_report = news
         return news
 
     # -- ends --
@@ -239,17 +239,17 @@ class Turns:
         if found is None:
             return
         ended = m.ActorEnded(actor_id, found[1], executing, ending.reason)
-        if ending.how != KILL and actor_id in self.polite:
+        if ending.how != KILL and actor_id in self.with_farewell:
             self._leaving[actor_id] = ended
             name = b"\xff" * JOB_BYTES + actor_id[JOB_BYTES:]  # An id that no call has.
             self.queues.put_first(Invocation((name, b"", b"", ()), found[1], (), (), actor_id, FAREWELL, b"", None))
         else:
             self.gone.append(actor_id)
-            self.unsaid.append(ended)
-        self.polite.discard(actor_id)
+            self.unsent.append(ended)
+        self.with_farewell.discard(actor_id)
 
-    def left(self, actor_id: bytes) -> None:
+    def farewell_done(self, actor_id: bytes) -> None:
         """End an actor whose ``__exit__`` has returned."""
         self.end(actor_id)
         self.gone.append(actor_id)
-        self.unsaid.append(self._leaving.pop(actor_id))
+        self.unsent.append(self._leaving.pop(actor_id))

@@ -39,7 +39,7 @@ class BlockedStack:
         self._awaits.pop(blocked.task_id, None)
         return m.Unblocked(blocked.task_id)
 
-    def again(self) -> Iterator[m.Message]:
+    def repeated(self) -> Iterator[m.Message]:
         """Messages that repeat the whole stack to a restarted scheduler."""
         self.changes = len(self.blocked)
         for blocked in self.blocked:

@@ -18,7 +18,7 @@ class Yields:
         """The last rows of each stream that is being made. No consumer may have received them if the daemon dies."""
         self.ended: dict[bytes, deque[Row]] = {}
         """The last rows of each stream that has ended, until the scheduler has recorded its outcome (``OutcomesRecorded``)."""
-        self.unsaid: list[Row] = []
+        self.unsent: list[Row] = []
         self.waiting: dict[bytes, Callable[[], object]] = {}
         """For streams that wait for permission without a thread of their own: the function that wakes each."""
         self._allowed: dict[bytes, int] = {}
@@ -34,9 +34,9 @@ class Yields:
         before = self._allowed.get(task_id, 0)
         if before != CLOSE:
             self._allowed[task_id] = upto if upto == CLOSE else max(before, upto)
-        tell = self.waiting.pop(task_id, None)  # The waiting stream may go away meanwhile: there is no lock.
-        if tell is not None:
-            tell()
+        wake = self.waiting.pop(task_id, None)  # The waiting stream may go away meanwhile: there is no lock.
+        if wake is not None:
+            wake()
 
     def may_go_on(self, task_id: bytes, index: int) -> bool:
         """Whether a stream need not wait with value ``index``: it is allowed, or the stream is to end."""
@@ -46,14 +46,14 @@ class Yields:
         """Whether a stream is to end."""
         return self._allowed[task_id] == CLOSE
 
-    def say(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
         """Queue a value or the end of a stream; rows as in ``Yielded``."""
-        self.unsaid.append(row)
+        self.unsent.append(row)
         self.open[row[0]].append(row)
 
     def take(self) -> m.Yielded:
         """Take the message to send."""
-        rows, self.unsaid = self.unsaid, []
+        rows, self.unsent = self.unsent, []
         return m.Yielded(tuple(rows))
 
     def end(self, task_id: bytes) -> None:
@@ -68,19 +68,19 @@ class Yields:
         for task_id in task_ids:
             self.ended.pop(task_id, None)
 
-    def again(self, unheard: Iterable[m.Message], is_repeated: Callable[[bytes], bool]) -> list[m.Message]:
+    def repeated(self, unconfirmed: Iterable[m.Message], is_repeated: Callable[[bytes], bool]) -> list[m.Message]:
         """Messages for a restarted daemon, in order: reports that the one before may not have received, and the last rows of each stream.
 
         For a place that the daemon before received, the row says only that it exists: the new daemon learns the place from the arena. Of
-        streams that have ended, only those count whose outcomes are repeated: in ``unheard``, or those of calls with ``is_repeated``.
+        streams that have ended, only those count whose outcomes are repeated: in ``unconfirmed``, or those of calls with ``is_repeated``.
         """
-        unheard = list(unheard)
-        ended = {each for message in unheard if type(message) is m.Completed for each in split_ids(message.task_ids, TASK_BYTES)}
+        unconfirmed = list(unconfirmed)
+        ended = {each for message in unconfirmed if type(message) is m.Completed for each in split_ids(message.task_ids, TASK_BYTES)}
         self.ended = {task_id: rows for task_id, rows in self.ended.items() if task_id in ended or is_repeated(task_id)}
         retained = (*self.open.values(), *self.ended.values())
         rows = {row[:3]: row if type(row[3]) is not tuple else (*row[:3], True, ()) for kept in retained for row in kept}
         ends: list[m.Message] = []
-        for message in unheard:
+        for message in unconfirmed:
             if type(message) is m.Yielded:
                 rows.update((row[:3], row) for row in message.rows)
             else:

@@ -129,9 +129,9 @@ class Deadlocks:
         jobs: dict[JobRecord, None] = {home.job: None for each in frames if (home := self._worker_of(each)) is not None and home.job}
         drivers = [job.driver for job in jobs if job.driver is not None]
         for driver in drivers:
-            self.tables.tell(driver, m.Notice("warning", text))
+            self.tables.send_to_client(driver, m.Notice("warning", text))
         if not drivers:
-            self.tables.say("warning", text)
+            self.tables.write_log("warning", text)
 
     # -- following --
 

@@ -117,20 +117,20 @@ class ActorDirectory:
         task.facts()  # Extra fields make the release of the task take the full path: its last handle ends an actor.
         if record.detached:
             add_holder(task, DETACHED)
-        self._keep_arguments(record)
+        self._retain_arguments(record)
         return record
 
-    def _keep_arguments(self, record: ActorRecord) -> None:
+    def _retain_arguments(self, record: ActorRecord) -> None:
         """Retain the arguments of an actor that may restart: ``put`` values have no row that would make them again."""
         if record.task.option("max_restarts", 0) and record.state != DEAD:
             missing = [each for each in dict.fromkeys(named_by(record.task)) if each not in record.arguments and self.tables.find(each)]
             record.arguments.update(missing)
             self.references.pin(missing)
 
-    def keep_arguments(self) -> None:
+    def retain_arguments(self) -> None:
         """Retain all arguments after a restart of the daemon, once all objects have records."""
         for record in self.records.values():
-            self._keep_arguments(record)
+            self._retain_arguments(record)
 
     def on_task_ended(self, ended: ActorTaskEnded) -> None:
         """Handle the outcome of the task that makes an actor: the actor lives, or never will."""
@@ -140,10 +140,10 @@ class ActorDirectory:
             return
         if status == OK:
             task.facts().made()
-            self._at_home(record, worker)
-            self.logs.made_again(record)
+            self._set_worker(record, worker)
+            self.logs.restarted(record)
             if record.id not in self._not_durable:
-                self._lives(record)
+                self._set_alive(record)
             return
         if status == ERROR:
             text = f"the actor's __init__ raised, so there is no {record.class_name}"
@@ -170,20 +170,20 @@ class ActorDirectory:
         self._not_durable.difference_update(actor_ids)
         for record in filter(None, map(self.records.get, actor_ids)):
             if record.state == CREATING and record.worker is not None:
-                self._lives(record)
+                self._set_alive(record)
 
-    def _at_home(self, record: ActorRecord, worker: WorkerRecord | None) -> None:
+    def _set_worker(self, record: ActorRecord, worker: WorkerRecord | None) -> None:
         record.worker = worker
         if worker is not None:
             worker.actors[record.id] = None
 
-    def _lives(self, record: ActorRecord) -> None:
+    def _set_alive(self, record: ActorRecord) -> None:
         record.state = ALIVE
         if record.killed:
             self._end(record, record.killed)  # It is dead once its process is.
             return
-        self._tell(record, record.watchers)
-        if record.gone:
+        self._notify(record, record.watchers)
+        if record.unreferenced:
             self.retire(record, LAST_HANDLE)
 
     def on_unwanted(self, unwanted: ActorUnwanted) -> None:
@@ -191,7 +191,7 @@ class ActorDirectory:
         worker, actor_id, attempt = unwanted
         record = self.records.get(actor_id)
         if record is None or record.worker is not worker or record.task.attempt != attempt:
-            self.tables.order(worker, m.RetireActor(actor_id, attempt, True))
+            self.tables.send_to_control(worker, m.RetireActor(actor_id, attempt, True))
 
     def _died(self, record: ActorRecord, failure: bytes) -> None:
         """Record that an actor is dead for good, and notify its callers."""
@@ -201,7 +201,7 @@ class ActorDirectory:
         self._retiring.pop(record, None)
         if self.named.get((record.namespace, record.name)) is record:
             del self.named[record.namespace, record.name]
-        self._tell(record, record.watchers)
+        self._notify(record, record.watchers)
         if record.task.block is not None:  # A restarted daemon must not make it again.
             self.blocks.withdraw(record.id, record.task.block)
             record.task.block = None
@@ -211,7 +211,7 @@ class ActorDirectory:
             self.references.release((record.task.object_id,), DETACHED)
             self.tables.transitions.append(DetachedActorDied(record.task.function.queue.job))
         self.logs.drop(record.id)
-        if record.gone:
+        if record.unreferenced:
             self.records.pop(record.id, None)
 
     # -- locations --
@@ -226,12 +226,12 @@ class ActorDirectory:
             if record is None:
                 text = f"actor {short(actor_id)} is not known here (any more): its last handle was dropped, or its job has ended"
                 row = (actor_id, DEAD, b"", 0, True, b"", pack_failure("ActorDiedError", text))
-                self.tables.tell(process, m.ActorLocations((row,)))
+                self.tables.send_to_client(process, m.ActorLocations((row,)))
             else:
                 record.watchers.add(process.incarnation)
-                self._tell(record, (process.incarnation,))
+                self._notify(record, (process.incarnation,))
 
-    def _tell(self, record: ActorRecord, incarnations: Any) -> None:
+    def _notify(self, record: ActorRecord, incarnations: Any) -> None:
         process = record.worker.process if record.worker is not None and record.state == ALIVE else None
         where = process.incarnation if process is not None else b""
         row = (record.id, record.state, where, record.task.attempt, record.lives_on, record.executing, record.failure)
@@ -239,7 +239,7 @@ class ActorDirectory:
         for incarnation in sorted(incarnations):
             watcher = self.tables.processes.get(incarnation)
             if watcher is not None:
-                self.tables.tell(watcher, message)
+                self.tables.send_to_client(watcher, message)
 
     def process_gone(self, incarnation: bytes) -> None:
         """Notify actors that a caller has exited, and fail the results that it had promised."""
@@ -251,9 +251,9 @@ class ActorDirectory:
                 if record.worker is not None:
                     called[record.worker.token] = record.worker
         for worker in called.values():
-            self.tables.order(worker, m.CallerGone(incarnation))
+            self.tables.send_to_control(worker, m.CallerGone(incarnation))
         for identifier in self.tables.promises.by(incarnation):
-            self.tables.promises.keep(identifier)
+            self.tables.promises.remove(identifier)
             found = self.tables.find(identifier)
             if found is not None and found.status == PENDING:
                 text = f"the process that called for {short(identifier)} ended before it had the result"
@@ -269,7 +269,7 @@ class ActorDirectory:
         record = self.records.get(task.id)
         if record is None:
             return
-        record.gone = True
+        record.unreferenced = True
         if record.state == DEAD:
             del self.records[task.id]
         elif record.state == ALIVE:
@@ -279,7 +279,7 @@ class ActorDirectory:
         """End an actor cleanly, after the calls that were made."""
         record.killed = reason
         if record.worker is not None:
-            self.tables.order(record.worker, m.RetireActor(record.id, record.task.attempt, False))
+            self.tables.send_to_control(record.worker, m.RetireActor(record.id, record.task.attempt, False))
         self._retiring[record] = None
 
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
@@ -294,7 +294,7 @@ class ActorDirectory:
         elif record.killed:
             maker = record.task.worker
             if maker is not None and maker.shared:
-                self.tables.order(maker, m.RetireActor(record.id, record.task.attempt, True))
+                self.tables.send_to_control(maker, m.RetireActor(record.id, record.task.attempt, True))
             self.outcomes.fail(record.task, "ActorDiedError", f"the actor is dead: {record.killed}", ())
 
     def on_actor_exiting(self, now: float, source: Address, message: m.ActorExiting) -> None:
@@ -330,7 +330,7 @@ class ActorDirectory:
         """End an actor at once: kill its process, or end it alone in a shared process."""
         worker = record.worker
         if worker is not None and worker.shared:
-            self.tables.order(worker, m.RetireActor(record.id, record.task.attempt, True))
+            self.tables.send_to_control(worker, m.RetireActor(record.id, record.task.attempt, True))
         else:
             self._kill_process(worker, reason)
 
@@ -347,7 +347,7 @@ class ActorDirectory:
                 self._lost_with(record, worker, died)
         for process in self.tables.processes.values() if worker.shared else ():
             if process.job is worker.job:  # Their links to the process have outlasted the actors that they called there.
-                self.tables.tell(process, m.CallerGone(worker.token))
+                self.tables.send_to_client(process, m.CallerGone(worker.token))
 
     def _lost_with(self, record: ActorRecord, worker: WorkerRecord, died: m.ProcessDied) -> None:
         record.executing = died.executing if died.executing != record.id else b""
@@ -372,7 +372,7 @@ class ActorDirectory:
             record.task.facts().retries += 1
             record.lived_before = True
             record.state = CREATING
-            self._tell(record, record.watchers)
+            self._notify(record, record.watchers)
             why = self._make_again(record)
             if not why:
                 again = f"restart {record.restarts}" + (f" of {limit}" if limit >= 0 else "")
@@ -418,7 +418,7 @@ class ActorDirectory:
                 del self.named[record.namespace, record.name]
         for identifier in self.tables.promises:
             if identifier[:JOB_BYTES] == job.id:
-                self.tables.promises.keep(identifier)
+                self.tables.promises.remove(identifier)
 
     # -- restarts of the daemon, and time --
 
@@ -426,7 +426,7 @@ class ActorDirectory:
         """Restore an actor that lived through the daemon's restart."""
         record = self.enter_again(task)
         record.state = ALIVE
-        self._at_home(record, worker)
+        self._set_worker(record, worker)
         record.lives_on = record.shared
         self.logs.lives_on(record.id)
         self.dispatcher.host(worker, task)

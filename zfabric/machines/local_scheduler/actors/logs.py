@@ -93,7 +93,7 @@ class ActorLogs:
             if caller in self.tables.processes:
                 record.watchers.add(caller)
             else:
-                self.tables.order(worker, m.CallerGone(caller))
+                self.tables.send_to_control(worker, m.CallerGone(caller))
 
     def on_call_counts(self, now: float, source: Address, message: m.CallCounts) -> None:
         """Record how many calls have ended that are not logged. Ignored while the actor is being made: its last life had more."""
@@ -157,7 +157,7 @@ class ActorLogs:
         if driver is not None:
             name = f"actor {record.class_name} {brief(record.id)}"
             what = f"the results of its calls wait until the log of {name} can be written (checkpoint_every)"
-            self.tables.tell(driver, m.Notice("warning", f"{what}: {text}"))
+            self.tables.send_to_client(driver, m.Notice("warning", f"{what}: {text}"))
 
     def _advance(self, log: ActorLog) -> None:
         record = self.tables.actors.get(log.actor_id)
@@ -221,7 +221,7 @@ class ActorLogs:
             for writing in failed:
                 self._forget(log, writing)
 
-    def left(self, rows: Iterable[Row], early: bool = False) -> None:
+    def record_ended(self, rows: Iterable[Row], early: bool = False) -> None:
         """Record the numbers of ended calls that dead processes have left. ``early``: actors have no records yet.
 
         A process that died before it was reported to be the actor has run no calls: the number from the process before it stands.
@@ -243,7 +243,7 @@ class ActorLogs:
         if log is not None:
             log.ended, log.exact = 0, False
 
-    def made_again(self, record: ActorRecord) -> None:
+    def restarted(self, record: ActorRecord) -> None:
         """Report the calls whose effects are lost as an actor goes on from its last checkpoint."""
         log = self.logs.get(record.id)
         if log is None or not record.lived_before or not is_unlogged(record):
@@ -253,9 +253,9 @@ class ActorLogs:
         log.lost += lost
         log.ended, log.exact, log.waits_for = since, False, 0
         if lost or not exact:
-            self._tell_lost(record, f"after {since} calls" if log.checkpoint is not None else "of its beginning", lost, exact)
+            self._warn_lost(record, f"after {since} calls" if log.checkpoint is not None else "of its beginning", lost, exact)
 
-    def _tell_lost(self, record: ActorRecord, when: str, lost: int, exact: bool) -> None:
+    def _warn_lost(self, record: ActorRecord, when: str, lost: int, exact: bool) -> None:
         if exact:
             many = f"{lost} call{'s' if lost != 1 else ''}"
         else:
@@ -264,10 +264,10 @@ class ActorLogs:
             f"actor {record.class_name} {brief(record.id)} goes on from its checkpoint {when}: what {many} did to it that ended after "
             "that is lost (their results are not)"
         )
-        self.tables.say("warning", text)
+        self.tables.write_log("warning", text)
         driver = record.task.function.queue.job.driver
         if driver is not None:
-            self.tables.tell(driver, m.Notice("warning", text))
+            self.tables.send_to_client(driver, m.Notice("warning", text))
 
     def acknowledge(self) -> None:
         """Notify actors of the commits of this turn."""
@@ -276,7 +276,7 @@ class ActorLogs:
             record = self.tables.actors.get(actor_id)
             worker = worker_of(record) if record is not None else None
             if worker is not None:
-                self.tables.order(worker, m.LogCommitted(actor_id, number))
+                self.tables.send_to_control(worker, m.LogCommitted(actor_id, number))
 
     # -- reading a log --
 

@@ -42,4 +42,4 @@ class Departures:
             batch = orphans[start : start + 256]
             functions = {task.function.id: task.function for task in batch}.values()
             exported = tuple((each.id, each.name, each.payload, each.options) for each in functions)
-            self.tables.tell(driver, m.InheritTasks(tuple(task.row for task in batch), exported))
+            self.tables.send_to_client(driver, m.InheritTasks(tuple(task.row for task in batch), exported))

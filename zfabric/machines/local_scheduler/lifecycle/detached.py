@@ -38,11 +38,11 @@ class DetachedActors:
         job.driver = None
         known = self.tables.processes.get(driver.incarnation) is driver
         if known:
-            self.tables.tell(driver, m.Farewell(""))
+            self.tables.send_to_client(driver, m.Farewell(""))
             self.departures.release(driver)
         for worker in self.tables.workers.values():
             if worker.job is job:  # The driver may have submitted to them directly: they would repeat its outcomes for ever.
-                self.tables.order(worker, m.CallerGone(driver.incarnation))
+                self.tables.send_to_control(worker, m.CallerGone(driver.incarnation))
         self._stop_tasks(job, driver.incarnation, now)
         self.actors.end_unheld(job, "its driver has ended")
         return True

@@ -11,7 +11,7 @@ from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.records import JobRecord
 from zfabric.protocol.messages import ALIVE
 
-PARTING_SECONDS = 3.0
+SHUTDOWN_SECONDS = 3.0
 """Seconds that the end of a job waits for its actors."""
 
 
@@ -25,14 +25,14 @@ class JobShutdown:
 
     def begin(self, job: JobRecord, now: float) -> bool:
         """Retire the actors of a job whose driver exits. Return False if none defines ``__exit__`` or ``__del__``."""
-        actors = self._polite(job)
+        actors = self._with_farewell(job)
         for record in actors:
             self.actors.retire(record, "its program has ended")
         if actors:
-            self._until[job] = now + PARTING_SECONDS
+            self._until[job] = now + SHUTDOWN_SECONDS
         return bool(actors)
 
-    def _polite(self, job: JobRecord) -> list[ActorRecord]:
+    def _with_farewell(self, job: JobRecord) -> list[ActorRecord]:
         return [
             record
             for record in self.actors.of(job)
@@ -45,7 +45,7 @@ class JobShutdown:
         for job, until in list(self._until.items()):
             if job.ended or job.driver is None:
                 del self._until[job]
-            elif now >= until or not self._polite(job):
+            elif now >= until or not self._with_farewell(job):
                 del self._until[job]
                 over.append(job)
         return over

@@ -140,7 +140,7 @@ class Jobs:
         ends = _LastRows(job, (*puts, *self.events.take(), *statuses), statuses, (*deletes, *more))
         nodes = [] if job.home else [node.token for node in tables.nodes.values()]
         for node in nodes:
-            tables.tell_node(node, m.EndJob(job.id))
+            tables.send_to_node(node, m.EndJob(job.id))
         if nodes:
             self._leaving[job.id] = set(nodes), ends
         else:
@@ -156,7 +156,7 @@ class Jobs:
         if job is not None:
             self.end_job(job, now)
         else:
-            self.tables.tell_node(source[1:], m.JobGone(message.job))
+            self.tables.send_to_node(source[1:], m.JobGone(message.job))
 
     def on_job_gone(self, now: float, source: Address, message: m.JobGone) -> None:
         """Another node has nothing of an ended job any more."""
@@ -197,9 +197,9 @@ class Jobs:
         driver = job.driver
         self.tables.jobs.pop(job.id, None)
         if job.home:
-            self.tables.tell_node(job.home, m.JobGone(job.id))
+            self.tables.send_to_node(job.home, m.JobGone(job.id))
         if driver is not None and driver.incarnation in self.tables.processes:
-            self.tables.tell(driver, m.Farewell(job.reason))
+            self.tables.send_to_client(driver, m.Farewell(job.reason))
             self.departures.release(driver)
 
     def row(self, job: JobRecord, status: str) -> bytes:

@@ -115,7 +115,7 @@ class Membership:
         if message.job:
             job = self.tables.jobs.get(message.job)
             if job is None or job.ended:
-                self.tables.tell(process, m.Refused("JobEndedError", "the job of this driver has ended"))
+                self.tables.send_to_client(process, m.Refused("JobEndedError", "the job of this driver has ended"))
                 return
             process.job = job
             job.driver = process
@@ -152,11 +152,11 @@ class Membership:
         """Refuse a new job, since the control store cannot write."""
         process = self.tables.processes.get(incarnation)
         if process is not None:
-            self.tables.tell(process, m.Refused("OutOfDiskError", f"no new job can be begun: {text}"))
+            self.tables.send_to_client(process, m.Refused("OutOfDiskError", f"no new job can be begun: {text}"))
 
     def _welcome(self, process: ProcessRecord) -> None:
         job = process.job.id if process.job is not None else b""
-        self.tables.tell(process, m.Welcome(m.PROTOCOL_VERSION, job, self.node, "", 0, self.tables.config.pairs()))
+        self.tables.send_to_client(process, m.Welcome(m.PROTOCOL_VERSION, job, self.node, "", 0, self.tables.config.pairs()))
 
     def on_ready(self, now: float, source: Address, message: m.Ready) -> None:
         """Record that a process has reported everything it holds."""
@@ -189,7 +189,7 @@ class Membership:
         self._remove(worker, now)
         self._failed_starts += 1
         text = f"a worker could not be started: {error}"
-        self.tables.say("error", text)
+        self.tables.write_log("error", text)
         if worker.environment != NO_ENVIRONMENT and worker.job is not None:
             # The environment is the likeliest reason: its tasks fail with it instead of waiting for ever.
             for queue in worker.job.queues.values():
@@ -201,14 +201,14 @@ class Membership:
             self._failed_starts = 0
             for job in self.tables.jobs.values():
                 if job.driver is not None and not job.ended:
-                    self.tables.tell(job.driver, m.Notice("error", text))
+                    self.tables.send_to_client(job.driver, m.Notice("error", text))
                 for queue in job.queues.values():
                     for task in list(queue.tasks) if queue.environment == NO_ENVIRONMENT else ():
                         self.outcomes.fail(task, "WorkerCrashedError", text, ())
 
     def on_process_died(self, now: float, source: Address, message: m.ProcessDied) -> None:
         """Handle the proved death of a process."""
-        self.logs.left(message.ended, self.tables.recovering)
+        self.logs.record_ended(message.ended, self.tables.recovering)
         known = self.tables.by_pid.pop(message.pid, None)
         if isinstance(known, WorkerRecord):
             starting = known.state == STARTING

@@ -19,7 +19,7 @@ from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.log_format import is_remake
 from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
-from zfabric.machines.local_scheduler.lifecycle.kept_rows import KeptRows
+from zfabric.machines.local_scheduler.lifecycle.retained_rows import RetainedRows
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
@@ -84,14 +84,14 @@ HELD = frozenset(
     }
 )
 """Messages that wait until all processes have registered."""
-HELD_QUESTIONS = ("actor", "actor log", "nothing")
+HELD_QUERIES = ("actor", "actor log", "nothing")
 """Queries that wait as well: their answers depend on names, or on messages that are not handled yet."""
 _AFTERWARDS = (
     m.TakenBack, m.Unblocked, m.FindActors, m.LogAppended, m.Checkpoint, m.ReplayProgress, m.CallCounts, m.CallOutcomes,
     m.Fetch, m.Release, m.Cancel, m.KillActor, m.ActorExiting, m.ActorEnded, m.Query, m.Goodbye,
 )  # fmt: skip
 """Messages of registering processes that are handled last, in order."""
-_KNOWLEDGE = (m.Submit, m.Put, m.OfferResults)
+_LASTING = (m.Submit, m.Put, m.OfferResults)
 """Messages whose content counts even if the sender has died since."""
 
 
@@ -136,7 +136,7 @@ class Recovery:
         self.actors = actors
         self.step = step
         self._deliver = deliver
-        self._said: list[tuple[Address, m.Message]] = []
+        self._reports: list[tuple[Address, m.Message]] = []
         self._later: list[tuple[Address, m.Message]] = []
         self._registered: set[bytes] = set()
         self._stored: dict[bytes, int] = {}
@@ -150,7 +150,7 @@ class Recovery:
 
     def hold_back(self, source: Address, message: m.Message) -> None:
         """Retain a message, separately by whether the sender is still registering."""
-        (self._later if source[1:] in self._registered else self._said).append((source, message))
+        (self._later if source[1:] in self._registered else self._reports).append((source, message))
 
     def registered(self, process: bytes) -> None:
         """Note that a process has reported everything it holds; its later messages are handled afterwards."""
@@ -163,11 +163,11 @@ class Recovery:
 
     # -- rebuilding --
 
-    def rebuild(self, kept: KeptRows, now: float) -> None:
+    def rebuild(self, retained: RetainedRows, now: float) -> None:
         """Rebuild all tables from the retained messages and rows."""
         step = self.step
-        kept.adopt_functions()
-        self._rows = kept.adopt_rows()
+        retained.adopt_functions()
+        self._rows = retained.adopt_rows()
         self._each(m.Export, lambda source, message: step(now, source, message))
         self._each(m.RunningTasks, self._note_use)
         self._each(m.HostedActors, lambda source, message: step(now, source, message))
@@ -177,23 +177,23 @@ class Recovery:
         self._each(m.OfferResults, self._take_offer)
         self._each(m.ExpectResults, self._take_expect)
         self._each(m.Hold, self._take_hold)
-        self._know(self.logs.references_of())
-        self._know(named_by(record.task) for record in self.tables.actors.values())
+        self._restore_all(self.logs.references_of())
+        self._restore_all(named_by(record.task) for record in self.tables.actors.values())
         self._each(m.LogAppended, self._take_logged)
         self._each(m.Checkpoint, self._take_logged)
         self.streams.positions_known()
         for task, _ in self._entered:
             self._take_stored(task)
-            self._know((named_by(task),))
+            self._restore_all((named_by(task),))
         for record in self._values():
-            self._know((record.contained,))
+            self._restore_all((record.contained,))
         for record in self._values():
             self.references.pin(record.contained)
         self.logs.recover()
-        unheard = self._unheard()
+        unreported = self._unreported()
         for task, worker in self._entered:
-            if worker is None and task.id in unheard:
-                worker, task.attempt = unheard[task.id]
+            if worker is None and task.id in unreported:
+                worker, task.attempt = unreported[task.id]
             self._go_on(task, worker, now)
         self._each(m.Blocked, lambda source, message: step(now, source, message))
         self._each(m.WaitDetails, lambda source, message: step(now, source, message))
@@ -201,7 +201,7 @@ class Recovery:
         self._each(m.Completed, lambda source, message: step(now, source, message))
         self._restore_detached()
         self.actors.find_lost()
-        for source, message in self._said:
+        for source, message in self._reports:
             if type(message) in _AFTERWARDS and source[1:] in self.tables.processes:
                 step(now, source, message)
         self._deliver()
@@ -210,7 +210,7 @@ class Recovery:
         for task_id, (_, block) in self._rows.items():
             if task_id not in self.tables.tasks:
                 self.blocks.drop(task_id, block)
-        self.actors.keep_arguments()
+        self.actors.retain_arguments()
         self._stop_void(now)
         self.tables.spare.extend(self._values())
 
@@ -230,9 +230,9 @@ class Recovery:
         self.step(now, source, message)
 
     def _each(self, kind: type[Any], action: Any) -> None:
-        for source, message in self._said:
+        for source, message in self._reports:
             # Values and rows of processes that have died since still count; their holds and running tasks do not.
-            if type(message) is kind and (kind in _KNOWLEDGE or source[1:] in self.tables.processes):
+            if type(message) is kind and (kind in _LASTING or source[1:] in self.tables.processes):
                 action(source, message)
 
     def _values(self) -> list[AnyObject]:
@@ -396,15 +396,15 @@ class Recovery:
 
     def _take_expect(self, source: Address, message: m.ExpectResults) -> None:
         """Restore promised results, of which some are in the arena and not yet sent, and streams of actors that have not ended."""
-        self._know((row[0],) for row in message.rows)
+        self._restore_all((row[0],) for row in message.rows)
         self.call_results.expect(source, message, False)
 
     def _take_logged(self, source: Address, message: m.LogAppended | m.Checkpoint) -> None:
         """Restore objects to which a log refers, before the log's messages are handled."""
-        self._know((message.refs,))
+        self._restore_all((message.refs,))
 
     def _take_hold(self, source: Address, message: m.Hold) -> None:
-        self._know((message.object_ids,))
+        self._restore_all((message.object_ids,))
         self.streams.claim(message.object_ids)
         for object_id in self.references.hold(message.object_ids, source[1:]):
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, source[1:])
@@ -413,7 +413,7 @@ class Recovery:
             self.tables.inline.replace(record, pack_failure("ObjectLostError", text))
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
 
-    def _unheard(self) -> dict[bytes, tuple[WorkerRecord, int]]:
+    def _unreported(self) -> dict[bytes, tuple[WorkerRecord, int]]:
         """Attempts that ended and that may not have been reported to an earlier daemon: by task id, the worker and the attempt."""
         found: dict[bytes, tuple[WorkerRecord, int]] = {}
 
@@ -441,13 +441,13 @@ class Recovery:
         if values and all(record.status != PENDING for record in values):
             task.finish()
             if row_names(task.row):
-                self.references.keep_row(task)
+                self.references.retain_row(task)
             process = self.tables.processes.get(task.submitter)
             if process is not None:
                 self.outcomes.report_to(process, task)
             if worker is not None:
                 self.admission.set_terms(task, now)
-                self.stopping.goes_on(task, worker, now)
+                self.stopping.still_running(task, worker, now)
                 self._lease(task, worker)
             return
         if task.function.actor is not None:
@@ -455,7 +455,7 @@ class Recovery:
         if worker is not None:
             self.admission.set_terms(task, now)
             if row_names(task.row):
-                self.references.keep_row(task)
+                self.references.retain_row(task)
                 self.references.pin(named_by(task))
             self._assign(task, worker)
             if task.rare is not None and task.rare.stopped:
@@ -487,7 +487,7 @@ class Recovery:
 
     # -- objects that only the arena or the control store has --
 
-    def _know(self, several: Iterable[tuple[bytes, ...]]) -> None:
+    def _restore_all(self, several: Iterable[tuple[bytes, ...]]) -> None:
         for object_ids in several:
             for object_id in object_ids:
                 self.known(object_id)
@@ -544,4 +544,4 @@ class Recovery:
             for identifier in named_by(task):
                 if identifier in self._stored and self.tables.find(identifier) is None:
                     self.known(identifier)
-            self.references.keep_row(task)
+            self.references.retain_row(task)

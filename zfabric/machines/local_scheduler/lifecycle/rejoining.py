@@ -10,8 +10,8 @@ from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.row_format import unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
-from zfabric.machines.local_scheduler.lifecycle.kept_rows import KeptRows
-from zfabric.machines.local_scheduler.lifecycle.recovery import HELD, HELD_QUESTIONS, Recovery
+from zfabric.machines.local_scheduler.lifecycle.recovery import HELD, HELD_QUERIES, Recovery
+from zfabric.machines.local_scheduler.lifecycle.retained_rows import RetainedRows
 from zfabric.machines.local_scheduler.records import JobRecord, ProcessRecord, Stored, WorkerRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -41,11 +41,11 @@ class Rejoining:
         self.logs = logs
         self.jobs = jobs
         self.recovery = recovery
-        self.kept_rows = KeptRows(tables, blocks, requests, logs, self._maybe_recovered)
+        self.retained_rows = RetainedRows(tables, blocks, requests, logs, self._maybe_recovered)
         self._table_known = self._jobs_known = not tables.recovering
         self._expected: dict[bytes, int] = {}
         """Pids of processes that are to register again, by incarnation."""
-        self._keep_due = False
+        self._retained_due = False
         self._claimed: list[m.Row] = []
         """Rows of ``Sealed`` that processes sent while they registered."""
         self._abandoned: list[JobRecord] = []
@@ -59,7 +59,7 @@ class Rejoining:
         if not self.tables.recovering:
             return
         self._table_known = True
-        self.logs.left(message.ended, True)
+        self.logs.record_ended(message.ended, True)
         self._deadline = now + self.tables.config.recovery_seconds
         for token, pid in message.workers:
             worker = WorkerRecord(token, None, NO_ENVIRONMENT, now)
@@ -87,7 +87,7 @@ class Rejoining:
             self.tables.effects.append(WatchProcess(process.pid, process.started))
             self.tables.send(CLIENT + process.incarnation, m.RegisterAgain(""))
         self._jobs_known = True
-        self.kept_rows.ask()
+        self.retained_rows.ask()
         early, self._early = self._early, []
         for source, message in early:
             self.recovery.step(now, source, message)
@@ -100,7 +100,7 @@ class Rejoining:
         if not self._jobs_known and type(message) in (m.Register, m.Ready):
             self._early.append((source, message))
             return True
-        if self.tables.recovering and (type(message) in HELD or (type(message) is m.Query and message.what in HELD_QUESTIONS)):
+        if self.tables.recovering and (type(message) in HELD or (type(message) is m.Query and message.what in HELD_QUERIES)):
             self.recovery.hold_back(source, message)
             return True
         return False
@@ -122,24 +122,24 @@ class Rejoining:
         self._abandoned.append(job)
 
     def _maybe_recovered(self, now: float) -> None:
-        known = self._table_known and self._jobs_known and self.kept_rows.complete
+        known = self._table_known and self._jobs_known and self.retained_rows.complete
         if not self.tables.recovering or self._expected or not known:
             return
         self.tables.recovering = False
-        self.recovery.rebuild(self.kept_rows, now)
+        self.recovery.rebuild(self.retained_rows, now)
         tasks = len(self.tables.tasks)
         self._claimed, self.tables.sealed = self.tables.sealed, []
         self.recovery.go_on(now)
-        self._keep_due = True
+        self._retained_due = True
         for job in self._abandoned:
             self.jobs.driver_gone(job, now)
         self.workers.prestart(now)
-        self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
+        self.tables.write_log("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 
-    def keep(self) -> None:
+    def send_retained(self) -> None:
         """Send the store the ids of needed values, at the end of the turn in which recovery ended."""
-        if self._keep_due:
-            self._keep_due = False
+        if self._retained_due:
+            self._retained_due = False
             stored = [record.object_id for record in self.tables.values() if type(record.value) is Stored]
             stored += [row[0] for row in self.tables.locates]  # Its writer may use a value to which it has no ref any more.
             if self.tables.store_address is not None:

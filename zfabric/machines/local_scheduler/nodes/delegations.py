@@ -69,7 +69,7 @@ class Delegations:
                 details.append((len(rows), task.attempt, values))
             rows.append(task.row)
         about = (job.id, job.namespace, job.home or self.node)
-        self.tables.tell_node(node.token, m.Delegate(about, tuple(functions.values()), tuple(rows), tuple(details), first))
+        self.tables.send_to_node(node.token, m.Delegate(about, tuple(functions.values()), tuple(rows), tuple(details), first))
         self.tables.counts["delegated"] += len(batch)
 
     def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
@@ -85,7 +85,7 @@ class Delegations:
         """Acknowledge the ended attempts that were taken in."""
         for node in self.tables.nodes.values():
             if node.ends_received is not None:
-                self.tables.tell_node(node.token, m.EndsReceived(node.ends_received))
+                self.tables.send_to_node(node.token, m.EndsReceived(node.ends_received))
                 node.ends_received = None
 
 

@@ -100,7 +100,7 @@ class Executions:
                 continue
             report = tuple(m.Completed.of(tuple(rows), tuple(extras)))
             home.unreceived.append((home.next_end, report))
-            self.tables.tell_node(node, m.Ended(home.next_end, report))
+            self.tables.send_to_node(node, m.Ended(home.next_end, report))
             home.next_end += 1
 
     def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> None:

@@ -70,8 +70,8 @@ class Peers:
         record.process = process
         self.tables.nodes[node] = record
         self.tables.processes[node] = process
-        self.tables.tell_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:]))
-        self.tables.tell_node(node, m.Ready())
+        self.tables.send_to_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:]))
+        self.tables.send_to_node(node, m.Ready())
 
     def on_register_node(self, now: float, source: Address, message: m.RegisterNode) -> None:
         """Another node registers: it is new here, or so is its daemon."""
@@ -84,7 +84,7 @@ class Peers:
     def _died(self, node: NodeRecord, now: float) -> None:
         """A node is dead: what it ran runs again, jobs whose driver was there end."""
         del self.tables.nodes[node.token]
-        self.tables.say("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
+        self.tables.write_log("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
         self.outcomes.node_lost(node)
         if node.process is not None:
             self.departures.release(node.process)

@@ -55,7 +55,7 @@ class CallResults:
             self.tables.counts["refused"] += 1
             return
         for call_id, caller, status, outputs, contained in message.rows:
-            told = tuple(
+            returned = tuple(
                 self._take_value(
                     worker, caller, call_value(call_id, index), status, value, contained[index] if index < len(contained) else ()
                 )
@@ -63,12 +63,12 @@ class CallResults:
             )
             if self.tables.streams:
                 self.streams.call_ended(call_id, status, outputs[0] if outputs else b"")
-            hearer = self.tables.processes.get(caller)
-            if hearer is not None:
-                self.tables.tell(hearer, m.Returned(((call_id, status, told),)))
+            receiver = self.tables.processes.get(caller)
+            if receiver is not None:
+                self.tables.send_to_client(receiver, m.Returned(((call_id, status, returned),)))
         recorded = tuple(row[0] for row in message.rows)
         if self.tables.store_address is None or not any(type(value) is tuple for row in message.rows for value in row[3]):
-            self.tables.order(worker, m.OutcomesRecorded(recorded))
+            self.tables.send_to_control(worker, m.OutcomesRecorded(recorded))
         else:  # Until the store has recorded values in the arena, only the actor can report them again.
             self.requests.ask_store("nothing", (), then=self._taken_over, about=(worker.token, recorded))
 
@@ -77,7 +77,7 @@ class CallResults:
         token, call_ids = about
         worker = self.tables.workers.get(token)
         if worker is not None:
-            self.tables.order(worker, m.OutcomesRecorded(call_ids))
+            self.tables.send_to_control(worker, m.OutcomesRecorded(call_ids))
 
     def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
         """Record a value that other processes need. Return what the caller receives in its place."""
@@ -95,7 +95,7 @@ class CallResults:
         if found.status == OK and found.value is not None:
             self.outcomes.drop_copy(worker, identifier, value)
             return None
-        self.tables.promises.keep(identifier)
+        self.tables.promises.remove(identifier)
         self.outcomes.set_value(found, value, refs, worker.process.incarnation if worker.process else b"", False)
         self.outcomes.announce(found)
         if found.holders is None:
@@ -111,5 +111,5 @@ class CallResults:
             found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
         add_holder(found, caller)
         if found.status == PENDING:
-            self.tables.promises.keep(identifier)
+            self.tables.promises.remove(identifier)
             self.outcomes.settle_value(found, status, payload)

@@ -74,7 +74,7 @@ class Streams:
             index = index_of(identifier) - 1
             if identifier not in self.tables.objects:
                 self._expect(stream, index, identifier)
-            self._let_go(stream, index)
+            self._release(stream, index)
             if index >= stream.upto:
                 stream.upto = index + 1
                 touched[stream] = None
@@ -96,7 +96,7 @@ class Streams:
         text = f"the stream of {stream.name} has {stream.end} values"
         self.outcomes.settle_value(record, FAILED, pack_failure("StreamEnded", text))
 
-    def _let_go(self, stream: StreamRecord, index: int) -> None:
+    def _release(self, stream: StreamRecord, index: int) -> None:
         """Release a value that the stream itself retained."""
         if index in stream.unclaimed:
             stream.unclaimed.discard(index)
@@ -119,7 +119,7 @@ class Streams:
                 stream.declared = index
             else:
                 if index == 0:
-                    stream.told = None  # The stream begins (again): its maker has received no ``AllowYields``.
+                    stream.allowed = None  # The stream begins (again): its maker has received no ``AllowYields``.
                 self._accept(worker, stream, index, value, contained)
                 touched[stream] = None
         for stream in touched:
@@ -163,9 +163,9 @@ class Streams:
         if worker is None or worker.process is None:
             return
         upto = CLOSE if stream.closed else stream.upto
-        known = stream.told[1] if stream.told is not None and stream.told[0] == worker.token else stream.ahead
+        known = stream.allowed[1] if stream.allowed is not None and stream.allowed[0] == worker.token else stream.ahead
         if known != upto:
-            stream.told = (worker.token, upto)
+            stream.allowed = (worker.token, upto)
             self.tables.send(WORKER + worker.process.incarnation, m.AllowYields(stream.owner.object_id[:TASK_BYTES], upto))
 
     # -- the end --
@@ -217,7 +217,7 @@ class Streams:
         if owner.status == PENDING or stream.actor:
             self._allow(stream)  # The call may go on although its caller, which would have reported the end, has exited.
         for index in list(stream.unclaimed):
-            self._let_go(stream, index)
+            self._release(stream, index)
         if owner.status != PENDING:
             del self.records[owner.object_id[:TASK_BYTES]]
         elif isinstance(owner, TaskRecord) and owner.state in (WAITING, READY):

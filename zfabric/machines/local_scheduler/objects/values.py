@@ -66,7 +66,7 @@ class Values:
         known = source[1:] in self.tables.processes
         for identifier, status, value, contained in message.rows if known else ():
             found = self.tables.find(identifier)
-            self.tables.promises.keep(identifier)
+            self.tables.promises.remove(identifier)
             if found is not None and found.status == PENDING and is_call(identifier):
                 if value is None:  # An earlier daemon had it in the arena, and no record of it survived.
                     text = f"the result {short(identifier)} of a call is lost: only its node's daemon knew it, and that died"
@@ -126,7 +126,7 @@ class Values:
                 value = record.value if type(record.value) is bytes else b""
                 rows.append((object_id, record.status, value, record.contained))
         if rows:
-            self.tables.tell(process, m.Objects(tuple(rows)))
+            self.tables.send_to_client(process, m.Objects(tuple(rows)))
 
     def on_located(self, now: float, source: Address, message: m.Located) -> None:
         """Pass on the places of values that the store has pinned for processes."""
@@ -144,7 +144,7 @@ class Values:
         for incarnation, rows in by_process.items():
             process = self.tables.processes.get(incarnation)
             if process is not None:
-                self.tables.tell(process, m.Objects(tuple(rows)))
+                self.tables.send_to_client(process, m.Objects(tuple(rows)))
 
     def on_objects_lost(self, now: float, source: Address, message: m.ObjectsLost) -> None:
         """Rebuild or fail values of which the store has no copy left."""
@@ -181,7 +181,7 @@ class Values:
         process = self.tables.processes.get(incarnation)
         if process is None:
             return
-        self.tables.tell(process, m.PutCommitted((object_id,), "" if answer.ok else answer.text))
+        self.tables.send_to_client(process, m.PutCommitted((object_id,), "" if answer.ok else answer.text))
 
     def read_durable(self) -> None:
         """Request the control store's copies of durable values whose other copies are lost."""

@@ -132,7 +132,7 @@ class ActorReports:
 
 def state_of(record: ActorRecord) -> str:
     """The state of an actor as users see it."""
-    if record.state == ALIVE and record.gone:
+    if record.state == ALIVE and record.unreferenced:
         return "ending"
     if record.state == ALIVE and record.wait() is not None:
         return "blocked"

@@ -103,8 +103,8 @@ class Diagnoses:
             return Diagnosis(subject, state, f"waits for {len(missing)} of its arguments: {names}{more}", tuple(facts))
         if task.state == READY:
             return Diagnosis(subject, state, self._why_queued(task), tuple(facts))
-        if task.rare is not None and task.rare.goes_on is not None:
-            pid = task.rare.goes_on.pid
+        if task.rare is not None and task.rare.running_on is not None:
+            pid = task.rare.running_on.pid
             facts.append(("goes on in worker", str(pid)))
             reason = f"has finished with an error, and its code goes on in worker {pid}: {_error_of(task)}"
             return Diagnosis(subject, state, reason, tuple(facts))

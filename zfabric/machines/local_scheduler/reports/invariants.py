@@ -14,7 +14,7 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
     held: dict[str, int] = {}
     for worker in tables.workers.values():
         for task in worker.inflight.values():
-            if task.state == DONE and task.rare is not None and task.rare.goes_on is worker:
+            if task.state == DONE and task.rare is not None and task.rare.running_on is worker:
                 continue
             if task.worker is not worker or task.state != ASSIGNED:
                 raise InvariantViolation(f"{short(task.id)} is in flight on a worker that it is not assigned to")
@@ -27,7 +27,7 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
     values += [record.value for record in tables.objects.values()]
     if sum(len(value) for value in values if type(value) is bytes) != tables.inline.total:
         raise InvariantViolation("the values that are here have other bytes than are counted")
-    if sum(task.rare.kept for task in tables.tasks.values() if task.rare is not None) != lineage_bytes:
+    if sum(task.rare.lineage_weight for task in tables.tasks.values() if task.rare is not None) != lineage_bytes:
         raise InvariantViolation("the rows that are kept as lineage have other bytes than are counted")
     for task in tables.tasks.values():
         if (task.state == ASSIGNED) != (task.worker is not None):

@@ -71,7 +71,7 @@ class Admission:
     def resolve(self, task: TaskRecord) -> None:
         """Pin the objects that a row names, and count the dependencies without a value."""
         if row_names(task.row):
-            self.references.keep_row(task)
+            self.references.retain_row(task)
             self.references.pin(task.contains())
         unresolved = 0
         broken: tuple[int, bytes] | None = None

@@ -20,7 +20,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import WORKER, Address, object_id
 from zfabric.protocol.messages import OK
 
-TOLD_MAX = 256
+SENT_MAX = 256
 """Most outcomes per lease that the worker has sent to the driver and the scheduler retains in case they are lost; beyond it, all are
 repeated."""
 
@@ -36,7 +36,7 @@ class DirectSubmissions:
         self.admission = admission
         self._candidates: dict[bytes, ProcessRecord] = {}
         """Tasks of this turn that their driver submitted alone, as it did the ones before, with the driver."""
-        self._patient: dict[bytes, DirectLease] = {}
+        self._waiting: dict[bytes, DirectLease] = {}
         """Leases with messages that wait for reports of the worker."""
         self._active: dict[bytes, DirectLease] = {}
         """Leases that have not ended, by worker token."""
@@ -55,7 +55,7 @@ class DirectSubmissions:
     def end_of_turn(self, now: float) -> None:
         """Begin direct leases with the workers that received such tasks in this turn."""
         for lease in self._active.values():
-            if len(lease.told) > TOLD_MAX:
+            if len(lease.sent) > SENT_MAX:
                 self._report_again(lease)
         if self._candidates:
             candidates, self._candidates = self._candidates, {}
@@ -84,8 +84,8 @@ class DirectSubmissions:
             return
         lease.functions.add(function.id)
         lease.until = now + self.tables.config.introduced_for
-        self.tables.tell(driver, m.DirectAllowed(worker.token, tuple(sorted(lease.functions)), self.tables.first_attempt))
-        self.tables.counts["introductions"] += 1
+        self.tables.send_to_client(driver, m.DirectAllowed(worker.token, tuple(sorted(lease.functions)), self.tables.first_attempt))
+        self.tables.counts["direct_leases"] += 1
 
     # -- what is submitted --
 
@@ -118,7 +118,7 @@ class DirectSubmissions:
         worker.inflight[task.id] = task
         if task.function.mean is not None:
             worker.work += task.function.mean
-        lease.handed.add(task.id)
+        lease.submitted.add(task.id)
         if ended is not None:
             row, extra = ended
             extras = () if extra is None else ((0, *extra),)
@@ -143,24 +143,24 @@ class DirectSubmissions:
         else:
             lease = process.direct.get(message.peer)
             if lease is not None and lease.died is None:
-                lease.known = message.number
+                lease.received = message.number
 
     def wait(self, source: Address, message: m.Message) -> bool:
         """Retain a message if its sender has received values that the worker has not reported yet. Return whether it waits."""
         process = self.tables.processes.get(source[1:])
         for lease in process.direct.values() if process is not None else ():
-            if lease.known > lease.ended:
+            if lease.received > lease.ended:
                 lease.waiting.append((source, message))
-                self._patient[lease.worker.token] = lease
+                self._waiting[lease.worker.token] = lease
                 return True
         return False
 
     def take_waiting(self) -> list[tuple[Address, m.Message]]:
         """Take messages whose missing reports have arrived."""
         found: list[tuple[Address, m.Message]] = []
-        for token, lease in list(self._patient.items()):
-            if lease.known <= lease.ended:
-                del self._patient[token]
+        for token, lease in list(self._waiting.items()):
+            if lease.received <= lease.ended:
+                del self._waiting[token]
                 found += lease.waiting
                 lease.waiting = []
         return found
@@ -177,7 +177,7 @@ class DirectSubmissions:
         self._report_again(lease)
         lease.driver.singles = 0
         if lease.driver.incarnation in self.tables.processes:
-            self.tables.tell(lease.driver, m.DirectAllowed(worker.token, (), self.tables.first_attempt))
+            self.tables.send_to_client(lease.driver, m.DirectAllowed(worker.token, (), self.tables.first_attempt))
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
         """End the lease of a dead worker. Reports on tasks that its driver submitted to it may still arrive."""
@@ -185,7 +185,7 @@ class DirectSubmissions:
         if lease is not None:
             self.end(worker)
             lease.died = died
-            lease.known = 0
+            lease.received = 0
             # A value in the arena was freed with its writer: its task runs again.
             self._drop_early(lease, [each for each, said in lease.early.items() if said is not None and not _is_plain(*said)])
 
@@ -198,8 +198,8 @@ class DirectSubmissions:
 
     def _report_again(self, lease: DirectLease) -> None:
         """Send a driver the outcomes that the worker should have sent; of tasks that it has released, only that they ended."""
-        told, lease.told = lease.told, []
-        for task in told if lease.driver.incarnation in self.tables.processes else ():
+        sent, lease.sent = lease.sent, []
+        for task in sent if lease.driver.incarnation in self.tables.processes else ():
             if task.holders is not None and self.tables.tasks.get(task.id) is task:
                 self.outcomes.report_to(lease.driver, task)
             else:
@@ -217,7 +217,7 @@ class DirectSubmissions:
                 self.outcomes.drop_copy(lease.worker, object_id(task_id, index), value)
 
     def _forget(self, lease: DirectLease) -> None:
-        lease.known = 0  # Waiting messages are handled in the next turn.
+        lease.received = 0  # Waiting messages are handled in the next turn.
         self._drop_early(lease, list(lease.early))
         lease.driver.direct.pop(lease.worker.token, None)
         if lease.worker.direct is lease:

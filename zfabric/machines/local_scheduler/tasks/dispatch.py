@@ -355,7 +355,7 @@ class Dispatcher:
         waiting = {frame.task_id for frame in worker.frames}
         running = next((task for task in worker.inflight.values() if task.id not in waiting), None)
         mean = running.function.mean if running is not None else 0.0
-        if running is not None and running.rare is not None and (running.rare.buried or running.rare.crashes or running.rare.goes_on):
+        if running is not None and running.rare is not None and (running.rare.buried or running.rare.crashes or running.rare.running_on):
             return True
         return mean is None or now - worker.last_progress > max(self.tables.config.take_back_after, 2 * worker.work)
 
@@ -606,7 +606,7 @@ class Dispatcher:
             if now >= due:
                 worker.taking_back = True
                 self.tables.counts["take_backs"] += 1
-                self.tables.order(worker, m.TakeBack(tuple(worker.inflight)))
+                self.tables.send_to_control(worker, m.TakeBack(tuple(worker.inflight)))
             elif soonest is None or due < soonest:
                 soonest = due
         return soonest

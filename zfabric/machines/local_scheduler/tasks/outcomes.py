@@ -111,9 +111,9 @@ class Outcomes:
                     continue
                 self._late(worker, task_id, attempt, outputs)
                 continue
-            by_hand = lease is not None and task_id in lease.handed
+            by_hand = lease is not None and task_id in lease.submitted
             if by_hand:
-                lease.handed.discard(task_id)  # type: ignore[union-attr]
+                lease.submitted.discard(task_id)  # type: ignore[union-attr]
             function = task.function
             if function.mean is not None:
                 worker.work -= function.mean
@@ -132,12 +132,12 @@ class Outcomes:
                     self.announce(task)
                 process = processes.get(task.submitter)
                 if by_hand and not lease.over:  # type: ignore[union-attr]
-                    lease.told.append(task)  # type: ignore[union-attr]
+                    lease.sent.append(task)  # type: ignore[union-attr]
                 elif process is not None:
                     process.results.append((task_id, OK, outputs if task.holders is not None else ()))
                     touched[process] = None
                 if task.rare is not None:
-                    self._tell_others(task, OK, outputs)
+                    self._send_to_others(task, OK, outputs)
                 if task.holders is None:
                     spare.append(task)
             else:
@@ -292,23 +292,23 @@ class Outcomes:
         assert worker is not None
         kind = STOPPED[rare.stopped]
         facts = self._facts(task, worker)
-        rare.goes_on = worker
+        rare.running_on = worker
         if worker.direct is not None:
-            worker.direct.handed.discard(task.id)
+            worker.direct.submitted.discard(task.id)
         self.renumber(task)
         self.tables.counts["tasks_given_up"] += 1
         text = f"{_stopped_text(task, kind)}, and does not stop: it goes on in worker {worker.pid} and holds its resources until it ends"
         self.fail(task, kind, text, facts)
 
-    def goes_on(self, task: TaskRecord, worker: WorkerRecord) -> None:
+    def still_running(self, task: TaskRecord, worker: WorkerRecord) -> None:
         """Put a task that has its outcome in flight on a worker, which reports to a restarted daemon that it still runs it."""
-        task.facts().goes_on = worker
+        task.facts().running_on = worker
         worker.inflight[task.id] = task
         self.renumber(task)
 
     def _stopped_at_last(self, task: TaskRecord, worker: WorkerRecord) -> None:
         """Record that a worker has ended a task that was given up."""
-        task.facts().goes_on = None
+        task.facts().running_on = None
         if task.function.mean is not None:
             worker.work -= task.function.mean
 
@@ -379,9 +379,9 @@ class Outcomes:
         worker = task.worker
         task.finish()
         if worker is not None:
-            if task.rare is None or task.rare.goes_on is None:
+            if task.rare is None or task.rare.running_on is None:
                 worker.inflight.pop(task.id, None)
-            self._forgo_places(worker, task)
+            self._unpin_places(worker, task)
         if task.function.actor is not None:
             ended = RemakeEnded if task.id in self.tables.remakes else ActorTaskEnded
             self.tables.transitions.append(ended(task, worker, status, payload))
@@ -401,7 +401,7 @@ class Outcomes:
             process.results.append((task.id, status, row))
             self.tables.touched[process] = None
         if task.rare is not None:
-            self._tell_others(task, status, row)
+            self._send_to_others(task, status, row)
 
     def _end_delegated(self, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
         """An attempt of a task of another node has ended: it is that node's to decide what follows. Nothing of the task stays here."""
@@ -414,7 +414,7 @@ class Outcomes:
         task.finish()
         if worker is not None:
             worker.inflight.pop(task.id, None)
-            self._forgo_places(worker, task)
+            self._unpin_places(worker, task)
         self._unpin_row(task)
         self.tables.tasks.pop(task.id, None)
         self.tables.delegated_ends.append((task, status, outputs, extra))
@@ -434,7 +434,7 @@ class Outcomes:
         for task in reversed(list(node.inflight.values())):
             stopped = task.rare.stopped if task.rare is not None else ""
             if task.state == DONE:
-                task.facts().goes_on = None
+                task.facts().running_on = None
             elif stopped in STOPPED:
                 kind = STOPPED[stopped]
                 self.fail(task, kind, _stopped_text(task, kind), self._facts(task, node))
@@ -444,7 +444,7 @@ class Outcomes:
                 self.make_ready(task, front=True)
         node.inflight.clear()
 
-    def _tell_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
+    def _send_to_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
         """Send the outcome to earlier submitters of the task, too."""
         rare = task.facts()
         for incarnation in set(rare.submitters) - {task.submitter}:
@@ -501,7 +501,7 @@ class Outcomes:
         else:
             process = self.tables.processes.get(incarnation)
             if process is not None:
-                self.tables.tell(process, m.Objects(((record.object_id, record.status, record.value, record.contained),)))
+                self.tables.send_to_client(process, m.Objects(((record.object_id, record.status, record.value, record.contained),)))
 
     def make_ready(self, task: TaskRecord, front: bool = False) -> None:
         """Put a task into its queue."""
@@ -531,9 +531,9 @@ class Outcomes:
         """
         for task in reversed(list(tasks)):
             if task.state == DONE:
-                if task.rare is not None and task.rare.goes_on is not None:  # It was given up before it began.
-                    task.rare.goes_on.inflight.pop(task.id, None)
-                    task.rare.goes_on = None
+                if task.rare is not None and task.rare.running_on is not None:  # It was given up before it began.
+                    task.rare.running_on.inflight.pop(task.id, None)
+                    task.rare.running_on = None
                 continue
             reason = task.rare.stopped if task.rare is not None else ""
             if reason:
@@ -550,19 +550,19 @@ class Outcomes:
         worker = task.worker
         if worker is not None:
             if worker.direct is not None:
-                worker.direct.handed.discard(task.id)
+                worker.direct.submitted.discard(task.id)
             if worker.inflight.pop(task.id, None) is not None and task.function.mean is not None:
                 worker.work = max(0.0, worker.work - task.function.mean)
-            self._forgo_places(worker, task)
+            self._unpin_places(worker, task)
 
-    def _forgo_places(self, worker: WorkerRecord, task: TaskRecord) -> None:
+    def _unpin_places(self, worker: WorkerRecord, task: TaskRecord) -> None:
         """Unpin arguments that the store has located for a task that is not sent after all: its worker's process does it."""
         if task.rare is None or task.rare.wait_locations is None:
             return
         places, task.rare.wait_locations = task.rare.wait_locations, None
         rows = tuple((object_id, OK, place, ()) for object_id, place in places.items() if type(place) is tuple)
         if rows and worker.process is not None:
-            self.tables.tell(worker.process, m.Objects(rows))
+            self.tables.send_to_client(worker.process, m.Objects(rows))
 
     def _may_retry(self, task: TaskRecord) -> bool:
         limit: int = task.option("max_retries", self.tables.config.max_retries)
@@ -580,7 +580,7 @@ class Outcomes:
             task.facts().buried = True
         for task in reversed(inflight):
             if task.state == DONE:
-                task.facts().goes_on = None
+                task.facts().running_on = None
                 continue
             stopped = task.rare.stopped if task.rare is not None else ""
             memory = worker.kill_reason == "memory"

@@ -74,4 +74,4 @@ class PlacementRequests:
                     f"(this one has {describe(tuple(sorted(self.pool.total.items())))}); it stays pending. "
                     "Ask for less, add a node that has it, or set config infeasible='raise' to get an error instead."
                 )
-                self.tables.tell(driver, m.Notice("warning", text))
+                self.tables.send_to_client(driver, m.Notice("warning", text))

@@ -101,7 +101,7 @@ class Rebuilding:
             for incarnation in askers:
                 process = self.tables.processes.get(incarnation)
                 if process is not None:
-                    self.tables.tell(process, m.Objects(((identifier, FAILED, payload, ()),)))
+                    self.tables.send_to_client(process, m.Objects(((identifier, FAILED, payload, ()),)))
             return
         if askers:
             record.fetchers = (record.fetchers or set()) | set(askers)

@@ -50,10 +50,10 @@ class Starvation:
         self.tables.counts["collections"] += 1
         for worker in self.tables.workers.values():
             if worker.state != STARTING:
-                self.tables.order(worker, m.CollectGarbage())
+                self.tables.send_to_control(worker, m.CollectGarbage())
         for job in self.tables.jobs.values():
             if job.driver is not None:
-                self.tables.tell(job.driver, m.CollectGarbage())
+                self.tables.send_to_client(job.driver, m.CollectGarbage())
 
     def _actors_hold_it(self) -> bool:
         held = {name for worker in self.tables.workers.values() if worker.state == HOSTING for name, _ in worker.demand}

@@ -92,7 +92,7 @@ class Stopping:
 
     def _kill(self, task: TaskRecord, reason: str) -> bool:
         """Kill the worker of a task that was given up, if it still runs it. Return False if it does not have the task any more."""
-        worker = task.rare.goes_on if task.rare is not None else None
+        worker = task.rare.running_on if task.rare is not None else None
         if worker is None or not worker.pid or worker.shared:
             return False
         waits = any(frame.task_id == task.id for frame in worker.frames)
@@ -188,13 +188,13 @@ class Stopping:
             facts.stopped = reason
         self._repeat(task.id, now)
 
-    def goes_on(self, task: TaskRecord, worker: WorkerRecord, now: float) -> None:
+    def still_running(self, task: TaskRecord, worker: WorkerRecord, now: float) -> None:
         """Record that a worker still runs a task that has its outcome. One that was given up is asked to stop."""
         record = task.values()[0]
         kind = unpack_failure(record.value)[0] if record.status == FAILED and type(record.value) is bytes else ""
         reason = next((each for each in ("cancelled", "timeout") if STOPPED[each] == kind), "")
         request = m.Interrupt(task.id, task.attempt, reason)
-        self.outcomes.goes_on(task, worker)
+        self.outcomes.still_running(task, worker)
         if reason:
             task.facts().stopped = reason
             self._ask_given_up(task, request, now)
@@ -207,16 +207,16 @@ class Stopping:
 
     def _repeat_given_up(self, task_id: bytes, task: TaskRecord, request: m.Interrupt, now: float) -> None:
         """Repeat a request: an earlier one may have overtaken the task on its way."""
-        worker = task.rare.goes_on if task.rare is not None else None
+        worker = task.rare.running_on if task.rare is not None else None
         if worker is None or worker.process is None or worker.inflight.get(task_id) is not task:
             del self._given_up[task_id]
             self._asked.pop(task_id, None)
             return
         self._asked[task_id] = now + self.tables.config.interrupt_every
         if worker.remote:
-            self.tables.tell_node(worker.token, m.StopDelegated(task_id, request.attempt, request.reason, False))
+            self.tables.send_to_node(worker.token, m.StopDelegated(task_id, request.attempt, request.reason, False))
         else:
-            self.tables.order(worker, request)
+            self.tables.send_to_control(worker, request)
 
     def _repeat(self, task_id: bytes, now: float) -> None:
         given_up = self._given_up.get(task_id)
@@ -239,20 +239,20 @@ class Stopping:
         self._asked[task_id] = now + self.tables.config.interrupt_every
         if worker.remote:
             recursive = task.rare.recursively and task.rare.stopped != "timeout"
-            self.tables.tell_node(worker.token, m.StopDelegated(task_id, task.attempt, task.rare.stopped, recursive))
+            self.tables.send_to_node(worker.token, m.StopDelegated(task_id, task.attempt, task.rare.stopped, recursive))
         elif worker.shared:  # It makes an actor in a process with other actors, which must not die for it.
-            self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
+            self.tables.send_to_control(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
         elif task.rare.stopped == "force":
             reason = f"task {task.name} was cancelled by force"
             if any(frame.task_id == task_id for frame in worker.frames) and worker.pid:
                 worker.kill_reason = "cancelled"
                 self.tables.effects.append(KillProcess(worker.pid, reason))
                 return
-            self.tables.order(worker, m.TakeBack((task_id,)))
+            self.tables.send_to_control(worker, m.TakeBack((task_id,)))
             if late and worker.pid:  # Its process does not answer; an outcome there may not have been reported.
                 self.tables.effects.append(KillProcess(worker.pid, reason, task_id))
         else:
-            self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
+            self.tables.send_to_control(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
 
 
 def _may_be_given_up(task: TaskRecord) -> bool:

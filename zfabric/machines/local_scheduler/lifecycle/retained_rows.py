@@ -18,7 +18,7 @@ PAGE = 500
 """Rows of the control store per request."""
 
 
-class KeptRows:
+class RetainedRows:
     """Rows of the tables "function" and "task", between their scan and the end of recovery."""
 
     def __init__(
