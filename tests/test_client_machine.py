@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from client_alone import FUNCTION, JOB, NAMER, REGISTER, receive, sent_by, submi
 from client_alone import client as client  # a fixture
 
 from zfabric.machines.client.machine import Client
+from zfabric.machines.client.outbox import Outbox
 from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FIRST_RETURN, first_attempt, next_attempt, object_id
@@ -439,3 +441,53 @@ def test_later_attempts_name_other_children_and_other_puts() -> None:
     names = [(namer.child(), namer.put()) for namer in (Namer(JOB, parent, attempt=number) for number in numbers)]
     assert names[0] == names[1]
     assert len({name for pair in names for name in pair}) == 2 * len(set(numbers))
+
+
+class Finalized:
+    """A cycle whose finalizer does ``act`` when the collector finds it."""
+
+    def __init__(self, act: Any) -> None:
+        self.me = self
+        self.act = act
+
+    def __del__(self) -> None:
+        self.act()
+
+
+@pytest.mark.parametrize("kind", [m.Submit, m.Release])
+@pytest.mark.parametrize("sends", [False, True])
+@pytest.mark.parametrize("step", range(4))
+def test_a_finalizer_that_submits_within_a_step_of_the_outbox_loses_and_doubles_nothing(step: int, sends: bool, kind: Any) -> None:
+    for allocations in range(8):
+        outbox, taken = Outbox(), []
+
+        def take(outbox: Outbox = outbox, taken: list[Any] = taken) -> None:
+            taken += outbox.take(b"scheduler", b"store")
+
+        def finalize(outbox: Outbox = outbox, take: Any = take) -> None:
+            outbox.add(m.Submit, "finalizer")
+            if sends:
+                take()
+            outbox.add(m.Submit, "finalizer, too")
+
+        for before in range(step):
+            outbox.add(kind, before)
+        thresholds = gc.get_threshold()
+        gc.collect()
+        gc.set_threshold(100_000)
+        Finalized(finalize)
+        gc.set_threshold(gc.get_count()[0] + allocations)
+        if step == 1:
+            take()
+        elif step == 2:
+            outbox.add_message(m.Goodbye())
+        outbox.add(m.Submit, "first")
+        outbox.add(m.Submit, "second")
+        gc.set_threshold(*thresholds)
+        gc.collect()
+        outbox.add(m.Submit, "last")
+        take()
+        rows = [row for effect in taken if effect.message != m.Goodbye() for row in effect.message[0]]
+        expected = [*map(str, range(step)), "finalizer", "finalizer, too", "first", "second", "last"]
+        assert sorted(map(str, rows)) == sorted(expected), allocations
+        assert sum(effect.message == m.Goodbye() for effect in taken) == (step == 2)

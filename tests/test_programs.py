@@ -919,5 +919,5 @@ def test_a_finalizer_that_submits_at_any_moment_takes_no_id_of_its_task(cluster:
         gc.collect()
         return zf.get(mine), zf.get(parted)
 
-    for allocations in range(25):
+    for allocations in range(50):
         assert zf.get(parent.remote(allocations), timeout=PATIENCE) == ("task", ["finalizer"]), allocations

@@ -1,4 +1,8 @@
-"""Messages of a process to its daemon, collected into batches of one kind."""
+"""Messages of a process to its daemon, collected into batches of one kind.
+
+The garbage collector may run wherever a list or a tuple is made, and finalizers that it calls may submit tasks, and send. So each method
+makes what it needs first, and then changes the outbox in steps that make nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,26 +36,30 @@ class Outbox:
 
     def add(self, kind: Any, item: Any) -> None:
         """Add a row of a message of this kind."""
-        if self.kind is not kind or len(self.tail) >= ROWS_MAX:
-            self.kind = kind
-            self.tail = []
-            self._batches.append((kind, self.tail))
-        self.tail.append(item)
+        if self.kind is kind and len(self.tail) < ROWS_MAX:
+            self.tail.append(item)
+            return
+        tail = [item]
+        batch = (kind, tail)
+        self.kind = kind
+        self.tail = tail
+        self._batches.append(batch)
 
     def add_message(self, message: m.Message) -> None:
         """Add a whole message, behind everything added before and ahead of everything added later."""
-        self._end_tail()
-        self._batches.append((None, [message]))
+        batch: tuple[Any, list[Any]] = (None, [message])
+        tail: list[Any] = []
+        self.kind = None
+        self.tail = tail
+        self._batches.append(batch)
 
     def clear(self) -> None:
         """Drop everything that was added."""
-        self._batches = []
-        self._end_tail()
+        self._take_batches()
 
     def take(self, scheduler: Address, store: Address) -> list[Effect]:
         """Take everything that was added, as messages."""
-        batches, self._batches = self._batches, []
-        self._end_tail()
+        batches = self._take_batches()
         effects: list[Effect] = []
         for kind, items in batches:
             if kind is None:
@@ -60,6 +68,11 @@ class Outbox:
                 effects.append(Send(store if kind is m.Unpin else scheduler, kind(tuple(items))))
         return effects
 
-    def _end_tail(self) -> None:
+    def _take_batches(self) -> list[tuple[Any, list[Any]]]:
+        fresh: list[tuple[Any, list[Any]]] = []
+        tail: list[Any] = []
+        batches = self._batches
+        self._batches = fresh
         self.kind = None
-        self.tail = []
+        self.tail = tail
+        return batches
