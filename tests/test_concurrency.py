@@ -35,13 +35,13 @@ def hold_up(path: str) -> None:
     client: Any = interface.current()
 
     def found(what: Callable[[], Any]) -> Any:
-        with client.lock:
+        with client.connection.lock:
             return what()
 
     Path(path, "held up").touch()
-    eventually(lambda: found(lambda: len(client.worker.running_calls) == 2), "another one has come")
+    eventually(lambda: found(lambda: len(client.connection.worker.running_calls) == 2), "another one has come")
     Path(path, "both are here").touch()
-    eventually(lambda: found(lambda: bool(client.worker.interrupts)), "it is to be stopped")
+    eventually(lambda: found(lambda: bool(client.connection.worker.interrupts)), "it is to be stopped")
 
 
 # --- async actors -------------------------------------------------------------------------------------------------------------------
@@ -243,8 +243,8 @@ def test_a_waiting_thread_is_woken_for_its_own_values_only(tmp_path: Any, monkey
 
     client: Any = interface.current()
     woken: list[Any] = []
-    wake = client._wake
-    monkeypatch.setattr(client, "_wake", lambda follower: (woken.append(follower), wake(follower)))
+    wake = client.connection._wake
+    monkeypatch.setattr(client.connection, "_wake", lambda follower: (woken.append(follower), wake(follower)))
     found: dict[int, Any] = {}
 
     def wait_for(number: int, ref: Any) -> None:

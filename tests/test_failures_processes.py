@@ -519,8 +519,8 @@ def all_shown():
 
 client = zf.runtime.interface.current()
 seen = []
-show = client._show_notices
-client._show_notices = lambda: (seen.append(len(client.machine.notices)), show())
+show = client.connection.show_notices
+client.connection.show_notices = lambda: (seen.append(len(client.machine.notices)), show())
 def shown():
     found, seen[:] = list(seen), []
     return found

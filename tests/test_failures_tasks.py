@@ -222,7 +222,7 @@ def test_a_get_asks_for_a_reason_within_its_own_timeout(tmp_path: Path, monkeypa
     """A daemon that is stopped makes it no slower than that."""
     limits: list[float] = []
     monkeypatch.setattr("zfabric.runtime.client.EXPLAIN_SECONDS", 0.02)
-    monkeypatch.setattr(interface.current(), "query", lambda *_, timeout: limits.append(timeout))
+    monkeypatch.setattr(interface.current().fabric, "query", lambda *_, timeout: limits.append(timeout))
     ref = five_once_there.remote(tmp_path / "go")
     for seconds in (0.01, 0.05):
         with pytest.raises(zf.GetTimeoutError, match=r"their tasks go on$"):
@@ -619,15 +619,15 @@ def test_a_thread_that_begins_to_wait_takes_over_receiving(monkeypatch: pytest.M
             if not receives:
                 return False
             receives.pop()
-            client._hand_over()
+            client.connection._hand_over()
             return True
 
         def acquire(self, *_: Any, **__: Any) -> bool:
             return False
 
-    monkeypatch.setattr(client, "_pump_lock", Leaving())
-    monkeypatch.setattr(client, "_wake", woken.append)
-    client._follow(lambda: False, 0.0)
+    monkeypatch.setattr(client.connection, "_pump_lock", Leaving())
+    monkeypatch.setattr(client.connection, "_wake", woken.append)
+    client.connection._follow(lambda: False, 0.0)
     monkeypatch.undo()
     assert len(woken) == 1, "else it would sleep on, and nobody would receive"
 

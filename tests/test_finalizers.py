@@ -59,14 +59,14 @@ def test_a_finalizer_of_a_returned_value_may_wait_for_another_task(tmp_path: Pat
 def test_a_finalizer_in_the_middle_of_the_fabrics_own_work_is_refused() -> None:
     client: Any = interface.current()
     ref = zf.put(1)
-    with client.lock, pytest.raises(zf.FabricError, match="__del__"):
+    with client.connection.lock, pytest.raises(zf.FabricError, match="__del__"):
         zf.wait([ref, note_of.remote(Path("/dev/null"), "")], num_returns=2)
 
 
 def waits_while(what: str) -> str:
     """The error of a finalizer that runs while this process polls, or receives frames."""
     client: Any = interface.current()
-    done, texts = getattr(client.post, what), []
+    done, texts = getattr(client.connection.post, what), []
 
     def collecting(*args: Any) -> Any:
         try:
@@ -75,11 +75,11 @@ def waits_while(what: str) -> str:
             texts.append(str(error))
         return done(*args)
 
-    setattr(client.post, what, collecting)
+    setattr(client.connection.post, what, collecting)
     try:
         assert zf.get(note_of.remote(Path("/dev/null"), "came"), timeout=PATIENCE) == "came"
     finally:
-        setattr(client.post, what, done)
+        setattr(client.connection.post, what, done)
     return str(texts[0])
 
 
@@ -94,13 +94,13 @@ def test_a_finalizer_while_a_task_waits_is_refused(what: str) -> None:
 
 def test_a_collection_for_which_no_thread_can_start_loses_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
-    accept, asked = client.post.accept, []
+    accept, asked = client.connection.post.accept, []
 
     def no_thread(thread: threading.Thread) -> None:
         asked.append(thread.name)
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    monkeypatch.setattr(client.post, "accept", lambda *frame: [(b"", b"", m.CollectGarbage()), *accept(*frame)])
+    monkeypatch.setattr(client.connection.post, "accept", lambda *frame: [(b"", b"", m.CollectGarbage()), *accept(*frame)])
     assert client.query("status", timeout=PATIENCE)
     assert set(asked) == {"zfabric-collect"}

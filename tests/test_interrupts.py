@@ -14,7 +14,7 @@ from conftest import running_cluster
 from faults import PATIENCE, eventually, gone
 
 import zfabric as zf
-from zfabric.runtime.interrupts import Fence, Fences, TaskInterrupt, closed_to_interrupts
+from zfabric.runtime.interrupts import Fence, Fences, TaskInterrupt
 
 
 class Ward:
@@ -97,33 +97,29 @@ def test_an_interrupt_for_user_code_that_has_ended_is_withdrawn() -> None:
 
 
 def test_fences_count_for_the_calling_thread() -> None:
-    class Fabric:
-        fences = Fences()
+    fences = Fences()
 
-        def catch_up(self, fence: Fence) -> None:
-            """One was missed."""
-            fence.missed = False
-            raise TaskInterrupt
+    def catch_up(fence: Fence) -> None:
+        """One was missed."""
+        fence.missed = False
+        raise TaskInterrupt
 
-        @closed_to_interrupts
-        def depth(self, more: int = 0) -> int:
-            return self.fences.mine.depth + more
+    def depth(more: int = 0) -> int:
+        return fences.mine.depth + more
 
-        @closed_to_interrupts
-        def fail(self) -> None:
-            raise KeyError
+    def fail() -> None:
+        raise KeyError
 
-    fabric = Fabric()
     depths: list[int] = []
-    other = threading.Thread(target=lambda: depths.append(fabric.fences.mine.depth))
-    assert fabric.depth(more=1) == 2
+    other = threading.Thread(target=lambda: depths.append(fences.mine.depth))
+    assert fences.closed(depth, catch_up)(more=1) == 2
     with pytest.raises(KeyError):
-        fabric.fail()
-    assert fabric.fences.mine.depth == 0
-    fabric.fences.mine.missed = True
+        fences.closed(fail, catch_up)()
+    assert fences.mine.depth == 0
+    fences.mine.missed = True
     with pytest.raises(TaskInterrupt):
-        fabric.fail()
-    assert fabric.fences.mine.depth == 0
+        fences.closed(fail, catch_up)()
+    assert fences.mine.depth == 0
     other.start()
     other.join()
     assert depths == [0]

@@ -108,7 +108,7 @@ def test_a_thread_that_began_to_wait_under_a_task_on_top_lends_afterwards(tmp_pa
     @zf.remote
     def on_top() -> int:
         (tmp_path / "runs").touch()
-        eventually(lambda: current().lending.waits, "the thread waits")  # type: ignore[union-attr]
+        eventually(lambda: current()._waiting._lending.waits, "the thread waits")  # type: ignore[union-attr]
         return os.getpid()
 
     @zf.remote

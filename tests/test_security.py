@@ -108,7 +108,7 @@ def test_another_user_cannot_open_sockets_arena_keys_logs_or_tables() -> None:
 
 
 def test_no_secret_of_a_session_is_in_arguments_or_environments() -> None:
-    secrets = [process.hex() for process in (interface.current().incarnation,)]  # type: ignore[union-attr]
+    secrets = [process.hex() for process in (interface.current().connection.incarnation,)]  # type: ignore[union-attr]
     looked = 0
     for pid in session_processes():
         try:
@@ -285,13 +285,13 @@ def test_garbage_at_workers_and_drivers_is_dropped(stranger: Any, tmp_path: Path
     known = session().daemon()
     assert known is not None
     client: Any = interface.current()
-    before = client.post.refused
+    before = client.connection.post.refused
     frames = garbage(str(tmp_path / "mark"))
     for path in Path(session().sockets).iterdir():
         if stat.S_ISSOCK(path.stat().st_mode) and path.suffix != SUFFIX and str(path) != known[1]:
             throw_at(str(path), frames, stranger)
     assert works()
-    eventually(lambda: works() and client.post.refused - before >= len(frames), "what was dropped is counted")
+    eventually(lambda: works() and client.connection.post.refused - before >= len(frames), "what was dropped is counted")
     zf.get(zf.put(np.ones(200_000)))
     assert set(session_processes()) == pids
     assert list(tmp_path.iterdir()) == []
@@ -314,9 +314,9 @@ def test_impossible_requests_of_members_are_refused_and_counted() -> None:
     daemon = processes_named("zf-daemon")
     before = query("status")["statistics"]["refused_frames"]
     client: Any = interface.current()
-    with client.lock:
+    with client.connection.lock:
         client.machine.reservations.reserve(-5, True, 1.0)
-        client.flush()
+        client.connection.flush()
     eventually(lambda: query("status")["statistics"]["refused_frames"] > before, "it is counted")
     client.machine.reservations.requests.clear()
     assert works()

@@ -425,7 +425,7 @@ class Beside:
     def stream(self) -> Iterator[bytes]:
         """One value."""
         runtime: Any = interface.current()
-        store = runtime.writes.store
+        store = runtime._replayer.writes.store
 
         def store_slowly(*arguments: Any) -> Any:
             place = store(*arguments)
@@ -433,7 +433,7 @@ class Beside:
             self.others_ended.wait(PATIENCE)
             return place
 
-        runtime.writes.store = store_slowly
+        runtime._replayer.writes.store = store_slowly
         yield bytes(200_000)
 
     def wait_for_it(self) -> None:

@@ -393,7 +393,7 @@ def test_the_waits_of_a_get_are_removed_under_the_lock(monkeypatch: pytest.Monke
 
     class Gets(dict[int, Any]):
         def pop(self, *args: Any) -> Any:
-            owned.append(client.lock._is_owned())
+            owned.append(client.connection.lock._is_owned())
             return super().pop(*args)
 
     monkeypatch.setattr(client.machine.objects, "gets", Gets())

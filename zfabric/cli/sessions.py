@@ -16,8 +16,8 @@ from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.cli.options import json_option
 from zfabric.cli.output import print_json, print_table
 from zfabric.exceptions import FabricError, VersionMismatchError
-from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connect import attach, find_session
+from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.session import Session, find_sessions, kept_sessions, started_session
 
 
@@ -95,7 +95,7 @@ class KeptTables:
 
 
 @contextmanager
-def tables_of(address: str | None, ended: str | None) -> Iterator[FabricClient | KeptTables]:
+def tables_of(address: str | None, ended: str | None) -> Iterator[DriverClient | KeptTables]:
     """Yield an object that answers ``query("rows", …)``: a connection to a cluster's daemon, or the store of an ended session."""
     session = looked_at(address, ended)
     tables = KeptTables(session) if ended else attach(session, kind="tool")
@@ -156,7 +156,7 @@ def _facts(session: Session, state: str) -> dict[str, Any]:
 
 
 @contextmanager
-def connected(session: Session) -> Iterator[FabricClient]:
+def connected(session: Session) -> Iterator[DriverClient]:
     """Yield a connection to the session's daemon, as a tool."""
     client = attach(session, kind="tool")
     try:

@@ -14,7 +14,7 @@ from zfabric.cli.output import print_json
 from zfabric.cli.sessions import chosen_session, connected, seconds
 from zfabric.exceptions import FabricError, GetTimeoutError
 from zfabric.protocol.names import brief, is_text
-from zfabric.runtime.client import FabricClient
+from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.session import Session
 from zfabric.runtime.stacks import Thread, dump_path, dumped_threads, frames_of_program, is_idle_loop
 
@@ -53,7 +53,7 @@ def stack(subject: str | None, everything: bool, native: bool, address: str | No
         click.echo("\n\n".join(map(_text, found)))
 
 
-def _pids(client: FabricClient, subject: str | None) -> list[int]:
+def _pids(client: DriverClient, subject: str | None) -> list[int]:
     if subject is None:
         return list(client.query("processes", b""))
     if subject.isdecimal() and int(subject) in client.query("processes", b""):
@@ -68,7 +68,7 @@ def _pids(client: FabricClient, subject: str | None) -> list[int]:
     return pids
 
 
-def _process(session: Session, client: FabricClient, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:
+def _process(session: Session, client: DriverClient, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:
     """Return what a process reports of its threads, or a dump of its stacks if it does not answer."""
     answers = True
     threads: tuple[Thread, ...] = ()

@@ -41,9 +41,7 @@ def attach(
     try:
         client.connect(daemon)
     except BaseException:  # Ctrl-C too: sockets and the context's threads would stay
-        client.closed = True
-        client.post.close()
-        client._context.term()
+        client.connection.abandon()
         raise
     return client
 
@@ -84,12 +82,12 @@ def join(session: Session, namespace: str, log_to_driver: bool) -> DriverClient:
             f'other pickles: start the cluster with this Python, or pass address="local" for one of this program\'s own'
         )
     client = attach(session, namespace=namespace or str(description["namespace"]), failure=session.failure)
-    client.shows_output = log_to_driver
+    client.connection.shows_output = log_to_driver
     client.machine.unread.watching &= log_to_driver
     # What is no text cannot be sent: modules in a directory whose name is not UTF-8 are found only by a cluster of one's own.
-    client.paths = tuple(dict.fromkeys(path for path in module_paths() if os.path.isdir(path) and is_text(path)))
+    client.fabric.paths = tuple(dict.fromkeys(path for path in module_paths() if os.path.isdir(path) and is_text(path)))
     directory = working_directory()
-    client.directory = directory if is_text(directory) else ""
+    client.fabric.directory = directory if is_text(directory) else ""
     return client
 
 
@@ -116,8 +114,8 @@ def start(
     except BaseException:  # After Ctrl-C, too: no one else would end the cluster.
         launched.close()
         raise
-    client.alive = launched.alive
-    client.failure = launched.failure
+    client.connection.alive = launched.alive
+    client.connection.failure = launched.failure
     client.on_close = launched.close
     return client
 

@@ -20,13 +20,14 @@ from typing import Any
 
 import zmq
 
+from zfabric.adapters import task_errors
 from zfabric.adapters.sockets import Transport
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError, NotInitializedError
 from zfabric.machines.client import Client
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, control_of
-from zfabric.protocol.messages import Row, Rows
+from zfabric.protocol.messages import ERROR, Row, Rows
 from zfabric.runtime.session import Session
 from zfabric.runtime.terminal import Terminal
 from zfabric.shell.process import Outgoing, client_sends, client_takes, peers_first
@@ -41,6 +42,7 @@ CHECK_EVERY = 1.0
 """Seconds between a waiting thread's checks whether the node lives."""
 
 
+UNREAD_HINT = "zf.get(ref) raises its error; config={'show_unread_failures': False} hides this"
 BEGIN_ANEW = "call zf.shutdown() and zf.init()"
 IN_FINALIZER = (
     "a finalizer (__del__) that the garbage collector ran in the middle of the fabric's own work cannot wait for it; release resources "
@@ -71,19 +73,23 @@ class Follower:
 
 
 class Connection:
-    """Joins the daemon, sends what the client machine says, delivers what comes, waits. Subclasses say what all of it is for."""
+    """Joins the daemon, sends what the client machine says, delivers what comes, waits. A driver's and a worker's add to these steps."""
 
     def __init__(self, session: Session, incarnation: bytes, kind: str, name: bytes, job: bytes, namespace: str) -> None:
         self.session = session
         self.config: Config = session.config()
         self.kind = kind
         self.name = name
-        self._namespace = namespace
+        self.namespace = namespace
+        """Where this process looks for names of actors, unless it is told otherwise."""
         self.incarnation = incarnation
         self.control = b""
         self.lock = threading.RLock()
         self.machine = Client(CLIENT + incarnation, self.config)
         self.machine.job = job
+        self.machine.unread.watching = kind != "tool" and self.config.log_to_driver and self.config.show_unread_failures
+        self._unread_told = 0
+        """How many failures that nobody asked for were shown."""
         self.closed = False
         self.alive: Callable[[], bool] = session.alive
         self.failure: Callable[[], str] = session.failure
@@ -117,6 +123,7 @@ class Connection:
         self.terminal = Terminal(self.config.log_repeat_seconds)
         self._showing = threading.RLock()
         self._flusher: threading.Thread | None = None
+        self._watcher: threading.Thread | None = None
 
     # -- connecting --
 
@@ -132,7 +139,7 @@ class Connection:
             self.machine.job,
             self.name,
             self.control,
-            self._namespace,
+            self.namespace,
             _readable(working_directory()) if self.kind == "driver" else "",
         )
 
@@ -205,7 +212,7 @@ class Connection:
             self.sent_at = clock()
             self.post.send(sends, self.sent_at)
 
-    def _flush_first(self) -> None:
+    def flush_first(self) -> None:
         """The same, where the program is about to wait for one task or call: that leaves at once, the rest behind it."""
         first = self.machine.take_first()
         if first is not None:
@@ -229,8 +236,8 @@ class Connection:
                 self.post.forget(incarnation)
                 self._peers.discard(incarnation)
 
-    def _settle(self) -> None:
-        """Let go of what finalizers dropped. The caller holds the lock."""
+    def settle(self) -> None:
+        """Release what finalizers dropped. The caller holds the lock."""
         if self.machine.dropped or self.machine.unviewed:
             self.machine.releases.settle()
 
@@ -288,7 +295,7 @@ class Connection:
         if self.machine.notices:
             self._between = True
             try:
-                self._show_notices()
+                self.show_notices()
             finally:
                 self._between = False
 
@@ -366,7 +373,7 @@ class Connection:
             if successor is not None:
                 self._wake(successor)
 
-    def _show_notices(self) -> None:
+    def show_notices(self) -> None:
         """Show what has come. Nobody goes on before that who has waited for what comes after it."""
         with self._showing:
             notices = self.machine.notices
@@ -448,6 +455,33 @@ class Connection:
 
     def _await_bell(self, follower: Follower, timeout: float) -> None:
         follower.bell.acquire(timeout=timeout)
+
+    def pump_aside(self) -> None:
+        """Pump for those who wait without a thread of their own (asyncio, futures), for as long as there are any.
+
+        The caller holds the lock.
+        """
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="zfabric-watcher", daemon=True)
+            self._watcher.start()
+
+    def _watch(self) -> None:
+        try:
+            self.wait_until(self._unwatched, None)
+        except (FabricError, zmq.ZMQError):  # Nothing comes any more. Whoever waits is told, and finds out why where it looks.
+            with self.lock:
+                self._watcher = None
+                self.machine.objects.give_up_watching()
+
+    def _unwatched(self) -> bool:
+        """Whether nobody waits so any more: then the watcher ends, and the next who does has another."""
+        if self._watched():
+            return False
+        self._watcher = None
+        return True
+
+    def _watched(self) -> bool:
+        return bool(self.machine.objects.watchers)
 
     @property
     def forked(self) -> bool:
@@ -546,6 +580,30 @@ class Connection:
                 self._forget_the_dead()
                 self.flush()
                 self.post.tick(clock())
+        self.tell_unread()
+
+    def tell_unread(self, ending: bool = False) -> None:
+        """Show the first failure that nobody asked for; at the end, how many more there were.
+
+        A worker prints both, so that drivers show them. It may be ended at any moment: it prints the number when that has doubled.
+        """
+        unread = self.machine.unread
+        with self.lock:
+            if self.machine.dropped:
+                self.settle()
+            if ending:
+                unread.lose_all()
+            first = unread.lost if unread.count and not self._unread_told else None
+            due = ending or (self.kind == "worker" and unread.count >= 2 * self._unread_told > 0)
+            more = unread.count - 1 if due else 0
+            if more or first is not None:
+                self._unread_told = unread.count if more else 1
+        if first is not None:
+            text = task_errors.told(first[1], first[0] == ERROR)
+            self.terminal.show([m.Notice("warning", f"a task failed whose result nobody asked for ({UNREAD_HINT}): {text}")])
+        if more > 0:
+            text = f"{more} more tasks failed whose results" if more > 1 else "one more task failed whose result"
+            self.terminal.show([m.Notice("warning", f"{text} nobody asked for{'' if ending else ', so far'}")])
 
     def _forget_the_dead(self) -> None:
         """Close sockets to workers to which this process submitted directly and that have exited.
@@ -574,6 +632,15 @@ class Connection:
         else:
             with self._pump_lock:
                 self._close_sockets()
+        with self.lock:
+            if self._watcher is None:  # A watcher notifies those who wait that nothing comes, and drops them itself.
+                self.machine.objects.watchers.clear()
+
+    def abandon(self) -> None:
+        """Close the sockets of a process that has not registered."""
+        self.closed = True
+        self.post.close()
+        self._context.term()
 
     def _close_sockets(self) -> None:
         self._sockets_close = False

@@ -21,12 +21,17 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value, is_call, object_id
+import zmq
+
+from zfabric.exceptions import FabricError
+from zfabric.machines.common.naming import Namer
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value, is_call, object_id, root_task
 from zfabric.protocol.messages import Row
-from zfabric.runtime.client import FabricClient
-from zfabric.runtime.connection import Follower
+from zfabric.runtime.client import NO_ACTOR, FabricClient
+from zfabric.runtime.connection import Connection, Follower, clock
 from zfabric.runtime.interface import Outcome, Terms
 from zfabric.runtime.session import Session
 
@@ -38,7 +43,7 @@ DEFAULT = int(signal.SIG_DFL)
 """What it returns where the signal does what it does by default: small ints are the same object everywhere, so one look is enough."""
 
 _NOTHING = object()
-_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _getsignal: Callable[[int], Any] = _signal.getsignal
 _set_handler: Callable[[int, Any], Any] = _signal.signal
 
@@ -153,75 +158,166 @@ class DeferredSignals:
         self.open = self.closed
 
 
-def fenced(method: _Method, undo: Callable[..., None] | None = None) -> _Method:
-    """The same, with signals deferred to its end. ``undo(client, result, *args)`` is called if a handler raises there."""
+class DriverConnection(Connection):
+    """The connection of a program: signals are handled at once while it waits."""
 
-    @wraps(method)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        signals = self.signals
-        if signals.closed or get_ident() != signals.thread:
-            if self.machine.submitted:
-                self.take_up()
-            return method(self, *args, **kwargs)
-        result: Any = _NOTHING
-        signals.close()
+    def __init__(
+        self, session: Session, incarnation: bytes, kind: str, name: bytes, job: bytes, namespace: str, signals: DeferredSignals
+    ) -> None:
+        super().__init__(session, incarnation, kind, name, job, namespace)
+        self._signals = signals
+
+    def take_up(self) -> None:
+        """Enter into the tables what was only appended."""
+        with self.lock:
+            self.machine.tasks.take_up()
+
+    def arm_again(self) -> None:
+        """Arm the flusher, which may have looked just before a row was appended."""
+        with self.lock:
+            if not self.armed:
+                self.arm_flusher()
+
+    # -- where a call of the client waits --
+
+    def _wait_readable(self, timeout: float) -> bool:
+        signals = self._signals
+        if not signals.closed or get_ident() != signals.thread:
+            return self.post.poll(timeout)
         try:
-            try:
-                if self.machine.submitted:
-                    self.take_up()
-                result = method(self, *args, **kwargs)
-            finally:
-                signals.end()
-        except BaseException:
-            if undo is not None and result is not _NOTHING:
-                undo(self, result, *args)
-            raise
-        return result
+            signals.pause()
+            return self.post.poll(timeout)
+        finally:
+            signals.open = False
 
-    return guarded  # type: ignore[return-value]
+    def _await_bell(self, follower: Follower, timeout: float) -> None:
+        signals = self._signals
+        if not signals.closed or get_ident() != signals.thread:
+            super()._await_bell(follower, timeout)
+            return
+        try:
+            signals.pause()
+            super()._await_bell(follower, timeout)
+        finally:
+            signals.open = False
+
+    def show_notices(self) -> None:
+        """Show what has come. Nobody goes on before that who has waited for what comes after it."""
+        signals = self._signals
+        if not signals.closed or get_ident() != signals.thread:
+            super().show_notices()
+            return
+        try:
+            signals.pause()
+            super().show_notices()
+        finally:
+            signals.open = False
 
 
-def _drop_values(client: DriverClient, firsts: Sequence[bytes], count: int) -> None:
-    """Drop the refs to all values of tasks or calls that were submitted, each with its first value's id: nobody has received them."""
-    for first in firsts:
-        name = call_value if is_call(first) else object_id
-        for index in range(count):
-            client.drop_reference(name(first[:TASK_BYTES], index))
-
-
-class DriverClient(FabricClient):
-    """The client of a program. Each of its calls is a fence."""
+class DriverClient:
+    """The client of a program (``runtime.interface.ClientInterface``). Each of its calls is a fence."""
 
     def __init__(self, session: Session, incarnation: bytes, kind: str, name: bytes, job: bytes, namespace: str) -> None:
         self.signals = DeferredSignals()
-        super().__init__(session, incarnation, kind, name, job, namespace)
+        connection = self.connection = DriverConnection(session, incarnation, kind, name, job, namespace, self.signals)
+        fabric = self.fabric = FabricClient(connection, self.namer, self._wait_for)
+        self.session = session
+        self.machine = connection.machine
+        self.config = connection.config
+        self.on_close: Callable[[], None] | None = None
+        self._namer: Namer | None = None
+        self._batch_rows = self.config.batch_rows
+        fenced, drop = self._fenced, fabric.drop_reference
+        self.drop_reference = drop
+        self.connect = fenced(connection.connect)
+        self.export = fenced(fabric.export)
+        self.submit_many = fenced(fabric.submit_many, lambda firsts, *args: self._drop_values(firsts, args[2]))
+        self.kill_actor = fenced(fabric.kill_actor)
+        self.put = fenced(fabric.put, lambda identifier, *_: drop(identifier))
+        self.add_reference = fenced(fabric.add_reference, lambda _, identifier: drop(identifier))
+        self.follow = fenced(fabric.follow, lambda _, identifiers: self.machine.dropped.extend(identifiers))
+        self.has_failed = fenced(fabric.has_failed)
+        self.wait = fenced(fabric.wait)
+        self.watch = fenced(fabric.watch)
+        self.await_watched = fenced(fabric.await_watched)
+        self.add_done_callback = fenced(fabric.add_done_callback)
+        self.cancel = fenced(fabric.cancel)
+        self.explain_call = fenced(fabric.explain_call)
+        self.pending_calls = fenced(fabric.pending_calls)
+        self.breakpoint_of = fabric.breakpoint_of
+        self.query = fenced(fabric.query)
+        self.close = fenced(self._close)
+        self._get = fenced(fabric.get)
+        self._submit = fenced(fabric.submit, lambda first, *args: self._drop_values([first], args[4]))
+        self._call = fenced(fabric.call, lambda first, *args: self._drop_values([first], args[5]))
+        self._arm_again = fenced(connection.arm_again)
 
-    connect = fenced(FabricClient.connect)
-    export = fenced(FabricClient.export)
-    submit_many = fenced(FabricClient.submit_many, lambda self, firsts, *args: _drop_values(self, firsts, args[2]))
-    kill_actor = fenced(FabricClient.kill_actor)
-    put = fenced(FabricClient.put, lambda self, identifier, *_: self.drop_reference(identifier))
-    add_reference = fenced(FabricClient.add_reference, lambda self, _, identifier: self.drop_reference(identifier))
-    follow = fenced(FabricClient.follow, lambda self, _, identifiers: self.machine.dropped.extend(identifiers))
-    wait = fenced(FabricClient.wait)
-    watch = fenced(FabricClient.watch)
-    await_watched = fenced(FabricClient.await_watched)
-    add_done_callback = fenced(FabricClient.add_done_callback)
-    cancel = fenced(FabricClient.cancel)
-    explain_call = fenced(FabricClient.explain_call)
-    pending_calls = fenced(FabricClient.pending_calls)
-    query = fenced(FabricClient.query)
-    close = fenced(FabricClient.close)
-    _get = fenced(FabricClient.get)
-    _submit = fenced(FabricClient.submit, lambda self, first, *args: _drop_values(self, [first], args[4]))
-    _call = fenced(FabricClient.call, lambda self, first, *args: _drop_values(self, [first], args[5]))
+    def _fenced(self, function: _Function, undo: Callable[..., None] | None = None) -> _Function:
+        """The same, with signals deferred to its end. ``undo(result, *args)`` is called if a handler raises there."""
+        signals, machine, take_up = self.signals, self.machine, self.connection.take_up
+
+        @wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if signals.closed or get_ident() != signals.thread:
+                if machine.submitted:
+                    take_up()
+                return function(*args, **kwargs)
+            result: Any = _NOTHING
+            signals.close()
+            try:
+                try:
+                    if machine.submitted:
+                        take_up()
+                    result = function(*args, **kwargs)
+                finally:
+                    signals.end()
+            except BaseException:
+                if undo is not None and result is not _NOTHING:
+                    undo(result, *args)
+                raise
+            return result
+
+        return guarded  # type: ignore[return-value]
+
+    def _drop_values(self, firsts: Sequence[bytes], count: int) -> None:
+        """Drop the refs to all values of tasks or calls that were submitted, each with its first value's id: nobody has received them."""
+        for first in firsts:
+            name = call_value if is_call(first) else object_id
+            for index in range(count):
+                self.drop_reference(name(first[:TASK_BYTES], index))
+
+    # -- identity --
+
+    @property
+    def job(self) -> bytes:
+        """This process's job (4 bytes)."""
+        return self.machine.job
+
+    @property
+    def namespace(self) -> str:
+        """Where this process looks for names of actors, unless it is told otherwise."""
+        return self.connection.namespace
+
+    @property
+    def node(self) -> bytes:
+        """The node's incarnation."""
+        return self.machine.node
+
+    def namer(self) -> Namer:
+        """Who names what the program submits: the driver itself, in all threads."""
+        namer = self._namer
+        if namer is None:
+            namer = self._namer = Namer(self.job, root_task(self.job), salt=b"")
+        return namer
+
+    # -- what the API calls --
 
     def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
         """See ``ClientInterface``. A small value that has come is only read."""
         if len(object_ids) == 1:
             machine = self.machine
             known = machine.entries.get(object_ids[0])
-            if type(known) is bytes and not (self.closed or machine.printed or machine.notices):
+            if type(known) is bytes and not (self.connection.closed or machine.printed or machine.notices):
                 return [known]
         return self._get(object_ids, timeout, fail_fast)
 
@@ -229,13 +325,13 @@ class DriverClient(FabricClient):
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
     ) -> bytes:
         """See ``ClientInterface``. What may wait for the flusher, since something is under way, is appended; no lock is held."""
-        machine, namer = self.machine, self._namer
-        if self.armed and options is None and not dependencies and num_returns == 1 and namer is not None:
+        machine, connection, namer = self.machine, self.connection, self._namer
+        if connection.armed and options is None and not dependencies and num_returns == 1 and namer is not None:
             submitted, others = machine.submitted, machine.tasks.unfinished or machine.calls.pending
-            if others and len(submitted) < self._batch_rows and not (self.closed or machine.farewell or machine.refused):
+            if others and len(submitted) < self._batch_rows and not (connection.closed or machine.farewell or machine.refused):
                 task_id = namer.child()
                 submitted.append(((task_id, function_id, arguments, dependencies), None))
-                if not self.armed:
+                if not connection.armed:
                     self._arm_again()
                 return task_id + FIRST_RETURN
         return self._submit(function_id, arguments, dependencies, options, num_returns)
@@ -251,59 +347,43 @@ class DriverClient(FabricClient):
         terms: Terms,
     ) -> bytes:
         """See ``ClientInterface``, and ``submit``."""
-        machine, namer = self.machine, self._namer
-        if self.armed and options is None and not dependencies and num_returns == 1 and namer is not None:
+        machine, connection, namer = self.machine, self.connection, self._namer
+        if connection.armed and options is None and not dependencies and num_returns == 1 and namer is not None:
             submitted, others = machine.submitted, machine.calls.pending or machine.tasks.unfinished
-            if others and len(submitted) < self._batch_rows and not (self.closed or machine.farewell or machine.refused or terms.pending):
+            usable = not (connection.closed or machine.farewell or machine.refused)
+            if others and len(submitted) < self._batch_rows and usable and not terms.pending:
                 call_id = namer.child()
                 submitted.append(((call_id, method, arguments), (actor_id, terms.retries, terms.keeps, terms.unordered)))
-                if not self.armed:
+                if not connection.armed:
                     self._arm_again()
                 return call_id + CALL_RETURN
         return self._call(actor_id, method, arguments, dependencies, options, num_returns, terms)
 
-    @fenced
-    def _arm_again(self) -> None:
-        """The flusher may have looked just before a row was appended."""
-        with self.lock:
-            if not self.armed:
-                self.arm_flusher()
+    def _wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
+        """Wait for objects. A driver's waits concern nobody else."""
+        return self.connection.wait_until(done, deadline)
 
-    def take_up(self) -> None:
-        """Enter into the tables what was only appended."""
-        with self.lock:
-            self.machine.tasks.take_up()
+    def exit_actor(self) -> NoReturn:
+        """See ``ClientInterface``."""
+        raise TypeError(NO_ACTOR)
 
-    # -- where a call waits --
-
-    def _wait_readable(self, timeout: float) -> bool:
-        signals = self.signals
-        if not signals.closed or get_ident() != signals.thread:
-            return self.post.poll(timeout)
-        try:
-            signals.pause()
-            return self.post.poll(timeout)
-        finally:
-            signals.open = False
-
-    def _await_bell(self, follower: Follower, timeout: float) -> None:
-        signals = self.signals
-        if not signals.closed or get_ident() != signals.thread:
-            super()._await_bell(follower, timeout)
+    def _close(self) -> None:
+        """Say goodbye, wait for the last log lines, and release everything. Idempotent."""
+        connection = self.connection
+        if connection.closed or connection.forked:
+            connection.closed = True
             return
         try:
-            signals.pause()
-            super()._await_bell(follower, timeout)
+            with connection.lock:
+                self.machine.send(m.Goodbye())
+                connection.flush()
+            if connection.kind == "driver" and connection.alive():
+                connection.wait_until(lambda: self.machine.farewell is not None, clock() + 4.5)
+                connection.tell_unread(ending=True)
+        except (FabricError, zmq.ZMQError, OSError):
+            pass  # The node is gone; there is nothing left to say goodbye to.
         finally:
-            signals.open = False
-
-    def _show_notices(self) -> None:
-        signals = self.signals
-        if not signals.closed or get_ident() != signals.thread:
-            super()._show_notices()
-            return
-        try:
-            signals.pause()
-            super()._show_notices()
-        finally:
-            signals.open = False
+            connection.disconnect()
+            self.fabric.values.close()
+            if self.on_close is not None:
+                self.on_close()

@@ -1,6 +1,6 @@
 """What ``zfabric.api`` uses of the runtime: the client of this process, which handles only ids and bytes.
 
-``zfabric.runtime.client.FabricClient`` is the real one; tests of the API may put another in its place.
+``runtime.driver.DriverClient`` and ``runtime.worker_client.WorkerClient`` are the real ones; tests of the API put another in their place.
 """
 
 from __future__ import annotations

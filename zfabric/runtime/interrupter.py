@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.ids import short
@@ -20,6 +20,8 @@ from zfabric.runtime.worker_connection import WorkerConnection
 
 ABANDON_AFTER = 1.0
 """Seconds after which a call that does not stop is abandoned: no interrupt stops code that does not return to Python."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Interrupter:
@@ -94,6 +96,10 @@ class Interrupter:
         if self._worker.interrupted(item):
             self._due[item.row[0]] = clock() + self._every
             raise TaskInterrupt(f"{short(item.row[0])} is to be stopped")
+
+    def closed(self, function: _Function) -> _Function:
+        """The same function, which runs to its end without interrupts when user code calls it."""
+        return self.fences.closed(function, self.catch_up)
 
     def run_as_user(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call user code of what this thread runs, with interrupts allowed."""

@@ -18,7 +18,8 @@ INTERRUPT = int(signal.SIGRTMIN) + 7
 AGAIN_AFTER = 0.02
 """Seconds until an interrupt that was not raised is repeated."""
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class TaskInterrupt(KeyboardInterrupt):
@@ -60,22 +61,21 @@ class Fences(threading.local):
     def __init__(self) -> None:
         self.mine = Fence()
 
+    def closed(self, function: _Function, catch_up: Callable[[Fence], None]) -> _Function:
+        """The same function, which runs to its end without interrupts when user code calls it; ``catch_up`` raises one that was missed."""
 
-def closed_to_interrupts(method: _Method) -> _Method:
-    """Have a method run to its end without interrupts when user code calls it. Its class has ``fences`` and ``catch_up``."""
+        @wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            fence = self.mine
+            if fence.missed and not fence.depth:
+                catch_up(fence)
+            fence.depth += 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                fence.depth -= 1
 
-    @wraps(method)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        fence = self.fences.mine
-        if fence.missed and not fence.depth:
-            self.catch_up(fence)
-        fence.depth += 1
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            fence.depth -= 1
-
-    return guarded  # type: ignore[return-value]
+        return guarded  # type: ignore[return-value]
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

@@ -11,14 +11,15 @@ from functools import partial
 from typing import Any
 
 from zfabric.adapters import serialization
-from zfabric.machines.worker import Invocation, Item, Worker
+from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.ids import object_id
 from zfabric.protocol.options import STREAM_VALUES_MAX, option
 from zfabric.runtime.arena_access import UnreportedWrites
-from zfabric.runtime.client import FabricClient
+from zfabric.runtime.client import WaitFor
 from zfabric.runtime.functions import LoadedFunctions
 from zfabric.runtime.interrupter import Interrupter
 from zfabric.runtime.reporting import Reporter
+from zfabric.runtime.worker_connection import WorkerConnection
 
 _END = object()
 
@@ -28,19 +29,20 @@ class StreamProducer:
 
     def __init__(
         self,
-        client: FabricClient,
-        worker: Worker,
+        connection: WorkerConnection,
         functions: LoadedFunctions,
         writes: UnreportedWrites,
         interrupter: Interrupter,
         reporter: Reporter,
+        wait_for: WaitFor,
     ) -> None:
-        self.client = client
-        self.worker = worker
+        self.connection = connection
+        self.worker = connection.worker
         self.functions = functions
         self.writes = writes
         self.reporter = reporter
         self._interrupter = interrupter
+        self._wait_for = wait_for
 
     def streamed(self, item: Item | Invocation, value: Any) -> Any:
         """Return ``value``; but if the task or call makes a stream, produce that, and return how many values it has yielded."""
@@ -71,7 +73,7 @@ class StreamProducer:
         try:
             while True:
                 if not stream.may_go_on():
-                    self.client.wait_for((), stream.may_go_on, None, False, 0)
+                    self._wait_for((), stream.may_go_on, None, False, 0)
                 if stream.closed:
                     break
                 value = run_as_user(next, source, _END)
@@ -111,13 +113,13 @@ class Production:
 
     def __init__(self, producer: StreamProducer, item: Item | Invocation, ahead: int) -> None:
         self.producer = producer
-        self.client = producer.client
+        self.connection = producer.connection
         self.item = item
         self.yields = producer.worker.yields
         self.count = 0
         """Values sent."""
-        with self.client.lock:
-            self.yields.begin(item.row[0], ahead or self.client.config.stream_buffered)
+        with self.connection.lock:
+            self.yields.begin(item.row[0], ahead or self.connection.config.stream_buffered)
 
     def may_go_on(self) -> bool:
         """Whether there is room for the next value, or no consumer is left."""
@@ -137,9 +139,9 @@ class Production:
         try:
             while not self.may_go_on():
                 news.clear()
-                with self.client.lock:
+                with self.connection.lock:
                     self.yields.waiting[task_id] = tell
-                    self.client.pump_aside()
+                    self.connection.pump_aside()
                 if not self.may_go_on():
                     await news.wait()
         finally:

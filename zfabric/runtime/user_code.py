@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any
 
 from zfabric.adapters import generated_values, serialization, task_errors
-from zfabric.adapters.task_errors import HeldRefs
 from zfabric.exceptions import FabricError, SerializationError
-from zfabric.machines.worker import Invocation, Item, Worker
+from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.failures import pack_failure, refs_in
 from zfabric.protocol.ids import call_value, object_id, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
@@ -20,7 +19,9 @@ from zfabric.runtime.actor_exits import ActorExits
 from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.functions import LoadedFunctions
-from zfabric.runtime.hosting import ActorExit, Host
+from zfabric.runtime.hosting import ActorExit
+from zfabric.runtime.interrupter import Interrupter
+from zfabric.runtime.worker_connection import WorkerConnection
 
 Ending = tuple[int, Row, tuple[Row, Row] | None]
 """The outcome of user code: (status, outputs, refs inside them)."""
@@ -33,24 +34,27 @@ class UserCode:
 
     def __init__(
         self,
-        client: FabricClient,
-        worker: Worker,
-        host: Host,
+        connection: WorkerConnection,
+        fabric: FabricClient,
         functions: LoadedFunctions,
         writes: UnreportedWrites,
-        retained: dict[bytes, HeldRefs],
         exits: ActorExits,
+        interrupter: Interrupter,
     ) -> None:
-        self._client = client
-        self._machine = client.machine
-        self._inline_bytes = client.config.inline_bytes
-        self._worker = worker
-        self._host = host
+        self._connection = connection
+        self._lock = connection.lock
+        self._machine = connection.machine
+        self._inline_bytes = connection.config.inline_bytes
+        self._worker = connection.worker
+        self._host = connection.host
+        self._view, self._unview = fabric.values.view, fabric.unview
+        self._get = interrupter.closed(fabric.get)
+        """User code may be under it: what is called again loads its arguments anew."""
         self._functions = functions
         self._load = functions.load
         self._usual_terms = functions.usual_terms
         self._writes = writes
-        self._retained = retained
+        self._retained = connection.retained
         self._exits = exits
 
     # -- before it runs --
@@ -77,7 +81,7 @@ class UserCode:
         if item.values.count(None) < 2:
             return self._loaded(item)
         missing = [identifier for identifier, value in zip(item.row[3], item.values, strict=True) if value is None]
-        with self._client.lock:  # Requested together: one at a time, each would cost a round trip.
+        with self._lock:  # Requested together: one at a time, each would cost a round trip.
             for identifier in missing:
                 self._machine.references.add(identifier)
             self._machine.objects.want(missing)
@@ -92,25 +96,25 @@ class UserCode:
             if value is None:
                 values.append(self._fetched(identifier))
             elif type(value) is tuple:
-                with self._client.lock:
+                with self._lock:
                     self._machine.pins.add(identifier, value)
                     self._machine.pins.view(identifier)
                 try:
-                    data = self._client.values.view(value)
+                    data = self._view(value)
                 except BaseException:
-                    self._client.unview(identifier)
+                    self._unview(identifier)
                     raise
-                values.append(serialization.deserialize(data, partial(self._client.unview, identifier)))
+                values.append(serialization.deserialize(data, partial(self._unview, identifier)))
             else:
                 values.append(serialization.deserialize(value))
         return values
 
     def _fetched(self, identifier: bytes) -> Any:
         """Fetch an argument that did not arrive with the row of a task or call. The submitter holds it."""
-        with self._client.lock:
+        with self._lock:
             self._machine.references.add(identifier)
         try:
-            outcome = self._client.get((identifier,), None)[0]
+            outcome = self._get((identifier,), None)[0]
             if isinstance(outcome, bytes):
                 return serialization.deserialize(outcome)
             status, data, release = outcome
@@ -129,7 +133,7 @@ class UserCode:
         try:
             return self._pack(item, value)
         except Exception as error:  # The result's __reduce__ and iterators are user code and raise anything.
-            with self._client.lock:
+            with self._lock:
                 self._writes.abandon(item.row[0])  # Values before the one that failed may be written already.
             if isinstance(error, FabricError) and not isinstance(error, SerializationError):
                 facts = tuple(self._facts(item).items())
@@ -164,7 +168,7 @@ class UserCode:
         name_value = call_value if type(item) is Invocation else object_id
         outputs: list[Any] = []
         contained: list[tuple[bytes, ...]] = []
-        room = self._client.config.row_bytes
+        room = self._connection.config.row_bytes
         for index, each in enumerate(values):
             packed = serialization.serialize(each, f"what {name or self._functions.name_of(item)} returned")
             contained.append(packed.contained)
@@ -172,7 +176,7 @@ class UserCode:
             room -= packed.size if type(outputs[-1]) is bytes else 0
         extra = (tuple(contained), ()) if any(contained) else None
         if extra is not None:
-            with self._client.lock:
+            with self._lock:
                 self._machine.pass_on([identifier for refs in contained for identifier in refs])
         return OK, tuple(outputs), extra
 
@@ -197,7 +201,7 @@ class UserCode:
         payload, held = task_errors.pack_error(error, self._facts(item))
         refs = refs_in(payload)
         if refs:
-            with self._client.lock:
+            with self._lock:
                 self._machine.pass_on(refs)
             self._retained[item.row[0]] = held
         return payload
@@ -207,7 +211,7 @@ class UserCode:
 
     def _facts(self, item: Item | Invocation) -> dict[str, Any]:
         """Return the facts about an attempt that its errors show."""
-        name, node = self._functions.name_of(item), self._client.node.hex()
+        name, node = self._functions.name_of(item), self._machine.node.hex()
         return {"function": name, "node": node, "pid": os.getpid(), "attempt": tries_of(item.attempt)}
 
 

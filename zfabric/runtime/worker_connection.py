@@ -16,14 +16,14 @@ from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, WORKER, control_of
 from zfabric.protocol.messages import Row, Rows
-from zfabric.runtime.client import FabricClient
+from zfabric.runtime.connection import Connection
 from zfabric.runtime.hosting import Host
 from zfabric.runtime.session import Session
 from zfabric.shell.process import Outgoing, admits_caller, unacknowledged_reports, worker_sends, worker_takes
 
 
-class WorkerConnection(FabricClient):
-    """A client's connection that also serves a worker machine.
+class WorkerConnection(Connection):
+    """The connection of a worker's process, which also serves a worker machine.
 
     ``hand_out`` starts what comes next in a process that actors share; ``threads`` returns the stacks of this process.
     """
@@ -121,11 +121,12 @@ class WorkerConnection(FabricClient):
         """Release the refs inside a call's outcome that is being sent."""
         self.retained.pop(call_id, None)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Release what finalizers dropped, after the outcomes of tasks are sent. The caller holds the lock."""
         if self.worker.unreported:
             self.flush()
         else:
-            super()._settle()
+            super().settle()
 
     def _has_unsent(self) -> bool:
         return self.machine.has_unsent or self.worker.has_unsent

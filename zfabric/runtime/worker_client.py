@@ -1,0 +1,120 @@
+"""The client of a worker: what the API calls while tasks and calls run. User code that calls it is not interrupted until it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from zfabric.machines.worker import Invocation
+from zfabric.protocol.ids import TASK_BYTES, call_value
+from zfabric.protocol.messages import Row
+from zfabric.runtime.actor_exits import ActorExits
+from zfabric.runtime.client import FabricClient
+from zfabric.runtime.interface import Terms
+from zfabric.runtime.interrupter import Interrupter
+from zfabric.runtime.replay import Replayer
+from zfabric.runtime.waiting import Waiting
+from zfabric.runtime.worker_connection import WorkerConnection
+
+
+class WorkerClient:
+    """A worker's side of ``runtime.interface.ClientInterface``."""
+
+    def __init__(
+        self,
+        connection: WorkerConnection,
+        fabric: FabricClient,
+        interrupter: Interrupter,
+        replayer: Replayer,
+        waiting: Waiting,
+        exits: ActorExits,
+    ) -> None:
+        self.connection = connection
+        self.session = connection.session
+        self.machine = connection.machine
+        self.config = connection.config
+        self._fabric = fabric
+        self._mailbox = connection.worker.mailbox
+        self._replayer = replayer
+        self._waiting = waiting
+        self._exits = exits
+        closed = interrupter.closed
+        self.export = closed(fabric.export)
+        self.submit = closed(fabric.submit)
+        self.submit_many = closed(fabric.submit_many)
+        self.call = closed(self._call)
+        self.kill_actor = closed(fabric.kill_actor)
+        self.put = closed(fabric.put)
+        self.add_reference = closed(fabric.add_reference)
+        self.follow = closed(fabric.follow)
+        self.drop_reference = fabric.drop_reference
+        self.get = closed(fabric.get)
+        self.has_failed = closed(fabric.has_failed)
+        self.wait = closed(fabric.wait)
+        self.watch = fabric.watch
+        self.await_watched = fabric.await_watched
+        self.add_done_callback = closed(self._add_done_callback)
+        self.cancel = closed(fabric.cancel)
+        self.explain_call = closed(fabric.explain_call)
+        self.pending_calls = closed(fabric.pending_calls)
+        self.breakpoint_of = fabric.breakpoint_of
+        self.query = closed(fabric.query)
+
+    @property
+    def job(self) -> bytes:
+        """This process's job (4 bytes)."""
+        return self.machine.job
+
+    @property
+    def namespace(self) -> str:
+        """That of the job. A worker has a job with its first task, and asks for its namespace when somebody needs it."""
+        connection = self.connection
+        if not connection.namespace and self.machine.job:
+            connection.namespace = self.query("namespace", self.machine.job)
+        return connection.namespace
+
+    @property
+    def node(self) -> bytes:
+        """The node's incarnation."""
+        return self.machine.node
+
+    def _call(
+        self,
+        actor_id: bytes,
+        method: str,
+        arguments: bytes,
+        dependencies: tuple[bytes, ...],
+        options: tuple[Row, ...] | None,
+        num_returns: int,
+        terms: Terms,
+    ) -> bytes:
+        """See ``ClientInterface``. What a logged actor calls of itself is part of its log."""
+        logs, replays = self._mailbox.logs, self._replayer.replays
+        caller = self._replayer.caller_of(actor_id) if logs or replays else None
+        replay = replays.get(actor_id) if caller is not None else None
+        known = replay.called(method, num_returns) if replay is not None else None
+        if known is not None:
+            return call_value(known, 0)
+        log = logs.get(actor_id) if caller is not None else None
+        if log is None:
+            return self._fabric.call(actor_id, method, arguments, dependencies, options, num_returns, terms)
+        if terms.pending:
+            self._fabric.await_room(actor_id, terms)
+        with self.connection.lock:  # Another thread may run what is called as soon as it has left.
+            first = self._fabric.call(actor_id, method, arguments, dependencies, options, num_returns, terms._replace(pending=0))
+            row: Row = (first[:TASK_BYTES], method, arguments)
+            if dependencies or options is not None:
+                row = (*row, dependencies, (), options)
+            log.own.make(row, type(caller) is not Invocation or caller.method not in log.readonly)
+        return first
+
+    def _add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
+        """See ``ClientInterface``."""
+        self._waiting.lend_until_called(object_id, callback, self._fabric.add_done_callback)
+
+    def exit_actor(self) -> NoReturn:
+        """See ``ClientInterface``."""
+        self._exits.exit_here()
+
+    def close(self) -> None:
+        """Do nothing: the connection is the worker's, and ends with its process."""
