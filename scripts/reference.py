@@ -22,8 +22,11 @@ from zfabric.machines.client import Client
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.global_scheduler import GlobalScheduler
 from zfabric.machines.local_scheduler import LocalScheduler
+from zfabric.machines.member import Member
 from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.registry import Registry
 from zfabric.machines.worker import Worker
+from zfabric.protocol import messages
 from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.machine import Machine
 
@@ -197,6 +200,8 @@ def machines() -> dict[str, Machine]:
         "object store": ObjectStore(address, address, config, 64 * 2**20),
         "control store": ControlStore(address, config, MemoryJournal()),
         "global scheduler": GlobalScheduler(address, config),
+        "registry": Registry(address, b"node", config, address, (), 0),
+        "member": Member(address, address, messages.Join(0, b"node", 0, "", 0, b"", "", "", (), (), ())),
     }
 
 

@@ -116,6 +116,10 @@ class Config:
     recovery_seconds: float = 10.0
     """A restarted daemon waits this long for a living driver that does not register."""
 
+    # -- several nodes --
+    node_lease: float = 10.0
+    """A node of a cluster that cannot renew its lease for this long is dead: others run what it ran, and its own supervisor ends it."""
+
     # -- values --
     inline_bytes: int = 64 * KiB
     """Values up to this size travel in messages; larger ones live in the arena."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, REGISTRY
 
 FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
     LOCAL_SCHEDULER: frozenset(
@@ -77,6 +77,8 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
     ),
     CONTROL_STORE: frozenset({m.NewJob}),
     GLOBAL_SCHEDULER: frozenset({m.Heartbeat, m.Place}),
+    REGISTRY: frozenset({m.Join, m.RenewLease, m.Leave}),
+    MEMBER: frozenset({m.Joined, m.Refused, m.NodeTable, m.LeaseRenewed, m.Expelled}),
 }
 """Messages that the daemons of other nodes may send, by the receiving role."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import Message
@@ -141,6 +141,24 @@ WRITING, SEALED, FREED = 0, 1, 2
 """States of an object's header."""
 
 
+class ConnectNodes(NamedTuple):
+    """Connect to these nodes, and close the connections to all others. Rows as in ``NodeTable``, the own node's included."""
+
+    rows: tuple[tuple[Any, ...], ...]
+
+
+class Silence(NamedTuple):
+    """Send nothing to other nodes, save requests for a lease, as long as this holds: this node's lease is nearly over."""
+
+    silent: bool
+
+
+class EndNode(NamedTuple):
+    """End this node: its supervisor kills all its processes. ``reason`` is for people."""
+
+    reason: str
+
+
 class Say(NamedTuple):
     """Write one line to the component's log. ``level`` is "info", "warning" or "error"."""
 
@@ -163,5 +181,8 @@ Effect: TypeAlias = (
     | Unlink
     | WriteValue
     | WriteHeader
+    | ConnectNodes
+    | Silence
+    | EndNode
     | Say
 )

@@ -43,6 +43,11 @@ Address = bytes
 
 CLIENT, WORKER, CONTROL, ACTOR, TOOL = b"C", b"W", b"K", b"A", b"T"
 LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, SHELL = b"L", b"O", b"S", b"G", b"X"
+REGISTRY, MEMBER = b"R", b"N"
+DAEMON_ROLES = frozenset((LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, REGISTRY, MEMBER))
+"""Roles that daemons play: in an address, the node id of another daemon may stand behind them."""
+HEAD = bytes(INCARNATION_BYTES)
+"""Stands for the head's node id where a node joins, which does not know it yet."""
 
 
 def is_control(incarnation: bytes) -> bool:

@@ -10,18 +10,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from zfabric.config import Config
 from zfabric.machines.common.tables import Reader
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
 from zfabric.machines.local_scheduler import LocalScheduler, WorkerRecord
+from zfabric.machines.member import Member
 from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.registry import Registry
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_NODES, FROM_PROCESSES
 from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address, control_of
+from zfabric.protocol.ids import (
+    CONTROL_STORE,
+    DAEMON_ROLES,
+    GLOBAL_SCHEDULER,
+    HEAD,
+    LOCAL_SCHEDULER,
+    MEMBER,
+    OBJECT_STORE,
+    REGISTRY,
+    SHELL,
+    Address,
+    control_of,
+)
 from zfabric.protocol.machine import Machine, Refusal
 from zfabric.protocol.messages import Envelope
 
@@ -32,6 +46,13 @@ TO_SCHEDULER = FROM_PROCESSES[LOCAL_SCHEDULER]
 """Messages that a process may send to the local scheduler."""
 ROUNDS_MAX = 1000
 """Most rounds of delivery between machines in one turn. A turn that needs more has two machines that answer each other for ever."""
+
+
+class ClusterPart(NamedTuple):
+    """What makes a node one of a cluster: how it joins, and whether it is the head, which has the registry."""
+
+    join: m.Join
+    head: bool
 
 
 class NodeMachines:
@@ -46,6 +67,7 @@ class NodeMachines:
         arena_bytes: int,
         journal: Reader,
         daemons: int,
+        part: ClusterPart | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.node = node
@@ -61,6 +83,14 @@ class NodeMachines:
         machines = (self.scheduler, self.store, self.control, self.placer)
         self.machines: dict[bytes, Machine] = dict(zip(roles, machines, strict=True))
         """Machines by role."""
+        self._own_nodes: frozenset[bytes] = frozenset((node,))
+        """Node ids that stand for this node."""
+        self.member: Member | None = None
+        if part is not None:
+            self.member = self.machines[MEMBER] = Member(MEMBER + incarnation, scheduler, part.join)
+            if part.head:
+                self._own_nodes |= {HEAD}
+                self.machines[REGISTRY] = Registry(REGISTRY + incarnation, node, config, control, part.join.versions, daemons)
         self.refused = 0
         """Messages that their senders may not send, or that a machine refused."""
         self._stirred: set[bytes] = set(self.machines)
@@ -70,6 +100,7 @@ class NodeMachines:
         self._queue: deque[tuple[bytes, Address, m.Message]] = deque()
         """Messages for machines of this daemon, in order: (role, source, message)."""
         self._outgoing: dict[bytes, list[Envelope]] = {}
+        self._to_nodes: dict[bytes, list[Envelope]] = {}
         self._strangers: set[bytes] = set()
         """Peers that the last sweep found unregistered."""
 
@@ -102,7 +133,7 @@ class NodeMachines:
 
     def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message) -> None:
         """Take in a message that the daemon of another node sent as ``role``; refuse and count it if it may not, or if it does not fit."""
-        if type(message) not in FROM_NODES.get(to, ()):
+        if type(message) not in FROM_NODES.get(to, ()) or to not in self.machines:
             self.refused += 1
             return
         self._stirred.add(to)
@@ -155,6 +186,8 @@ class NodeMachines:
                             queue.append((to[:1], role + own, effect.message))
                         elif incarnation in outgoing:
                             outgoing[incarnation].append((to[:1], role, effect.message))
+                        elif to[:1] in DAEMON_ROLES:
+                            self._send_to_node(incarnation, to[:1], role, effect.message)
                         else:
                             outgoing[incarnation] = [(to[:1], role, effect.message)]
                     else:
@@ -172,6 +205,17 @@ class NodeMachines:
             raise RuntimeError("the machines of this daemon answer each other without end")
         for role in asked:
             self._due[role] = machines[role].next_deadline()
+
+    def _send_to_node(self, node: bytes, to: bytes, role: bytes, message: m.Message) -> None:
+        if node in self._own_nodes:
+            self._queue.append((to, role + self.node, message))
+        else:
+            self._to_nodes.setdefault(node, []).append((to, role, message))
+
+    def take_outgoing_to_nodes(self) -> dict[bytes, list[Envelope]]:
+        """Take the messages for the daemons of other nodes, by node; ``HEAD`` stands for the head where this node joins."""
+        outgoing, self._to_nodes = self._to_nodes, {}
+        return outgoing
 
     def take_outgoing(self) -> dict[bytes, list[Envelope]]:
         """Take the messages for other processes, by incarnation. The messages for one process go into one frame."""

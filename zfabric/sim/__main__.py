@@ -94,7 +94,22 @@ EXPECTED_OF_CIRCLES = ("WaitDetails", "HostDelays", "circle refused", "circle wa
 """The same for programs whose actors wait for each other."""
 
 
-EXPECTED_OF_NODES = ("Place", "Placed", "Delegate", "Ended", "EndsReceived", "StopDelegated", "EndJob", "JobGone", "worker died")
+EXPECTED_OF_NODES = (
+    "Join",
+    "Joined",
+    "NodeTable",
+    "RenewLease",
+    "LeaseRenewed",
+    "Place",
+    "Placed",
+    "Delegate",
+    "Ended",
+    "EndsReceived",
+    "StopDelegated",
+    "EndJob",
+    "JobGone",
+    "worker died",
+)
 """The same for worlds of several nodes."""
 
 

@@ -16,10 +16,10 @@ from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
-from zfabric.protocol.ids import LOCAL_SCHEDULER, OBJECT_STORE, Address
+from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, OBJECT_STORE, Address
 from zfabric.protocol.machine import InvariantViolation, Machine
 from zfabric.protocol.options import RESOURCE_UNIT
-from zfabric.shell.node import SWEEP_EVERY, NodeMachines
+from zfabric.shell.node import SWEEP_EVERY, ClusterPart, NodeMachines
 from zfabric.sim.arena import SimArena, SimStorage
 from zfabric.sim.drivers import Driver
 from zfabric.sim.network import SimTransport
@@ -41,6 +41,8 @@ class Node:
         self.cpus = cpus
         self.number = number
         """Its number in the cluster, from 1; 0 where there is no cluster."""
+        self.joined_as = 0
+        """The number that the registry gave it, which outlives its daemons; 0 before."""
         self.identifier = bytes((2,)) + number.to_bytes(3, "big") + bytes(4) if number else b"node"
         self.arena = SimArena(world.fail, pieces)
         """Memory and spilled files."""
@@ -54,10 +56,15 @@ class Node:
         self.daemon = SimDaemon(self, f"{seed}/daemon0", 0)
         world.note("daemon 0 starts")
 
-    def row(self) -> m.Row:
-        """Its row of ``NodeTable``."""
+    @property
+    def part(self) -> ClusterPart | None:
+        """How it joins its cluster, if it has one."""
+        if not self.number:
+            return None
         resources = (("CPU", self.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
-        return self.identifier, self.number, f"node{self.number}", "", "", b"", resources, (), 0
+        number = self.joined_as
+        join = m.Join(m.PROTOCOL_VERSION, self.identifier, number, f"node{self.number}", 0, b"", "", "", resources, (), ())
+        return ClusterPart(join, self.number == 1)
 
     @property
     def published(self) -> bytes:
@@ -253,7 +260,7 @@ class SimDaemon:
         self._awake_at = float("inf")
         self._sweep_at = self.now + SWEEP_EVERY
         total = (("CPU", node.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
-        self.core = NodeMachines(incarnation, node.identifier, self.config, total, node.arena.capacity, journal, daemons)
+        self.core = NodeMachines(incarnation, node.identifier, self.config, total, node.arena.capacity, journal, daemons, node.part)
         self.scheduler, self.store = self.core.scheduler, self.core.store
         for role, machine in self.core.machines.items():
             self.core.machines[role] = ObservedMachine(self, machine)
@@ -349,8 +356,10 @@ class SimDaemon:
         self.core.decide(now, self._perform)
         for incarnation, envelopes in self.core.take_outgoing().items():
             self.crash_point()
-            transport = self.node_transport if incarnation in self.scheduler.tables.nodes else self.transport
-            transport.send(incarnation, envelopes, now)
+            self.transport.send(incarnation, envelopes, now)
+        for node, envelopes in self.core.take_outgoing_to_nodes().items():
+            self.crash_point()
+            self.node_transport.send(self.world.head if node == HEAD else node, envelopes, now)
         self.transport.tick(now)
         self.node_transport.tick(now)
         if now >= self._sweep_at:
@@ -378,6 +387,8 @@ class SimDaemon:
                 self.node.supervisor.kill(effect.pid)
         elif isinstance(effect, e.WatchProcess):
             self.node.supervisor.watch(effect.pid)
+        elif isinstance(effect, e.ConnectNodes):
+            self.node.joined_as = next((row[1] for row in effect.rows if row[0] == self.node.identifier), 0)
         elif isinstance(effect, e.Say):
             world.note(f"daemon logs {effect.level}: {effect.text}")
         else:

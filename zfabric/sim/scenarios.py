@@ -19,7 +19,7 @@ from zfabric.sim.network import Faults
 from zfabric.sim.programs import ACTOR, HALF, PLAIN, WIDE, Program
 from zfabric.sim.world import World
 
-QUIET = (m.Heartbeat, m.ExtentReady, m.Committed, m.Place, m.Placed)
+QUIET = (m.Heartbeat, m.ExtentReady, m.Committed, m.Place, m.Placed, m.RenewLease, m.LeaseRenewed)
 """Routine messages, which are left out."""
 STEADY = Faults(jitter=False, delay=0.0002, window=0.0)
 NOTHING: tuple[Any, ...] = ()

@@ -116,6 +116,10 @@ class Surroundings(Time, Protocol):
     invariants: Any
     """Observer of tasks and values (``Invariants``)."""
 
+    @property
+    def head(self) -> bytes:
+        """The node id of the head, in a world of several nodes."""
+
     def clock(self) -> Clock:
         """Make the clock of a new process."""
 

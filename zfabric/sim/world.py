@@ -18,7 +18,7 @@ from zfabric.config import Config
 from zfabric.machines.local_scheduler import ALONE_AFTER, ASSIGNED, LEASED, TaskRecord
 from zfabric.machines.worker import Invocation, Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import LOCAL_SCHEDULER, Address, control_of, is_control
+from zfabric.protocol.ids import Address, control_of, is_control
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.shell.process import FRAME_ROWS
 from zfabric.sim.actors import ActorAuthor
@@ -129,12 +129,13 @@ class World:
         return small if small and not self.hoarding else usual
 
     def _cluster(self, count: int, pieces: int) -> list[Node]:
-        """Make several nodes that know each other."""
-        nodes = [Node(self, f"{self.seed}/node{number}", self.cpus, pieces, number) for number in range(1, count + 1)]
-        rows = tuple(node.row() for node in nodes)
-        for node in nodes:
-            node.daemon.event(LOCAL_SCHEDULER, m.NodeTable(1, rows))
-        return nodes
+        """Make several nodes; the first is the head of their cluster."""
+        return [Node(self, f"{self.seed}/node{number}", self.cpus, pieces, number) for number in range(1, count + 1)]
+
+    @property
+    def head(self) -> bytes:
+        """The node id of the head."""
+        return self.nodes[0].identifier
 
     # -- time --
 
@@ -472,7 +473,7 @@ def _place(world: World, address: Address) -> str:
     role, incarnation = address[:1], address[1:]
     who = world.who(incarnation)
     if who.startswith("daemon"):
-        names = {b"L": "scheduler", b"O": "store", b"S": "control", b"G": "placer", b"X": "shell"}
+        names = {b"L": "scheduler", b"O": "store", b"S": "control", b"G": "placer", b"X": "shell", b"R": "registry", b"N": "member"}
         return names.get(role, "daemon") + who.removeprefix("daemon")
     return f"{who}.control" if role == b"K" or is_control(incarnation) else who
 

@@ -222,6 +222,7 @@ class LocalScheduler:
         self._trim_at: float | None = None
         self._heartbeat_at = 0.0
         self._heartbeat: m.Heartbeat | None = None
+        self._heartbeat_to = self.tables.placer_address
         self._more_to_collect = False
         self._node_written = False
         self.handlers = Handlers(self.tables.counts, self._accepted())
@@ -365,14 +366,15 @@ class LocalScheduler:
             self.tables.send(self.tables.control_address, m.Write(0, (("node", self.node, row),), ()))
 
     def _beat(self, now: float) -> None:
-        if now < self._heartbeat_at:
+        placer = self.tables.placer_address
+        if now < self._heartbeat_at and placer == self._heartbeat_to:
             return
         queued = sum(len(queue.tasks) for queue in self.tables.queues.values())
         beat = m.Heartbeat(self.node, tuple(sorted(self.pool.total.items())), self.pool.available(), queued, 0.0)
         self._heartbeat_at = now + HEARTBEAT_EVERY
-        if beat != self._heartbeat:
-            self._heartbeat = beat
-            self.tables.send(self.tables.placer_address, beat)
+        if beat != self._heartbeat or placer != self._heartbeat_to:
+            self._heartbeat, self._heartbeat_to = beat, placer
+            self.tables.send(placer, beat)
 
     # -- tasks --
 

@@ -82,7 +82,13 @@ from zfabric.protocol.messages.arena import ReturnGrant as ReturnGrant
 from zfabric.protocol.messages.arena import Sealed as Sealed
 from zfabric.protocol.messages.arena import Spilled as Spilled
 from zfabric.protocol.messages.arena import Unpin as Unpin
+from zfabric.protocol.messages.cluster import Expelled as Expelled
+from zfabric.protocol.messages.cluster import Join as Join
+from zfabric.protocol.messages.cluster import Joined as Joined
+from zfabric.protocol.messages.cluster import LeaseRenewed as LeaseRenewed
+from zfabric.protocol.messages.cluster import Leave as Leave
 from zfabric.protocol.messages.cluster import NodeTable as NodeTable
+from zfabric.protocol.messages.cluster import RenewLease as RenewLease
 from zfabric.protocol.messages.control_store import Committed as Committed
 from zfabric.protocol.messages.control_store import Create as Create
 from zfabric.protocol.messages.control_store import Found as Found

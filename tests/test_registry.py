@@ -1,0 +1,271 @@
+"""The registry and the members of nodes: who joins, whose lease ends, and that a death is durable before any node is notified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zfabric.adapters.memory_journal import MemoryJournal
+from zfabric.config import Config
+from zfabric.machines.control_store import ControlStore
+from zfabric.machines.member import Member
+from zfabric.machines.registry import Registry
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import ConnectNodes, EndNode, Send, Silence, Store
+from zfabric.protocol.ids import CONTROL_STORE, HEAD, LOCAL_SCHEDULER, MEMBER, REGISTRY, SHELL
+from zfabric.protocol.messages import PROTOCOL_VERSION
+
+OWN = b"daemon01"
+NODE_A, NODE_B, NODE_C = b"\x01nodeA..", b"\x01nodeB..", b"\x01nodeC.."
+VERSIONS = (("zfabric", "1.0"), ("python", "3.11"))
+LEASE = 10.0
+
+
+def join(node: bytes, number: int = 0, **changes: Any) -> m.Join:
+    """The request of a node to join."""
+    message = m.Join(
+        PROTOCOL_VERSION, node, number, node[1:6].decode(), 1, node * 5, "tcp://1.2.3.4:5", "", (("CPU", 10_000),), (), VERSIONS
+    )
+    return message._replace(**changes)
+
+
+class Head:
+    """A registry and its control store, over a journal that survives both."""
+
+    def __init__(self, journal: MemoryJournal | None = None, daemons: int = 0) -> None:
+        self.journal = journal or MemoryJournal()
+        config = Config.of({"node_lease": LEASE})
+        self.control = ControlStore(CONTROL_STORE + OWN, config, self.journal)
+        self.registry = Registry(REGISTRY + OWN, NODE_A, config, CONTROL_STORE + OWN, VERSIONS, daemons)
+        self.now = 100.0
+        self.full = False
+        self.sent: list[tuple[bytes, Any]] = []
+        self.turn()
+
+    def say(self, node: bytes, message: m.Message) -> list[Any]:
+        """Have a member send the registry a message; return what it is sent in this turn."""
+        before = len(self.sent)
+        self.registry.step(self.now, MEMBER + node, message)
+        self.turn()
+        return [message for to, message in self.sent[before:] if to == MEMBER + node]
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass as a healthy daemon does: in small steps."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + 0.25)
+            self.registry.tick(self.now)
+            self.control.tick(self.now)
+            self.turn()
+
+    def turn(self) -> None:
+        """Deliver between the two machines, and commit, until nothing is left."""
+        agenda = [self.registry, self.control]
+        while agenda:
+            machine = agenda.pop()
+            for effect in machine.take_effects(self.now):
+                if isinstance(effect, Send) and effect.to == CONTROL_STORE + OWN:
+                    self.control.step(self.now, REGISTRY + OWN, effect.message)
+                    agenda.append(self.control)
+                elif isinstance(effect, Send) and effect.to == REGISTRY + OWN:
+                    self.registry.step(self.now, CONTROL_STORE + OWN, effect.message)
+                    agenda.append(self.registry)
+                elif isinstance(effect, Send):
+                    self.sent.append((effect.to, effect.message))
+                elif isinstance(effect, Store):
+                    error = "no space left on device" if self.full else ""
+                    if not error:
+                        self.journal.commit([effect], lambda text: None)
+                    self.control.step(self.now, SHELL + OWN, m.Committed(effect.sequence, error))
+                    agenda.append(self.control)
+            machine.check_invariants()
+
+    def table(self) -> set[bytes]:
+        """The nodes of the last table that was sent."""
+        tables = [message for _, message in self.sent if isinstance(message, m.NodeTable)]
+        return {row[0] for row in tables[-1].rows}
+
+
+@pytest.fixture
+def head() -> Head:
+    head = Head()
+    head.say(NODE_A, join(NODE_A))
+    return head
+
+
+# --- the registry -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_gets_a_number_and_all_nodes_a_new_table(head: Head) -> None:
+    joined, table = head.say(NODE_B, join(NODE_B))
+    assert joined == m.Joined(NODE_A, 2, LEASE)
+    assert [row[0] for row in table.rows] == [NODE_A, NODE_B]
+    assert head.sent[-2:] == [(MEMBER + NODE_A, table), (MEMBER + NODE_B, table)]
+    assert head.say(NODE_B, join(NODE_B))[0] == joined, "the answer may have been lost"
+
+
+def test_a_node_that_does_not_renew_its_lease_is_dead_once_that_is_durable(head: Head) -> None:
+    head.say(NODE_B, join(NODE_B))
+    for _ in range(5):
+        head.wait(LEASE / 2)
+        assert head.say(NODE_B, m.RenewLease(NODE_B, 7)) == [m.LeaseRenewed(7)]
+    head.full = True
+    head.wait(LEASE + 1)
+    assert head.table() == {NODE_A, NODE_B}, "a death that is not durable is sent to nobody"
+    assert head.say(NODE_B, m.RenewLease(NODE_B, 8)) == [], "and it is not taken back"
+    head.full = False
+    head.wait(2.0)
+    assert head.table() == {NODE_A}
+    assert type(head.say(NODE_B, m.RenewLease(NODE_B, 9))[0]) is m.Expelled
+
+
+def test_the_head_needs_no_lease(head: Head) -> None:
+    head.wait(10 * LEASE)
+    assert head.say(NODE_A, m.RenewLease(NODE_A, 1)) == [m.LeaseRenewed(1)]
+
+
+def test_a_registry_that_stalls_declares_nobody_dead(head: Head) -> None:
+    head.say(NODE_B, join(NODE_B))
+    head.now += 3 * LEASE  # Stopped and continued: renewals lie unread in its sockets.
+    head.registry.tick(head.now)
+    head.turn()
+    assert head.table() == {NODE_A, NODE_B}
+    head.wait(LEASE + 1)
+    assert head.table() == {NODE_A}, "a full lease later it is as always"
+
+
+def test_a_registry_that_restarts_knows_its_nodes_and_gives_no_number_twice(head: Head) -> None:
+    head.say(NODE_B, join(NODE_B))
+    head.say(NODE_C, join(NODE_C))
+    version = max(message.version for _, message in head.sent if isinstance(message, m.NodeTable))
+    head.wait(LEASE / 2)
+    head.say(NODE_B, m.RenewLease(NODE_B, 1))
+    head.wait(LEASE / 2 + 1)
+    assert head.table() == {NODE_A, NODE_B}
+    later = Head(head.journal.crash(), daemons=1)
+    assert later.say(NODE_B, m.RenewLease(NODE_B, 2)) == [m.LeaseRenewed(2)]
+    joined, table = later.say(NODE_B, join(NODE_B, number=2))
+    assert joined.number == 2
+    assert table.version > version
+    assert later.say(b"\x01nodeD..", join(b"\x01nodeD.."))[0].number == 4
+    assert type(later.say(NODE_C, join(NODE_C, number=3))[0]) is m.Expelled, "it was dead before: it must not come back"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"protocol": PROTOCOL_VERSION + 1}, "protocol"),
+        ({"versions": (("python", "3.12"),)}, "python 3.11, the node 3.12"),
+        ({"versions": (("zfabric", "0.9"),)}, "zfabric 1.0, the node 0.9"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_refused(head: Head, changes: dict[str, Any], words: str) -> None:
+    (refused,) = head.say(NODE_B, join(NODE_B)._replace(**changes))
+    assert type(refused) is m.Refused
+    assert words in refused.text
+
+
+def test_no_node_speaks_for_another(head: Head) -> None:
+    head.say(NODE_B, join(NODE_B))
+    for message in (join(NODE_C), m.RenewLease(NODE_B, 1), m.Leave(NODE_B, "")):
+        assert head.say(b"\x01nodeX..", message) == []
+    assert head.table() == {NODE_A, NODE_B}
+    assert head.registry.statistics()["refused"] == 3
+
+
+def test_another_node_with_the_same_id_is_refused(head: Head) -> None:
+    head.say(NODE_B, join(NODE_B))
+    (refused,) = head.say(NODE_B, join(NODE_B, key=b"another key"))
+    assert "this id" in refused.text
+
+
+def test_a_full_disk_lets_no_node_join(head: Head) -> None:
+    head.full = True
+    (refused,) = head.say(NODE_B, join(NODE_B))
+    assert (refused.kind, head.table()) == ("OutOfDiskError", {NODE_A})
+    head.full = False
+    head.wait(10.0)  # The control store tries again now and then.
+    assert any(type(each) is m.Joined for each in head.say(NODE_B, join(NODE_B)))
+
+
+def test_a_node_that_leaves_is_gone_at_once(head: Head) -> None:
+    head.say(NODE_B, join(NODE_B))
+    head.say(NODE_B, m.Leave(NODE_B, "stopped"))
+    assert head.table() == {NODE_A}
+
+
+# --- the member ---------------------------------------------------------------------------------------------------------------
+
+
+def member() -> Member:
+    """The member of node B."""
+    return Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B))
+
+
+def step(machine: Member, now: float, message: m.Message | None = None) -> list[Any]:
+    """Deliver a message, or let time pass; return the effects."""
+    if message is None:
+        machine.tick(now)
+    else:
+        machine.step(now, REGISTRY + NODE_A, message)
+    effects = machine.take_effects(now)
+    machine.check_invariants()
+    return effects
+
+
+def test_a_member_asks_until_it_is_answered_and_then_renews_its_lease() -> None:
+    machine = member()
+    assert machine.take_effects(0.0) == [Send(REGISTRY + HEAD, join(NODE_B))]
+    assert step(machine, 0.5) == []
+    assert step(machine, 1.0) == [Send(REGISTRY + HEAD, join(NODE_B))]
+    step(machine, 1.1, m.Joined(NODE_A, 2, LEASE))
+    assert machine.number == 2
+    assert step(machine, 1.1) == [Send(REGISTRY + NODE_A, m.RenewLease(NODE_B, 1))]
+    assert step(machine, 1.2) == []
+    assert step(machine, 3.7) == [Send(REGISTRY + NODE_A, m.RenewLease(NODE_B, 2))]
+
+
+def test_a_lease_counts_from_its_request_and_a_node_without_one_is_silent_and_then_ends() -> None:
+    machine = member()
+    machine.take_effects(0.0)
+    step(machine, 4.0, m.Joined(NODE_A, 2, LEASE))
+    assert Silence(True) not in step(machine, 7.9)
+    assert Silence(True) in step(machine, 8.0), "the first request was sent at 0"
+    assert not any(isinstance(each, EndNode) for each in step(machine, 9.9))
+    assert any(isinstance(each, EndNode) for each in step(machine, 10.0))
+    assert machine.next_deadline() is None
+
+
+def test_a_late_answer_renews_only_what_its_request_can_have_renewed() -> None:
+    machine = member()
+    machine.take_effects(0.0)
+    step(machine, 0.0, m.Joined(NODE_A, 2, LEASE))
+    step(machine, 0.0)  # The first request for a renewal is sent now.
+    assert Silence(True) in step(machine, 8.0)
+    assert step(machine, 8.1, m.LeaseRenewed(1)) == [], "sent at 0: that lease is over at 10 as before"
+    assert step(machine, 8.2, m.LeaseRenewed(2)) == [Silence(False)], "sent at 8"
+
+
+def test_tables_are_passed_on_and_older_ones_are_not() -> None:
+    machine = member()
+    machine.take_effects(0.0)
+    newer, older = m.NodeTable(5, (("row",),)), m.NodeTable(4, ())
+    assert step(machine, 1.0, newer) == [ConnectNodes((("row",),)), Send(LOCAL_SCHEDULER + OWN, newer)]
+    assert step(machine, 1.0, older) == []
+
+
+@pytest.mark.parametrize("message", [m.Expelled("dead"), m.Refused("VersionMismatchError", "python 3.11, the node 3.12")])
+def test_a_node_that_may_not_be_there_ends(message: Any) -> None:
+    machine = member()
+    machine.take_effects(0.0)
+    effects = step(machine, 1.0, message)
+    assert [each.reason for each in effects if isinstance(each, EndNode)] == [
+        message.reason if isinstance(message, m.Expelled) else f"{message.kind}: {message.text}"
+    ]
+
+
+def test_a_node_that_finds_no_head_ends() -> None:
+    machine = member()
+    machine.take_effects(0.0)
+    assert any(isinstance(each, EndNode) for each in step(machine, 10.0))

@@ -1,0 +1,178 @@
+"""The member of a node: it joins the cluster, renews the node's lease, and passes on which other nodes there are.
+
+A lease counts from the moment at which the request was sent that renewed it, so this side's is never longer than the registry's. A node
+that cannot renew it ends before the registry declares it dead: at 0.8 of the lease nothing leaves it any more, at the whole of it it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import ConnectNodes, Effect, EndNode, Say, Send, Silence
+from zfabric.protocol.ids import HEAD, REGISTRY, Address
+from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
+
+JOIN_EVERY = 1.0
+"""Seconds between two requests to join."""
+RENEWALS = 4
+"""Requests in the time of one lease."""
+SILENT_SHARE = 0.8
+"""The share of its lease after which a node that could not renew it sends nothing more."""
+JOIN_SECONDS = 10.0
+"""How long a node tries to join before it ends."""
+
+
+class Member:
+    """One per node of a cluster. ``join`` is what the node says of itself; ``scheduler`` its local scheduler."""
+
+    def __init__(self, address: Address, scheduler: Address, join: m.Join) -> None:
+        self.address = address
+        self._scheduler = scheduler
+        self._join = join
+        self._registry = REGISTRY + HEAD
+        self._lease: float | None = None
+        """Its length in seconds, once the node has joined."""
+        self._until = 0.0
+        """When the lease ends if it is not renewed."""
+        self._began: float | None = None
+        self._ask_at = 0.0
+        self._asked: dict[int, float] = {}
+        """When requests were sent that have no answer, by number."""
+        self._number = 0
+        self._version = 0
+        self._silent = False
+        self._ended = False
+        self._effects: list[Effect] = []
+        self._counts = {"renewals": 0, "refused": 0}
+        self.number = join.number
+        """The node's number in the cluster; 0 until it has joined."""
+        self.handlers = Handlers(self._counts, self._accepted())
+
+    # -- the contract --
+
+    def step(self, now: float, source: Address, message: m.Message) -> None:
+        """Process one message."""
+        self.handlers[type(message)](now, source, message)
+
+    def tick(self, now: float) -> None:
+        """Do what is due: ask to join, ask for the lease, be silent, end."""
+        if self._lease is None:
+            self._try_to_join(now)
+        else:
+            self._watch_lease(now, self._lease)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next."""
+        if self._ended:
+            return None
+        if self._lease is None:
+            return self._ask_at
+        last = self._until if self._silent else self._until - (1 - SILENT_SHARE) * self._lease
+        return min(self._ask_at, last)
+
+    def take_effects(self, now: float) -> list[Effect]:
+        """Return what was decided."""
+        if self._began is None:
+            self._began = now
+            self._try_to_join(now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters, and the node's number."""
+        return {**self._counts, "number": self.number}
+
+    def check_invariants(self) -> None:
+        """Raise InvariantViolation if the node has a lease and no number."""
+        if self._lease is not None and not self.number:
+            raise InvariantViolation("the node has a lease and no number")
+
+    # -- joining --
+
+    def _try_to_join(self, now: float) -> None:
+        if self._ended or now < self._ask_at:
+            return
+        if self._began is not None and now >= self._began + JOIN_SECONDS:
+            self._end(f"the head did not answer within {JOIN_SECONDS:g} s")
+            return
+        self._ask_at = now + JOIN_EVERY
+        self._asked[0] = self._asked.get(0, now)
+        self._effects.append(Send(self._registry, self._join))
+
+    def on_joined(self, now: float, source: Address, message: m.Joined) -> None:
+        """The node is one of the cluster's. Its lease counts from the first request: that is when the registry began it at the earliest."""
+        if self._lease is None:
+            asked = self._asked.pop(0, now)
+            self._registry = REGISTRY + message.head
+            self._lease = message.lease
+            self.number = message.number
+            self._until = asked + message.lease
+            self._ask_at = now
+
+    def on_refused(self, now: float, source: Address, message: m.Refused) -> None:
+        """The node cannot be one of the cluster's."""
+        if self._lease is None:
+            self._end(f"{message.kind}: {message.text}")
+
+    def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
+        """Pass on which nodes there are: to the shell, which connects to them, and to the local scheduler."""
+        if message.version > self._version:
+            self._version = message.version
+            self._effects.append(ConnectNodes(message.rows))
+            self._effects.append(Send(self._scheduler, message))
+
+    # -- the lease --
+
+    def _watch_lease(self, now: float, lease: float) -> None:
+        if now >= self._until:
+            self._end(f"it could not renew its lease for {lease:g} s")
+            return
+        if now >= self._until - (1 - SILENT_SHARE) * lease and not self._silent:
+            self._silent = True
+            self._effects.append(Silence(True))
+            self._effects.append(Say("warning", "the node's lease could not be renewed: nothing is sent to other nodes until it is"))
+        if now >= self._ask_at:
+            self._ask_at = now + lease / RENEWALS
+            self._number += 1
+            self._asked[self._number] = now
+            self._effects.append(Send(self._registry, m.RenewLease(self._join.node, self._number)))
+
+    def on_lease_renewed(self, now: float, source: Address, message: m.LeaseRenewed) -> None:
+        """The lease begins anew, at the time at which the request was sent."""
+        asked = self._asked.get(message.number)
+        if asked is None or self._lease is None or self._ended:
+            return
+        self._asked = {number: sent for number, sent in self._asked.items() if number > message.number}
+        self._counts["renewals"] += 1
+        self._until = asked + self._lease
+        if self._silent and now < self._until - (1 - SILENT_SHARE) * self._lease:
+            self._silent = False
+            self._effects.append(Silence(False))
+
+    def on_expelled(self, now: float, source: Address, message: m.Expelled) -> None:
+        """The node is dead for the cluster."""
+        self._end(message.reason)
+
+    def leave(self, reason: str) -> None:
+        """Tell the registry that the node ends in order."""
+        if self._lease is not None and not self._ended:
+            self._ended = True
+            self._effects.append(Send(self._registry, m.Leave(self._join.node, reason)))
+
+    def _end(self, reason: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._effects.append(Silence(True))
+            self._effects.append(EndNode(reason))
+
+    def _accepted(self) -> dict[type[Any], Handler]:
+        """The handler of each message that a member accepts."""
+        return {
+            m.Joined: self.on_joined,
+            m.Refused: self.on_refused,
+            m.NodeTable: self.on_node_table,
+            m.LeaseRenewed: self.on_lease_renewed,
+            m.Expelled: self.on_expelled,
+        }

@@ -1,0 +1,279 @@
+"""The registry: the one place where it is decided which nodes a cluster has, and that a node is dead.
+
+A living node has a row in the control store of the head ("member"). The row is durable before the node is told that it has joined, and its
+deletion is durable before anybody is told that the node is dead, so a registry that restarts never takes back what it has said. A node
+lives as long as it renews its lease. Leases begin anew, at full length, when the registry starts, and whenever it was itself held up: a
+registry that stalls declares nobody dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from zfabric.config import Config
+from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, Say, Send
+from zfabric.protocol.ids import MEMBER, Address
+from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
+from zfabric.protocol.messages import PROTOCOL_VERSION, Row
+
+TABLE = "member"
+NUMBERS_KEY = b"\xff"
+"""The row of the last number given to a node; no node id is that short."""
+LOOK_EVERY = 0.5
+"""Seconds between two looks at the leases."""
+STALL_SECONDS = 1.0
+"""After a longer pause of its own the registry gives every node a new lease: their renewals may lie unread before it."""
+NODES_MAX = 4096
+"""Most nodes of one cluster."""
+RETRY_EVERY = 1.0
+"""Seconds after which a deletion that could not be written is tried again."""
+
+
+class _Node:
+    """A node whose row is in the control store, or about to be."""
+
+    __slots__ = ("deadline", "durable", "ending", "retry_at", "row")
+
+    def __init__(self, row: Row, durable: bool, deadline: float) -> None:
+        self.row = row
+        """Its row of ``NodeTable``."""
+        self.durable = durable
+        self.deadline = deadline
+        """When its lease ends."""
+        self.ending = ""
+        """Why its row is being deleted; empty if it is not."""
+        self.retry_at: float | None = None
+        """When the deletion is tried again."""
+
+
+class _Request(NamedTuple):
+    then: Callable[[float, Any, Any], None]
+    about: Any
+
+
+class Registry:
+    """One per cluster. ``node`` is the head's id, ``versions`` what every node must have; ``daemons`` counts the head's daemons before."""
+
+    def __init__(self, address: Address, node: bytes, config: Config, control: Address, versions: m.Rows, daemons: int) -> None:
+        self.address = address
+        self._node = node
+        self._config = config
+        self._control = control
+        self._versions: dict[str, str] = dict(versions)
+        self._nodes: dict[bytes, _Node] = {}
+        self._last_number = 0
+        self._version = daemons << 32
+        """Of the last node table; larger than those of all registries before."""
+        self._effects: list[Effect] = []
+        self._requests: dict[int, _Request] = {}
+        self._next_token = 1
+        self._early: dict[bytes, tuple[Address, m.Join]] = {}
+        """Nodes that asked to join before the rows were read."""
+        self._read = False
+        self._look_at = 0.0
+        self._changed = False
+        self._counts = dict.fromkeys(("joined", "died", "left", "expelled", "refused", "stalls"), 0)
+        self.handlers = Handlers(self._counts, self._accepted())
+        self._ask(m.Scan, TABLE, b"", b"", NODES_MAX + 1, then=self._rows_found)
+
+    # -- the contract --
+
+    def step(self, now: float, source: Address, message: m.Message) -> None:
+        """Process one message."""
+        self._notice_stall(now)
+        self.handlers[type(message)](now, source, message)
+
+    def tick(self, now: float) -> None:
+        """End the leases that have run out."""
+        self._notice_stall(now)
+        for identifier, node in list(self._nodes.items()):
+            if node.ending:
+                if node.retry_at is not None and now >= node.retry_at:
+                    self._delete(identifier, node)
+            elif node.durable and now >= node.deadline and identifier != self._node:
+                self._end(identifier, node, f"it did not renew its lease for {self._config.node_lease} s")
+
+    def next_deadline(self) -> float | None:
+        """When the leases are looked at next. The head alone needs none."""
+        return self._look_at if len(self._nodes) > 1 else None
+
+    def take_effects(self, now: float) -> list[Effect]:
+        """Send every node the table, if that has changed."""
+        if self._changed:
+            self._changed = False
+            self._version += 1
+            table = m.NodeTable(self._version, tuple(node.row for node in self._living().values()))
+            self._effects += [Send(MEMBER + identifier, table) for identifier in self._living()]
+        effects, self._effects = self._effects, []
+        return effects
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters, and the number of living nodes."""
+        return {**self._counts, "nodes": len(self._living())}
+
+    def check_invariants(self) -> None:
+        """Raise InvariantViolation if two nodes have one number, or a number was never given."""
+        numbers = [node.row[1] for node in self._nodes.values()]
+        if len(set(numbers)) < len(numbers) or max(numbers, default=0) > self._last_number:
+            raise InvariantViolation("two nodes have one number, or one has a number that was not given out")
+
+    # -- nodes that join --
+
+    def on_join(self, now: float, source: Address, message: m.Join) -> None:
+        """Make a node one of the cluster's, or repeat to it what it was told."""
+        if self._is_other(source, message.node):
+            return
+        if not self._read:
+            self._early[message.node] = (source, message)
+            return
+        known = self._nodes.get(message.node)
+        refusal = self._refusal(message, known)
+        if refusal is not None:
+            self._counts["refused"] += 1
+            self._effects.append(Send(source, refusal))
+        elif known is None:
+            self._last_number += 1
+            node = self._nodes[message.node] = _Node(self._row(message, self._last_number), False, now + self._config.node_lease)
+            numbers = (TABLE, NUMBERS_KEY, pack_row(self._last_number))
+            puts = ((TABLE, message.node, pack_row(node.row)), numbers)
+            self._ask(m.Write, puts, (), then=self._row_written, about=(source, message.node))
+        elif known.durable and not known.ending:
+            known.row = self._row(message, known.row[1])
+            self._welcome(source, message.node, now)
+
+    def _refusal(self, message: m.Join, known: _Node | None) -> m.Message | None:
+        if message.protocol != PROTOCOL_VERSION:
+            return m.Refused("VersionMismatchError", f"this cluster has protocol {PROTOCOL_VERSION}, the node {message.protocol}")
+        for what, version in message.versions:
+            if self._versions.get(what, version) != version:
+                return m.Refused("VersionMismatchError", f"this cluster has {what} {self._versions[what]}, the node {version}")
+        if known is None and message.number:
+            return m.Expelled("its lease ran out while its daemon was restarted; it is dead for the cluster")
+        if known is None and len(self._nodes) >= NODES_MAX:
+            return m.Refused("FabricError", f"a cluster has at most {NODES_MAX} nodes")
+        if known is not None and known.row[5] != message.key:
+            return m.Refused("FabricError", "another node of this cluster has this id")
+        return None
+
+    def _row(self, message: m.Join, number: int) -> Row:
+        """The row of ``NodeTable`` for a node that joins."""
+        where = (message.address, message.transfer, message.key)
+        return (message.node, number, message.name, *where, message.resources, message.labels, message.pid)
+
+    def _row_written(self, now: float, about: tuple[Address, bytes], answer: m.Written) -> None:
+        """A new node's row is durable, or the disk is full."""
+        source, identifier = about
+        if answer.ok:
+            self._nodes[identifier].durable = True
+            self._counts["joined"] += 1
+            self._welcome(source, identifier, now)
+        else:
+            del self._nodes[identifier]
+            self._effects.append(Send(source, m.Refused("OutOfDiskError", f"no node can join: {answer.text}")))
+
+    def _welcome(self, source: Address, identifier: bytes, now: float) -> None:
+        node = self._nodes[identifier]
+        node.deadline = now + self._config.node_lease
+        self._effects.append(Send(source, m.Joined(self._node, node.row[1], self._config.node_lease)))
+        self._changed = True
+
+    def _rows_found(self, now: float, about: None, answer: m.Found) -> None:
+        """The nodes of the registry before this one: each has a full lease."""
+        self._read = True
+        for key, value in answer.rows:
+            if key == NUMBERS_KEY:
+                self._last_number = unpack_row(value)
+            else:
+                self._nodes[key] = _Node(unpack_row(value), True, now + self._config.node_lease)
+        self._look_at = now + LOOK_EVERY
+        early, self._early = self._early, {}
+        for source, message in early.values():
+            self.on_join(now, source, message)
+
+    # -- leases --
+
+    def on_renew_lease(self, now: float, source: Address, message: m.RenewLease) -> None:
+        """Renew the lease of a node, at once: that waits for no commit. A node that is dead is expelled."""
+        if self._is_other(source, message.node):
+            return
+        node = self._nodes.get(message.node)
+        if node is not None and node.durable and not node.ending:
+            node.deadline = now + self._config.node_lease
+            self._effects.append(Send(source, m.LeaseRenewed(message.number)))
+        elif self._read and node is None:
+            self._counts["expelled"] += 1
+            self._effects.append(Send(source, m.Expelled("its lease ran out, and it was declared dead")))
+
+    def on_leave(self, now: float, source: Address, message: m.Leave) -> None:
+        """A node ends in order."""
+        if self._is_other(source, message.node):
+            return
+        node = self._nodes.get(message.node)
+        if node is not None and node.durable and not node.ending and message.node != self._node:
+            self._end(message.node, node, message.reason or "it was stopped")
+
+    def _notice_stall(self, now: float) -> None:
+        """Begin all leases anew if the registry itself was held up: renewals may have arrived that it has not read."""
+        if self._look_at and now > self._look_at + STALL_SECONDS and len(self._nodes) > 1:
+            self._counts["stalls"] += 1
+            for node in self._nodes.values():
+                node.deadline = now + self._config.node_lease
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY
+
+    def _end(self, identifier: bytes, node: _Node, reason: str) -> None:
+        """Delete a node's row: it is dead once that is durable."""
+        node.ending = reason
+        self._effects.append(Say("warning", f"node {node.row[2]} ({identifier.hex()}) is dead: {reason}"))
+        self._delete(identifier, node)
+
+    def _delete(self, identifier: bytes, node: _Node) -> None:
+        node.retry_at = None
+        self._ask(m.Write, (), ((TABLE, identifier),), then=self._row_deleted, about=identifier)
+
+    def _row_deleted(self, now: float, identifier: bytes, answer: m.Written) -> None:
+        node = self._nodes[identifier]
+        if not answer.ok:
+            node.retry_at = now + RETRY_EVERY
+            return
+        self._counts["died"] += 1
+        self._effects.append(Send(MEMBER + identifier, m.Expelled(node.ending)))
+        del self._nodes[identifier]
+        self._changed = True
+
+    # -- small things --
+
+    def _is_other(self, source: Address, node: bytes) -> bool:
+        """Whether a message about ``node`` comes from another node, which is refused."""
+        other = source[1:] != node
+        self._counts["refused"] += other
+        return other
+
+    def _living(self) -> dict[bytes, _Node]:
+        """Nodes whose row is durable. One whose row is being deleted still counts: that may fail."""
+        return {identifier: node for identifier, node in self._nodes.items() if node.durable}
+
+    def _ask(self, message: Callable[..., m.Message], *fields: Any, then: Callable[[float, Any, Any], None], about: Any = None) -> None:
+        token = self._next_token
+        self._next_token += 1
+        self._requests[token] = _Request(then, about)
+        self._effects.append(Send(self._control, message(token, *fields)))
+
+    def on_answer(self, now: float, source: Address, message: m.Written | m.Found) -> None:
+        """Pass on an answer of the control store."""
+        request = self._requests.pop(message.token, None)
+        if request is not None:
+            request.then(now, request.about, message)
+
+    def _accepted(self) -> dict[type[Any], Handler]:
+        """The handler of each message that a registry accepts."""
+        return {
+            m.Join: self.on_join,
+            m.RenewLease: self.on_renew_lease,
+            m.Leave: self.on_leave,
+            m.Written: self.on_answer,
+            m.Found: self.on_answer,
+        }
