@@ -192,6 +192,10 @@ class Link:
             self._unacknowledged = 0
         return frames
 
+    def since(self, sequence: int, last: int) -> list[tuple[int, Body]]:
+        """Unacknowledged frames numbered above ``sequence``, up to ``last``."""
+        return list(islice(self._sent, sequence - self.heard, last - self.heard))
+
     def unacknowledged(self) -> list[Envelope]:
         """All unacknowledged messages, in order, for those who must send them to the next incarnation."""
         return [envelope for _, body in self._sent for envelope in (body.envelopes if isinstance(body, Piece) else body)]
