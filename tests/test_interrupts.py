@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from conftest import running_cluster
 from faults import PATIENCE, eventually, gone
 
 import zfabric as zf
-from zfabric.runtime.interrupts import Fence, Fences, TaskInterrupt
+from zfabric.runtime.interrupts import Fence, Fences, TaskInterrupt, _raise_in
 
 
 class Ward:
@@ -78,22 +79,61 @@ def test_the_fabrics_code_is_not_interrupted_and_no_interrupt_is_late() -> None:
     assert ward.outcome == "012"
 
 
-def test_an_interrupt_for_user_code_that_has_ended_is_withdrawn() -> None:
-    asked, go_on = threading.Event(), threading.Event()
+class Entering(Fence):
+    """A fence of a thread that enters the fabric between two looks at ``depth``."""
 
-    def body(fence: Fence) -> str:
-        asked.set()
-        go_on.wait()  # An interrupt is pending as this returns, unless it is forgotten before Python code runs.
-        return "interrupted"
+    def __init__(self) -> None:
+        self.looks = [0, 1]
+        super().__init__()
+
+    @property
+    def depth(self) -> int:  # type: ignore[override]
+        """0 at the first look, 1 at the second."""
+        return self.looks.pop(0)
+
+    @depth.setter
+    def depth(self, value: int) -> None: ...
+
+
+def test_an_interrupt_for_a_thread_that_enters_the_fabric_is_withdrawn() -> None:
+    waits, go_on = threading.Event(), threading.Event()
+    entering: list[Fence] = []
+
+    def body(_: Fence) -> str:
+        entering.append(Entering())
+        waits.set()
+        go_on.wait()  # An interrupt that is not withdrawn is raised as this returns.
+        entering[0].forget()
+        return "whole"
 
     ward = Ward(body)
-    assert asked.wait(PATIENCE)
-    assert ward.interrupt()
-    assert ward.fence is not None
-    ward.fence.forget()
+    assert waits.wait(PATIENCE)
+    assert not entering[0].interrupt()
+    assert entering[0].missed
     go_on.set()
     assert ward.ended.wait(PATIENCE)
-    assert ward.outcome == "interrupted"
+    assert ward.outcome == "whole"
+    assert not entering[0].asked
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_functions_of_a_thread_can_be_traced_after_an_interrupt(withdrawn: bool) -> None:
+    def body(fence: Fence) -> str:
+        fence.depth = 1
+        if withdrawn:
+            fence.asked = True
+            _raise_in(fence.thread, None)
+        fence.forget()
+        sys.settrace(lambda *_: None)
+        spin_until(leave)  # Without the exception that ``forget`` raises, Python 3.11 would not come to its first line.
+        sys.settrace(None)
+        return "traced"
+
+    leave = threading.Event()
+    leave.set()
+    ward = Ward(body)
+    assert ward.ended.wait(PATIENCE)
+    assert ward.outcome == "traced"
 
 
 def test_fences_count_for_the_calling_thread() -> None:

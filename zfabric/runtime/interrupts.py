@@ -7,6 +7,7 @@ So it is repeated until the attempt has ended (see ``interrupter``).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import signal
 import threading
@@ -26,15 +27,21 @@ class TaskInterrupt(KeyboardInterrupt):
     """Raised in user code to stop its attempt. Like Ctrl-C it passes ``except Exception``."""
 
 
+class _Withdrawn(BaseException):
+    """Raised in place of an interrupt that is withdrawn, and caught at once."""
+
+
 class Fence:
     """The fence of one thread. ``depth`` is 0 while it runs user code; otherwise it is the depth of calls into the fabric."""
 
-    __slots__ = ("depth", "missed", "thread")
+    __slots__ = ("asked", "depth", "missed", "thread")
 
     def __init__(self) -> None:
         self.depth = 0
         self.missed = False
         """Whether an interrupt arrived while no user code ran. It is raised when user code next enters the fabric."""
+        self.asked = False
+        """Whether the interpreter was asked to raise an interrupt since ``forget`` was called last."""
         self.thread = threading.get_ident()
 
     def interrupt(self) -> bool:
@@ -43,16 +50,25 @@ class Fence:
         If the thread enters the fabric meanwhile, the interrupt is withdrawn.
         """
         if not self.depth:
+            self.asked = True
             _raise_in(self.thread, TaskInterrupt)
             if not self.depth:
                 return True
             _raise_in(self.thread, None)
+            self.asked = True  # The thread may have called ``forget`` meanwhile.
         self.missed = True
         return False
 
     def forget(self) -> None:
-        """Withdraw an interrupt that has not been raised yet. Called by the thread itself, while ``depth`` is above 0."""
-        _raise_in(self.thread, None)
+        """Withdraw an interrupt that has not been raised yet. Called by the thread itself, once ``depth`` is above 0.
+
+        An exception takes its place, and is raised here. Without one, Python 3.11 would look for it again and again until another one is
+        raised in this interpreter; and a traced function, as under a debugger, would never begin.
+        """
+        if self.asked:
+            self.asked = False
+            with contextlib.suppress(_Withdrawn):
+                _raise_in(self.thread, _Withdrawn)
 
 
 class Fences(threading.local):
