@@ -126,6 +126,14 @@ class WriteValue(NamedTuple):
     value: bytes
 
 
+class ReadValue(NamedTuple):
+    """Read a value that is pinned at ``offset`` (a negative one names a file); the shell answers ``ValueRead`` to the local scheduler."""
+
+    object_id: bytes
+    offset: int
+    size: int
+
+
 class WriteHeader(NamedTuple):
     """Add the object whose payload is at ``offset`` to the arena's index, or remove it (``state``: ``SEALED`` or ``FREED``).
 
@@ -180,6 +188,7 @@ Effect: TypeAlias = (
     | MakeFile
     | Unlink
     | WriteValue
+    | ReadValue
     | WriteHeader
     | ConnectNodes
     | Silence

@@ -119,7 +119,7 @@ class Daemon:
 
     def _from_thread(self, message: m.Message) -> None:
         """Queue a message for the object store. Called by other threads; it is delivered in the next turn."""
-        self._events.append((OBJECT_STORE, message))
+        self._events.append((LOCAL_SCHEDULER if type(message) is m.ValueRead else OBJECT_STORE, message))
         os.eventfd_write(self.wakeup, 1)
 
     # -- the loop --

@@ -23,7 +23,7 @@ from zfabric.protocol.messages import Row
 
 
 class Storage:
-    """Performs the effects of one object store. ``answer`` is called with messages for the store, from the thread."""
+    """Performs the effects of one object store. ``answer`` is called with messages for the store and the scheduler, from the thread."""
 
     def __init__(self, arena_path: str, capacity: int, spill_path: str, answer: Callable[[m.Message], None]) -> None:
         self._arena = Arena(arena_path, capacity, writable=True) if capacity else None
@@ -74,6 +74,16 @@ class Storage:
             self._answer(m.Restored(effect.object_id, self._attempt(self._check, effect, arena)))
         elif type(effect) is e.MakeFile:
             self._answer(m.FileReady(effect.file, self._attempt(self._make, effect, arena)))
+        elif type(effect) is e.ReadValue:
+            value, error = bytearray(effect.size), ""
+            try:
+                if effect.offset >= 0:
+                    value[:] = arena.view(effect.offset, effect.size)
+                else:
+                    self._spill.read_into(file_number(effect.offset), effect.object_id, memoryview(value))
+            except OSError as problem:
+                error = str(problem) or type(problem).__name__
+            self._answer(m.ValueRead(effect.object_id, b"" if error else bytes(value), error))
         elif type(effect) is e.Unlink:
             for number in effect.files:
                 with contextlib.suppress(OSError):

@@ -142,6 +142,9 @@ class SimStorage:
                 arena.index.discard(effect.offset)
         elif isinstance(effect, e.WriteValue):
             arena.write(effect.offset, Content(effect.object_id, len(effect.value), effect.value))
+        elif isinstance(effect, e.ReadValue):
+            payload = arena.read("the daemon", effect.object_id, effect.offset, effect.size)
+            return m.ValueRead(effect.object_id, payload, "")
         elif isinstance(effect, e.MakeReady):
             return m.ExtentReady(effect.offset, effect.size, "")
         elif isinstance(effect, e.Punch):

@@ -135,7 +135,7 @@ class Invariants:
         }
         missing = {pair for pair in held - believed if daemon.scheduler.tables.find(pair[0]) is not None}
         known = {(identifier, process.incarnation) for process in processes for identifier in process.machine.entries}
-        extra = believed - known
+        extra = believed - known - {(identifier, other.identifier) for other in self.world.nodes for identifier in borrowed_by(other)}
         for identifier, holder in sorted(missing):
             self.world.fail(f"{self.world.who(holder)} holds {short(identifier)}, and the daemon does not know it")
         for identifier, holder in sorted(extra):
@@ -201,6 +201,12 @@ class Invariants:
 
     def _dead(self, incarnation: bytes) -> bool:
         return all(process.incarnation != incarnation for process in self.world.processes())
+
+
+def borrowed_by(node: Node) -> list[bytes]:
+    """List the objects of other nodes that a node has borrowed."""
+    objects = node.daemon.scheduler.tables.objects.values()
+    return [record.object_id for record in objects if record.home and getattr(record, "borrowed", False)]
 
 
 def _describe(record: Any) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Protocol
 
 from zfabric.adapters.memory_journal import MemoryJournal
@@ -252,7 +251,7 @@ class SimDaemon:
         self.alive = True
         self.effects_left: int | None = None
         self.transport = SimTransport(world.network, incarnation, self.config)
-        self.storage = SimStorage(node.arena, seed, world.after, partial(self.event, OBJECT_STORE), lambda: node.journal.full)
+        self.storage = SimStorage(node.arena, seed, world.after, self._from_storage, lambda: node.journal.full)
         self._random = random.Random(seed + "/commits")
         self._events: deque[tuple[bytes, m.Message]] = deque()
         self._frames: deque[tuple[bytes, bytes]] = deque()
@@ -286,6 +285,9 @@ class SimDaemon:
         if self.alive:
             self._events.append((role, message))
             self.wake()
+
+    def _from_storage(self, message: m.Message) -> None:
+        self.event(LOCAL_SCHEDULER if type(message) is m.ValueRead else OBJECT_STORE, message)
 
     def _receive(self, sender: bytes, frame: bytes) -> None:
         self._frames.append((sender, frame))

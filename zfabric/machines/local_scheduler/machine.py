@@ -30,6 +30,7 @@ from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.membership import Membership
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.peers import Peers
@@ -193,10 +194,13 @@ class LocalScheduler:
             self.rejoining,
             self.deliver,
         )
-        self.delegations = Delegations(self.tables, self.outcomes, node)
-        self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.jobs)
+        self.borrowing = Borrowing(self.tables, self.references, self.outcomes, self.rebuilding, node)
+        self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, node)
+        self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.jobs, self.borrowing)
         self.spilling = Spilling(self.tables, self.delegations, self.placement_requests)
-        self.peers = Peers(node, self.tables, self.outcomes, self.stopping, self.departures, self.jobs, self.spilling, daemons)
+        self.peers = Peers(
+            node, self.tables, self.outcomes, self.stopping, self.departures, self.jobs, self.spilling, self.borrowing, daemons
+        )
         self.reports = Reports(
             node,
             self.tables,
@@ -308,10 +312,11 @@ class LocalScheduler:
                 self._trim_at = self.workers.trim(now)
         self.deliver()
         self._send_results()
-        if tables.delegated_ends:
-            self.executions.end_of_turn()
         if tables.nodes:
+            self.borrowing.begin_end_of_turn()
+            self.executions.end_of_turn()
             self.delegations.end_of_turn()
+            self.borrowing.end_of_turn()
         self.actors.end_of_turn()
         self.jobs.end_of_turn(now)
         self.values.read_durable()
@@ -537,6 +542,11 @@ class LocalScheduler:
             m.StopDelegated: self.executions.on_stop_delegated,
             m.Ended: self.delegations.on_ended,
             m.EndsReceived: self.executions.on_ends_received,
+            m.Borrow: self.borrowing.on_borrow,
+            m.Borrowed: self.borrowing.on_borrowed,
+            m.FetchValues: self.borrowing.on_fetch_values,
+            m.FetchedValues: self.borrowing.on_values,
+            m.ValueRead: self.borrowing.on_value_read,
             m.EndJob: self.jobs.on_end_job,
             m.JobGone: self.jobs.on_job_gone,
             m.JobOutput: self.on_job_output,

@@ -75,10 +75,27 @@ class ObjectRecord:
         self.durable = False
         """Whether the control store has a copy, or will."""
 
+    home = b""
+    """The node where the object is at home; empty if that is this one."""
+
     @property
     def object_id(self) -> bytes:
         """The 20-byte id of the value."""
         return self.id
+
+
+class BorrowedRecord(ObjectRecord):
+    """An object of another node, as far as this one knows it. Its value here is a copy."""
+
+    __slots__ = ("asked", "borrowed", "home")
+
+    def __init__(self, identifier: bytes, home: bytes) -> None:
+        super().__init__(identifier, None, None)
+        self.home = home
+        self.borrowed = False
+        """Whether this node is registered at the home as a holder, or is about to be."""
+        self.asked = False
+        """Whether the home was asked for the value."""
 
 
 class TaskRecord:
@@ -122,6 +139,9 @@ class TaskRecord:
         self.outputs: tuple[ObjectRecord, ...] | None = None
         self.block: Any = None
         self.rare: TaskExtras | None = None
+
+    home = b""
+    """As in ``ObjectRecord``: records of tasks are at home here, or delegated, and then have no values."""
 
     @property
     def id(self) -> bytes:
@@ -619,7 +639,7 @@ class WorkerRecord:
 class NodeRecord(WorkerRecord):
     """Another node, as it is to the home of tasks: a worker that runs many of them at once, in any order."""
 
-    __slots__ = ("ends_received", "name", "next_end", "number", "resources", "unreceived")
+    __slots__ = ("ends_received", "name", "next_end", "number", "pinned", "resources", "unreceived")
 
     remote = True
 
@@ -632,7 +652,9 @@ class NodeRecord(WorkerRecord):
         """As home: the newest message of ended attempts that is to be acknowledged in this turn."""
         self.next_end = 1
         """As executor: the number of the next message of ended attempts."""
-        self.unreceived: deque[Row] = deque()
+        self.pinned: dict[int, tuple[bytes, ...]] = {}
+        """As executor: objects that are pinned until a message of ended attempts is acknowledged, by its number."""
+        self.unreceived: deque[m.Ended] = deque()
         """As executor: such messages that the home has not acknowledged."""
 
 

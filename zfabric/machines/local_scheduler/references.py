@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, Stored, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Stored, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
@@ -51,6 +51,8 @@ class References:
                 unknown.append(object_id)
             else:
                 add_holder(record, process)
+                if isinstance(record, BorrowedRecord):
+                    self.tables.first_held.append(record)
         return unknown
 
     def release(self, object_ids: Iterable[bytes], process: bytes) -> None:
@@ -71,22 +73,22 @@ class References:
                     continue
             if record.holders == process:
                 record.holders = None
-                if record.status != PENDING:
+                if record.status != PENDING or record.home:
                     spare.append(record)
                     if record.pins > 0 and type(record.value) is bytes:
-                        self._secure(record)
+                        self.move_to_arena(record)
                 elif self.tables.streams:
                     spare.append(record)
             elif type(record.holders) is set:
                 drop_holder(record, process)
                 spare.append(record)
                 if type(record.value) is bytes and record.status == OK:
-                    self._secure(record)
+                    self.move_to_arena(record)
             elif record.holders is None:
                 spare.append(record)  # It was released before, and offered again by another attempt of its caller.
         self.tables.inline.add(-dropped)
 
-    def _secure(self, record: AnyObject) -> None:
+    def move_to_arena(self, record: AnyObject) -> None:
         """Copy a value to the arena that others still need: its holder releases it, and perhaps had the only other copy.
 
         In the arena it survives this daemon. Errors are not copied: their task repeats them.
@@ -105,6 +107,12 @@ class References:
                 if holders == process or (type(holders) is set and process in holders):
                     drop_holder(record, process)
                     self.tables.spare.append(record)
+
+    def may_travel(self, object_id: bytes) -> bool:
+        """Whether a ref to an object may be sent to another node: not one to an actor or a stream."""
+        record = self.tables.find(object_id)
+        task = record.task if record is not None else None
+        return record is not None and (task is None or (task.function.actor is None and task.function.stream is None))
 
     # -- pins --
 
@@ -161,7 +169,7 @@ class References:
             budget -= 1
             record = spare.popleft()
             if record.holders is None and record.pins <= 0:
-                if record.status == PENDING:
+                if record.status == PENDING and not record.home:
                     if self.tables.streams:
                         self.tables.transitions.append(StreamUnreferenced(record))
                 elif not record.fetchers:
@@ -212,6 +220,8 @@ class References:
             self.tables.transitions.append(StreamUnreferenced(record))
         if task is None:
             self.tables.objects.pop(record.object_id, None)
+            if isinstance(record, BorrowedRecord) and record.borrowed:
+                self.tables.given_up.append((record.home, record.id))
             if self.tables.orphans:
                 self._forget_orphan(record.object_id)
         elif task.state == DONE and self.tables.tasks.get(task.id) is task:  # Its job may have ended meanwhile.

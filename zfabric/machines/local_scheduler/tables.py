@@ -12,6 +12,7 @@ from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
     QUEUES_MOST,
     AnyObject,
+    BorrowedRecord,
     JobRecord,
     NodeRecord,
     ObjectRecord,
@@ -54,8 +55,19 @@ class Tables:
         self.workers: dict[bytes, WorkerRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
         """The other nodes of the cluster, by id. Each has a record in ``processes``, too: it submits tasks, and holds values."""
-        self.delegated_ends: list[tuple[TaskRecord, int, Row, tuple[Row, Row] | None]] = []
-        """Attempts of delegated tasks that ended since the last turn: (task, status, outputs, extra as in ``Completed``)."""
+        self.first_held: list[BorrowedRecord] = []
+        """Objects of other nodes that a process of this one began to hold since the last turn."""
+        self.to_borrow: list[BorrowedRecord] = []
+        """Objects whose homes are to register this node as a holder."""
+        self.to_fetch: list[BorrowedRecord] = []
+        """Objects whose values are to be requested from their homes."""
+        self.given_up: list[tuple[bytes, bytes]] = []
+        """Holds that this node gives up: (home, object)."""
+        self.for_nodes: list[tuple[bytes, AnyObject]] = []
+        """Values that other nodes have requested and that exist: (node, record)."""
+        self.delegated_ends: list[tuple[TaskRecord, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
+        """Attempts of delegated tasks that ended since the last turn: (task, status, outputs, extra as in ``Completed``, refs
+        inside, which are pinned)."""
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
@@ -155,6 +167,12 @@ class Tables:
         if task is not None and task.outputs is None and object_id[TASK_BYTES:] == FIRST_RETURN:
             return task
         return self.objects.get(object_id)
+
+    def want(self, record: AnyObject) -> None:
+        """Request the value of an object of another node, which something here waits for. Objects of this node come by themselves."""
+        if isinstance(record, BorrowedRecord) and not record.asked:
+            record.asked = True
+            self.to_fetch.append(record)
 
     def queue_for(self, job: JobRecord, shape: Shape) -> ShapeQueue:
         """The queue of a job's tasks of this shape, made on first use."""

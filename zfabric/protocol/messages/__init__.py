@@ -102,10 +102,14 @@ from zfabric.protocol.messages.control_store import Write as Write
 from zfabric.protocol.messages.control_store import Written as Written
 from zfabric.protocol.messages.delegation import LOST as LOST
 from zfabric.protocol.messages.delegation import STAYS as STAYS
+from zfabric.protocol.messages.delegation import Borrow as Borrow
+from zfabric.protocol.messages.delegation import Borrowed as Borrowed
 from zfabric.protocol.messages.delegation import Delegate as Delegate
 from zfabric.protocol.messages.delegation import Ended as Ended
 from zfabric.protocol.messages.delegation import EndJob as EndJob
 from zfabric.protocol.messages.delegation import EndsReceived as EndsReceived
+from zfabric.protocol.messages.delegation import FetchedValues as FetchedValues
+from zfabric.protocol.messages.delegation import FetchValues as FetchValues
 from zfabric.protocol.messages.delegation import JobGone as JobGone
 from zfabric.protocol.messages.delegation import JobOutput as JobOutput
 from zfabric.protocol.messages.delegation import RegisterNode as RegisterNode
@@ -113,6 +117,7 @@ from zfabric.protocol.messages.delegation import StopDelegated as StopDelegated
 from zfabric.protocol.messages.node import MemoryPressure as MemoryPressure
 from zfabric.protocol.messages.node import ProcessDied as ProcessDied
 from zfabric.protocol.messages.node import ProcessTable as ProcessTable
+from zfabric.protocol.messages.node import ValueRead as ValueRead
 from zfabric.protocol.messages.node import WorkerSpawned as WorkerSpawned
 from zfabric.protocol.messages.placement import Heartbeat as Heartbeat
 from zfabric.protocol.messages.placement import Place as Place

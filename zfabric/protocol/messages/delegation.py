@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zfabric.protocol.messages.rows import Row, Rows
+from zfabric.protocol.messages.rows import Ids, Row, Rows
 
 LOST = 5
 """A status of ``Ended``: the attempt came to nothing, since its worker died. The one output is a packed row ``(suspect, pid, exit code,
@@ -33,14 +33,17 @@ class Delegate(NamedTuple):
     """home -> executor. Task rows of one job to run, in order.
 
     ``job`` is ``(job id, namespace, home of the job)``. ``functions`` are those of the rows that this node has not received yet, as in
-    ``Export``. ``details`` lists the exceptions from "attempt ``attempt``, nothing to resolve": rows ``(index in rows, attempt, values of
-    the dependencies)``. The values are inline bytes.
+    ``Export``. ``attempts`` lists the rows that are not attempt ``attempt``: ``(index in rows, attempt)``. ``values`` are those of the
+    rows' dependencies: ``(object_id, inline bytes, refs contained)``. ``homes`` are rows ``(object_id, node)`` of all objects named here
+    whose home is not the sender.
     """
 
     job: Row
     functions: Rows
     rows: Rows
-    details: Rows
+    attempts: Rows
+    values: Rows
+    homes: Rows
     attempt: int
 
 
@@ -56,17 +59,45 @@ class StopDelegated(NamedTuple):
 class Ended(NamedTuple):
     """executor -> home. Attempts that ended. ``completed`` has the fields of ``Completed``; a status may be ``LOST``.
 
-    ``number`` counts these messages. The executor retains them until ``EndsReceived``.
+    ``number`` counts these messages. The executor retains them, and pins the objects that they name, until ``EndsReceived``. ``homes`` is
+    as in ``Delegate``.
     """
 
     number: int
     completed: Row
+    homes: Rows
 
 
 class EndsReceived(NamedTuple):
-    """home -> executor. The home has processed all ``Ended`` up to this number."""
+    """home -> executor. The home has processed all ``Ended`` up to this number, and is a registered holder of the objects they name."""
 
     number: int
+
+
+class Borrow(NamedTuple):
+    """any node -> home of objects. This node has refs to these objects. ``Borrowed`` with the same number is the answer."""
+
+    number: int
+    object_ids: Ids
+
+
+class Borrowed(NamedTuple):
+    """home of objects -> borrower. The node is registered as a holder; it releases the objects by ``Release``."""
+
+    number: int
+
+
+class FetchValues(NamedTuple):
+    """any node -> home of objects. Requests values; ``FetchedValues`` answers as soon as they exist."""
+
+    object_ids: Ids
+
+
+class FetchedValues(NamedTuple):
+    """home of objects -> any node. Requested values: rows ``(object_id, status, value, refs contained)``; ``homes`` as in ``Delegate``."""
+
+    rows: Rows
+    homes: Rows
 
 
 class EndJob(NamedTuple):

@@ -42,6 +42,14 @@ class ProcessTable(NamedTuple):
     ended: Rows = ()
 
 
+class ValueRead(NamedTuple):
+    """shell -> local scheduler. A value that ``ReadValue`` asked for; ``error`` says why it could not be read."""
+
+    object_id: bytes
+    value: bytes
+    error: str
+
+
 class MemoryPressure(NamedTuple):
     """shell -> local scheduler. The node is short of memory: ``usage`` rows are ``(pid, resident bytes)``. One process must be killed."""
 

@@ -70,6 +70,8 @@ class Jobs:
         self.departures = departures
         self.detached = detached
         self.job_shutdown = job_shutdown
+        self.ended_elsewhere: dict[bytes, None] = {}
+        """The last jobs of other nodes that have ended."""
         self._leaving: dict[bytes, tuple[set[bytes], _LastRows]] = {}
         """Ended jobs of which other nodes may still have something: which nodes, and the rows that are written then."""
         self._tombstones: list[tuple[float, _LastRows]] = []
@@ -111,6 +113,9 @@ class Jobs:
                 worker.inflight.clear()
                 self.dispatcher.abandon(worker)
                 self.workers.end(worker, "its job has ended")
+        for node in tables.nodes.values():
+            for identifier in [each for each in node.inflight if each[:JOB_BYTES] == job.id]:
+                del node.inflight[identifier]
         tables.condemned = {prefix: None for prefix in tables.condemned if prefix[:JOB_BYTES] != job.id}
         for queue in job.queues.values():
             tables.queues.pop(queue.token, None)
@@ -138,11 +143,11 @@ class Jobs:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
         statuses = (status,) if not job.home else ()
         ends = _LastRows(job, (*puts, *self.events.take(), *statuses), statuses, (*deletes, *more))
-        nodes = [] if job.home else [node.token for node in tables.nodes.values()]
-        for node in nodes:
-            tables.send_to_node(node, m.EndJob(job.id))
-        if nodes:
-            self._leaving[job.id] = set(nodes), ends
+        others = [] if job.home else list(tables.nodes)
+        for other in others:
+            tables.send_to_node(other, m.EndJob(job.id))
+        if others:
+            self._leaving[job.id] = set(others), ends
         else:
             self._write_end(ends)
 
@@ -151,7 +156,10 @@ class Jobs:
         self.requests.ask(m.Write, ends.first_puts, ends.deletes, then=self._job_ended, about=ends)
 
     def on_end_job(self, now: float, source: Address, message: m.EndJob) -> None:
-        """A job whose driver is on another node has ended."""
+        """A job whose driver is on another node has ended. Tasks of it may still come from a third node."""
+        self.ended_elsewhere[message.job] = None
+        while len(self.ended_elsewhere) > TOMBSTONES_KEPT:
+            del self.ended_elsewhere[next(iter(self.ended_elsewhere))]
         job = self.tables.jobs.get(message.job)
         if job is not None:
             self.end_job(job, now)

@@ -9,20 +9,24 @@ from __future__ import annotations
 from typing import Any
 
 from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.records import READY, TASKS, NodeRecord, ShapeQueue, TaskRecord
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
-from zfabric.protocol.messages import OK
+from zfabric.protocol.messages import LOST, OK
 
 
 class Delegations:
     """Gives ready tasks to other nodes, and takes in how they ended."""
 
-    def __init__(self, tables: Tables, outcomes: Outcomes, node: bytes) -> None:
+    def __init__(self, tables: Tables, references: References, outcomes: Outcomes, borrowing: Borrowing, node: bytes) -> None:
         self.tables = tables
+        self.references = references
         self.outcomes = outcomes
+        self.borrowing = borrowing
         self.node = node
 
     def give(self, queue: ShapeQueue, node: NodeRecord, most: int, now: float) -> int:
@@ -42,11 +46,15 @@ class Delegations:
         return len(batch)
 
     def may_travel(self, task: TaskRecord) -> bool:
-        """Whether another node could run a task: it makes a value, and all that its row names is small and here."""
+        """Whether another node could run a task: it makes a value, its arguments are small, and no ref is to an actor or a stream."""
         function = task.function
-        if function.actor is not None or function.stream is not None or task.contains() or (task.rare is not None and task.rare.stays):
+        if function.actor is not None or function.stream is not None or (task.rare is not None and task.rare.stays):
             return False
-        return all(type(record.value) is bytes and record.status == OK and not record.contained for record in self._dependencies(task))
+        may = self.references.may_travel
+        for record in self._dependencies(task):
+            if type(record.value) is not bytes or record.status != OK or not all(map(may, record.contained)):
+                return False
+        return all(map(may, task.contains()))
 
     def _dependencies(self, task: TaskRecord) -> list[Any]:
         return [self.tables.find(object_id) for object_id in task.row[3]]
@@ -56,7 +64,9 @@ class Delegations:
         first = self.tables.first_attempt
         functions: dict[bytes, m.Row] = {}
         rows: list[m.Row] = []
-        details: list[m.Row] = []
+        attempts: list[m.Row] = []
+        values: dict[bytes, m.Row] = {}
+        named: list[bytes] = []
         for task in batch:
             task.assign(node)
             node.inflight[task.id] = task
@@ -64,12 +74,17 @@ class Delegations:
             if job.id + function.id not in node.functions:
                 node.functions.add(job.id + function.id)
                 functions[function.id] = (function.id, function.name, function.payload, function.options)
-            if task.row[3] or task.attempt != first:
-                values = tuple(record.value for record in self._dependencies(task))
-                details.append((len(rows), task.attempt, values))
+            if task.attempt != first:
+                attempts.append((len(rows), task.attempt))
+            for record in self._dependencies(task):
+                values[record.object_id] = (record.object_id, record.value, record.contained)
+                named += (record.object_id, *record.contained)
+            named += task.contains()
             rows.append(task.row)
         about = (job.id, job.namespace, job.home or self.node)
-        self.tables.send_to_node(node.token, m.Delegate(about, tuple(functions.values()), tuple(rows), tuple(details), first))
+        homes = self.borrowing.homes_of(named)
+        columns = (tuple(functions.values()), tuple(rows), tuple(attempts), tuple(values.values()), homes)
+        self.tables.send_to_node(node.token, m.Delegate(about, *columns, first))
         self.tables.counts["delegated"] += len(batch)
 
     def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
@@ -78,14 +93,19 @@ class Delegations:
         if node is None:
             self.tables.counts["refused"] += 1
             return
-        self.outcomes.completed(node, m.Completed(*message.completed), now)
+        completed = m.Completed(*message.completed)
+        extras = {index: tuple(extra) for index, *extra in completed.extras}
+        named = [each for index, row in enumerate(completed.rows) if row[2] != LOST for each in contained_in(row, extras.get(index))]
+        self.borrowing.refer(named, message.homes, node.token)
+        self.outcomes.completed(node, completed, now)
+        self.borrowing.settle(named)
         node.ends_received = message.number
 
     def end_of_turn(self) -> None:
         """Acknowledge the ended attempts that were taken in."""
         for node in self.tables.nodes.values():
             if node.ends_received is not None:
-                self.tables.send_to_node(node.token, m.EndsReceived(node.ends_received))
+                self.borrowing.send_behind(node.token, m.EndsReceived(node.ends_received))
                 node.ends_received = None
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
-from zfabric.machines.local_scheduler.records import FunctionRecord, JobRecord, ObjectRecord, TaskRecord
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.records import PENDING, FunctionRecord, JobRecord, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -22,12 +23,15 @@ from zfabric.protocol.options import option
 class Executions:
     """Takes in delegated tasks, and reports how they ended."""
 
-    def __init__(self, tables: Tables, references: References, outcomes: Outcomes, stopping: Stopping, jobs: Jobs) -> None:
+    def __init__(
+        self, tables: Tables, references: References, outcomes: Outcomes, stopping: Stopping, jobs: Jobs, borrowing: Borrowing
+    ) -> None:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
         self.stopping = stopping
         self.jobs = jobs
+        self.borrowing = borrowing
 
     def on_delegate(self, now: float, source: Address, message: m.Delegate) -> None:
         """Another node gives rows to this one."""
@@ -35,22 +39,26 @@ class Executions:
         if home is None:
             self.tables.counts["refused"] += 1
             return
+        if message.job[0] in self.jobs.ended_elsewhere:
+            return
         job = self._job(message.job, now)
         for identifier, name, payload, options in message.functions:
             if identifier not in job.delegated:
                 function = job.delegated[identifier] = FunctionRecord(identifier, name, payload, options, delegated=True)
                 function.queue = self.tables.queue_for(job, function.shape)
-        details = {index: (attempt, values) for index, attempt, values in message.details}
+        self._receive_values(message.values, message.homes, home.token)
+        attempts: dict[int, int] = dict(message.attempts)
         for index, row in enumerate(message.rows):
-            attempt, values = details.get(index, (message.attempt, ()))
-            task = TaskRecord(row, job.delegated[row[1]], home.token, attempt)
+            task = TaskRecord(row, job.delegated[row[1]], home.token, attempts.get(index, message.attempt))
             task.holders = None
             task.outputs = ()  # Its values are the home's. A record here that has the name of one is what this node knows of it.
             self.tables.tasks[task.id] = task
-            self._receive_values(row[3], values)
+            self.borrowing.refer(task.contains(), message.homes, home.token)
             self._set_demand(task)
             self.references.pin(row[3])
+            self.references.pin(task.contains())
             self.outcomes.make_ready(task)
+        self.borrowing.forget_unneeded([row[0] for row in message.values])
         self.tables.counts["received_delegated"] += len(message.rows)
 
     def _job(self, about: m.Row, now: float) -> JobRecord:
@@ -61,12 +69,14 @@ class Executions:
             job.home = home
         return job
 
-    def _receive_values(self, dependencies: m.Ids, values: m.Row) -> None:
-        """Enter the values of a row's dependencies: they stay until the task has ended, which pins them."""
-        for object_id, value in zip(dependencies, values, strict=True):
-            if self.tables.find(object_id) is None:
-                record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-                self.outcomes.set_value(record, value, (), b"", False)
+    def _receive_values(self, values: m.Rows, homes: m.Rows, sender: bytes) -> None:
+        """Enter the values of the rows' dependencies. They stay as long as the rows do: the sender vouches for them."""
+        for object_id, value, contained in values:
+            self.borrowing.refer((object_id, *contained), homes, sender)
+            record = self.tables.find(object_id)
+            if record is not None and record.home and record.status == PENDING:
+                self.outcomes.set_value(record, value, contained, b"", False)
+                self.outcomes.announce(record)
 
     def _set_demand(self, task: TaskRecord) -> None:
         """Take over what a call asks for on its own. Its deadline is the home's matter."""
@@ -88,23 +98,36 @@ class Executions:
     def end_of_turn(self) -> None:
         """Report the attempts that ended in this turn."""
         ended, self.tables.delegated_ends = self.tables.delegated_ends, []
-        by_home: defaultdict[bytes, tuple[list[m.Row], list[m.Row]]] = defaultdict(lambda: ([], []))
-        for task, status, outputs, extra in ended:
-            rows, extras = by_home[task.submitter]
+        by_home: defaultdict[bytes, _Report] = defaultdict(_Report)
+        for task, status, outputs, extra, contained in ended:
+            report = by_home[task.submitter]
             if extra is not None:
-                extras.append((len(rows), *extra))
-            rows.append((task.id, task.attempt, status, outputs))
-        for node, (rows, extras) in by_home.items():
+                report.extras.append((len(report.rows), *extra))
+            report.rows.append((task.id, task.attempt, status, outputs))
+            report.named += contained
+        for node, report in by_home.items():
             home = self.tables.nodes.get(node)
             if home is None:
+                self.references.unpin(report.named)
                 continue
-            report = tuple(m.Completed.of(tuple(rows), tuple(extras)))
-            home.unreceived.append((home.next_end, report))
-            self.tables.send_to_node(node, m.Ended(home.next_end, report))
+            completed = tuple(m.Completed.of(tuple(report.rows), tuple(report.extras)))
+            message = m.Ended(home.next_end, completed, self.borrowing.homes_of(report.named))
+            home.unreceived.append(message)
+            home.pinned[home.next_end] = tuple(report.named)
+            self.borrowing.send_behind(node, message)
             home.next_end += 1
 
     def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> None:
-        """A home has taken in reports."""
+        """A home has taken in reports, and is registered as a holder of what they name."""
         home = self.tables.nodes.get(source[1:])
-        while home is not None and home.unreceived and home.unreceived[0][0] <= message.number:
-            home.unreceived.popleft()
+        while home is not None and home.unreceived and home.unreceived[0].number <= message.number:
+            self.references.unpin(home.pinned.pop(home.unreceived.popleft().number))
+
+
+class _Report:
+    """Attempts that ended for one home."""
+
+    def __init__(self) -> None:
+        self.rows: list[m.Row] = []
+        self.extras: list[m.Row] = []
+        self.named: list[bytes] = []

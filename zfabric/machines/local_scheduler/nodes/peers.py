@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.spilling import Spilling
 from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.tables import Tables
@@ -29,6 +30,7 @@ class Peers:
         departures: Departures,
         jobs: Jobs,
         spilling: Spilling,
+        borrowing: Borrowing,
         daemons: int,
     ) -> None:
         self.node = node
@@ -38,6 +40,7 @@ class Peers:
         self.departures = departures
         self.jobs = jobs
         self.spilling = spilling
+        self.borrowing = borrowing
         self.daemons = daemons
         self.table: dict[bytes, m.Row] = {}
         """Rows of the newest ``NodeTable``, this node's own included, by node."""
@@ -93,4 +96,5 @@ class Peers:
         self.tables.delegated_ends = [row for row in self.tables.delegated_ends if row[0].submitter != node.token]
         for job in [each for each in self.tables.jobs.values() if each.home == node.token]:
             self.jobs.end_job(job, now)
+        self.borrowing.node_died(node.token)
         self.jobs.node_died(node.token)

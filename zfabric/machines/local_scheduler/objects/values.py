@@ -16,6 +16,7 @@ from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.protocol import messages as m
+from zfabric.protocol.effects import ReadValue
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_call, short
 from zfabric.protocol.messages import FAILED, OK
@@ -120,6 +121,7 @@ class Values:
                 if record.fetchers is None:
                     record.fetchers = set()
                 record.fetchers.add(process.incarnation)
+                self.tables.want(record)
             elif type(record.value) is Stored:
                 self.outcomes.hand_over(record, process.incarnation)
             else:
@@ -132,7 +134,9 @@ class Values:
         """Pass on the places of values that the store has pinned for processes."""
         by_process: dict[bytes, list[m.Row]] = {}
         for object_id, incarnation, offset, size in message.rows:
-            if not self.dispatcher.located(object_id, incarnation, offset, size):
+            if incarnation == self.tables.address[1:]:
+                self.tables.effects.append(ReadValue(object_id, offset, size))  # Another node has requested it.
+            elif not self.dispatcher.located(object_id, incarnation, offset, size):
                 askers = self.tables.locating.get(object_id)
                 if askers is not None and incarnation in askers:
                     askers.remove(incarnation)

@@ -85,6 +85,7 @@ class Admission:
                 self.rebuilding.make_available(record, "evicted")
             if record.status == PENDING:
                 unresolved += 1
+                self.tables.want(record)
                 if record.dependents is None:
                     record.dependents = []
                 record.dependents.append(task)

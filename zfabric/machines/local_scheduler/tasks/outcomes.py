@@ -406,18 +406,20 @@ class Outcomes:
     def _end_delegated(self, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
         """An attempt of a task of another node has ended: it is that node's to decide what follows. Nothing of the task stays here."""
         worker = task.worker
-        contained = extra is not None and any(extra[0])
-        if contained or any(type(each) is not bytes for each in outputs) or (status not in (OK, LOST) and outputs and refs_in(outputs[0])):
+        contained = contained_in((task.id, task.attempt, status, outputs), extra) if status != LOST else ()
+        if any(type(each) is not bytes for each in outputs) or not all(map(self.references.may_travel, contained)):
             for index, value in enumerate(outputs):
-                self.drop_copy(worker, object_id(task.id, index), value) if worker is not None else None
-            status, outputs, extra = STAYS, (), None
+                if worker is not None:
+                    self.drop_copy(worker, object_id(task.id, index), value)
+            status, outputs, extra, contained = STAYS, (), None, ()
+        self.references.pin(contained)
         task.finish()
         if worker is not None:
             worker.inflight.pop(task.id, None)
             self._unpin_places(worker, task)
         self._unpin_row(task)
         self.tables.tasks.pop(task.id, None)
-        self.tables.delegated_ends.append((task, status, outputs, extra))
+        self.tables.delegated_ends.append((task, status, outputs, extra, contained))
 
     def _lost_elsewhere(self, task: TaskRecord, node: WorkerRecord, outputs: m.Row) -> None:
         """A worker of another node died, which had the task."""
@@ -495,7 +497,9 @@ class Outcomes:
 
     def hand_over(self, record: AnyObject, incarnation: bytes) -> None:
         """Send an existing value to a process: at once if it is inline, else once the store has located it."""
-        if type(record.value) is Stored:
+        if incarnation in self.tables.nodes:
+            self.tables.for_nodes.append((incarnation, record))
+        elif type(record.value) is Stored:
             self.tables.locates.append((record.object_id, incarnation))
             self.tables.locating.setdefault(record.object_id, []).append(incarnation)
         else:

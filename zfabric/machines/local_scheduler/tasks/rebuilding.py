@@ -6,7 +6,7 @@ reason takes its place.
 
 from __future__ import annotations
 
-from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, Stored, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Stored, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -99,6 +99,9 @@ class Rebuilding:
             text = f"object {short(identifier)} cannot be brought back from disk: {reason[5:].strip()}"
             payload = pack_failure("ObjectStoreFullError", text)
             for incarnation in askers:
+                if incarnation in self.tables.nodes:
+                    self.tables.send_to_node(incarnation, m.FetchedValues(((identifier, FAILED, payload, ()),), ()))
+                    continue
                 process = self.tables.processes.get(incarnation)
                 if process is not None:
                     self.tables.send_to_client(process, m.Objects(((identifier, FAILED, payload, ()),)))
@@ -133,6 +136,11 @@ class Rebuilding:
 
     def make_available(self, record: AnyObject, reason: str) -> None:
         """Rebuild a value, or record why that is impossible."""
+        if isinstance(record, BorrowedRecord):  # A copy is lost: the home has the value, or decides what follows.
+            record.status = PENDING
+            record.asked = False
+            self.tables.want(record)
+            return
         if not isinstance(record, TaskRecord) and record.durable:
             record.status = PENDING
             self.tables.durable_wanted.append(record.object_id)

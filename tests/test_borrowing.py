@@ -1,0 +1,177 @@
+"""Refs between nodes: a new holder is registered at the home before the lender releases, whichever message comes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_alone import FUNCTION, JOB, OWN, Node, row
+
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, first_attempt
+from zfabric.protocol.options import RESOURCE_UNIT
+
+HOME_A, HOME_C = b"\x02node A.", b"\x02node C."
+SELF = b"node"
+OTHER, INNER = JOB + b"parent C" + bytes(8), JOB + b"parent D" + bytes(8)
+"""Objects of other nodes."""
+PUT = JOB + b"parent P" + bytes(4) + b"\x80" + bytes(3)
+"""A value that a worker of this node puts."""
+EXPORTED = ((FUNCTION, "f", b"payload", ()),)
+ABOUT = (JOB, "", HOME_A)
+
+
+class Executor(Node):
+    """A node between two others: A delegates tasks to it, and C is the home of what they name."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        rows = [(each, number, f"n{number}", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0) for number, each in enumerate(self.nodes(), 1)]
+        self.send(MEMBER + OWN, m.NodeTable(1, tuple(rows)))
+        for node in (HOME_A, HOME_C):
+            self.hear(node, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.."), m.Ready())
+        self.sent.clear()
+
+    def nodes(self) -> tuple[bytes, ...]:
+        """All nodes, oldest first."""
+        return HOME_A, SELF, HOME_C
+
+    def hear(self, node: bytes, *messages: Any) -> None:
+        """Receive messages of another node."""
+        for message in messages:
+            self.send(LOCAL_SCHEDULER + node, message)
+
+    def told(self, node: bytes) -> list[Any]:
+        """What another node was sent since the last look, without heartbeats."""
+        found = [message for to, message in self.sent if to[1:] == node and not isinstance(message, m.Heartbeat)]
+        self.sent = [(to, message) for to, message in self.sent if to[1:] != node]
+        return found
+
+    def delegated(self, number: int, *contains: bytes, homes: tuple[Any, ...] = ()) -> bytes:
+        """A task of node A arrives and is dispatched. Return its worker."""
+        attempt = first_attempt(0, 1)
+        options = {"contains": contains} if contains else {}
+        self.hear(HOME_A, m.Delegate(ABOUT, EXPORTED, (row(number, **options),), (), (), homes, attempt))
+        self.workers()
+        (dispatched,) = self.dispatched()
+        assert dispatched[1:] == (number, attempt)
+        return dispatched[0]
+
+    def end(self, worker: bytes, number: int, contained: tuple[bytes, ...] = ()) -> None:
+        """The worker ends the task, with a value that has these refs inside."""
+        self.complete(worker, number, first_attempt(0, 1), m.OK, b"value", extras=((0, (contained,), ()),) if contained else ())
+
+
+@pytest.fixture
+def node() -> Executor:
+    return Executor()
+
+
+def test_an_end_waits_until_what_a_worker_holds_is_registered_at_its_home(node: Executor) -> None:
+    worker = node.delegated(1, OTHER, homes=((OTHER, HOME_C),))
+    assert node.told(HOME_C) == [], "as long as the task runs, its home retains the object"
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    (borrow,) = node.told(HOME_C)
+    assert borrow.object_ids == (OTHER,)
+    node.end(worker, 1)
+    assert node.told(HOME_A) == [], "the end would have A release what C has not registered yet"
+    node.hear(HOME_C, m.Borrowed(borrow.number))
+    (ended,) = node.told(HOME_A)
+    assert (type(ended), ended.number) == (m.Ended, 1)
+
+
+def test_what_a_task_only_names_is_not_borrowed(node: Executor) -> None:
+    worker = node.delegated(1, OTHER, homes=((OTHER, HOME_C),))
+    node.end(worker, 1)
+    assert node.told(HOME_C) == []
+    assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
+    assert node.scheduler.tables.objects == {}
+
+
+def test_a_hold_at_the_home_that_delegated_needs_no_waiting_on_another_link(node: Executor) -> None:
+    worker = node.delegated(1, OTHER)
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    (borrow,) = node.told(HOME_A)
+    assert type(borrow) is m.Borrow
+    node.hear(HOME_A, m.Borrowed(borrow.number))
+    node.end(worker, 1)
+    assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
+
+
+def test_a_ref_that_is_dropped_is_released_and_one_that_comes_back_meanwhile_is_not(node: Executor) -> None:
+    worker = node.delegated(1, OTHER, homes=((OTHER, HOME_C),))
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    (borrow,) = node.told(HOME_C)
+    node.end(worker, 1)
+    node.send(CLIENT + worker, m.Release((OTHER,)))
+    assert node.told(HOME_C) == [], "behind the hold, which is not registered yet"
+    node.hear(HOME_C, m.Borrowed(borrow.number))
+    assert node.told(HOME_C) == [m.Release((OTHER,))]
+    assert node.scheduler.tables.objects == {}
+
+
+def test_an_object_of_this_node_inside_a_value_stays_until_its_receiver_is_registered(node: Executor) -> None:
+    worker = node.delegated(1)
+    node.send(CLIENT + worker, m.Put(((PUT, b"inner", (), False),)))
+    node.end(worker, 1, contained=(PUT,))
+    node.send(CLIENT + worker, m.Release((PUT,)))
+    (ended,) = node.told(HOME_A)
+    assert PUT in node.scheduler.tables.objects
+    node.hear(HOME_A, m.Borrow(7, (PUT,)), m.EndsReceived(ended.number))
+    assert node.told(HOME_A) == [m.Borrowed(7)]
+    assert PUT in node.scheduler.tables.objects
+    node.hear(HOME_A, m.Release((PUT,)))
+    assert PUT not in node.scheduler.tables.objects
+
+
+def test_a_value_of_another_node_is_fetched_once_for_all_who_wait(node: Executor) -> None:
+    worker = node.delegated(1, OTHER, homes=((OTHER, HOME_C),))
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    node.send(CLIENT + worker, m.Fetch((OTHER,)))
+    node.send(CLIENT + worker, m.Fetch((OTHER,)))
+    assert [type(each) for each in node.told(HOME_C)] == [m.Borrow, m.FetchValues]
+    node.take(m.Objects)
+    node.hear(HOME_C, m.FetchedValues(((OTHER, m.OK, b"value of C", ()),), ()))
+    rows = [each for _, message in node.take(m.Objects) for each in message.rows]
+    assert rows == [(OTHER, m.OK, b"value of C", ())]
+
+
+def test_what_was_inside_a_fetched_value_is_borrowed_before_the_outer_one_is_released(node: Executor) -> None:
+    worker = node.delegated(1, OTHER)
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    node.send(CLIENT + worker, m.Fetch((OTHER,)))
+    borrow, _ = node.told(HOME_A)
+    node.hear(HOME_A, m.Borrowed(borrow.number), m.FetchedValues(((OTHER, m.OK, b"list", (INNER,)),), ((INNER, HOME_C),)))
+    (second,) = node.told(HOME_C)
+    assert second.object_ids == (INNER,)
+    node.end(worker, 1)
+    node.send(CLIENT + worker, m.Hold((INNER,)))
+    node.send(CLIENT + worker, m.Release((OTHER,)))
+    assert node.told(HOME_A) == [], "A's value is what retains the inner object until C has registered this node"
+    node.hear(HOME_C, m.Borrowed(second.number))
+    assert [type(each) for each in node.told(HOME_A)] == [m.Ended, m.Release]
+
+
+def test_a_small_value_in_the_arena_is_read_for_another_node(node: Executor) -> None:
+    worker = node.delegated(1)
+    node.send(CLIENT + worker, m.Put(((PUT, (4096, 100), (), False),)))
+    node.hear(HOME_A, m.Borrow(1, (PUT,)), m.FetchValues((PUT,)))
+    assert m.Locate(((PUT, OWN),)) in [message for to, message in node.sent if to[:1] == OBJECT_STORE]
+    node.send(OBJECT_STORE + OWN, m.Located(((PUT, OWN, 4096, 100),)))
+    assert type(node.effects[-1]).__name__ == "ReadValue"
+    node.send(SHELL + OWN, m.ValueRead(PUT, b"x" * 100, ""))
+    assert node.told(HOME_A)[-1] == m.FetchedValues(((PUT, m.OK, b"x" * 100, ()),), ())
+    assert m.Unpin((PUT,)) in [message for to, message in node.sent if to[:1] == OBJECT_STORE]
+
+
+def test_the_death_of_a_home_fails_what_is_fetched_from_it_and_frees_what_waited_for_its_word(node: Executor) -> None:
+    worker = node.delegated(1, OTHER, homes=((OTHER, HOME_C),))
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    node.send(CLIENT + worker, m.Fetch((OTHER,)))
+    node.end(worker, 1)
+    assert node.told(HOME_A) == []
+    living = [(each, number, "", "", "", b"", (), (), 0) for number, each in enumerate((HOME_A, SELF), 1)]
+    node.send(MEMBER + OWN, m.NodeTable(2, tuple(living)))
+    ((_, objects),) = node.take(m.Objects)
+    assert objects.rows[0][1] == m.FAILED
+    assert [type(each) for each in node.told(HOME_A)] == [m.Ended]

@@ -1,0 +1,245 @@
+"""Objects of other nodes: which are borrowed from their homes, what is fetched from there, and when a hold may end.
+
+An object has one home, the node of the task or process that made it. Its holders are registered there: processes of that node, and other
+nodes. A node that receives an id of another home makes a record of its own (``BorrowedRecord``), and registers as a holder at the home
+(``Borrow``) unless the sender retains the object for as long as it is needed. One rule makes this safe: what may end the hold of another
+node (``Release``, ``Ended``, ``EndsReceived``) leaves this node only when every ``Borrow`` sent before it was acknowledged. So a new
+holder is registered before the lender releases, over any number of nodes. Holders are sets, not counts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.records import PENDING, AnyObject, BorrowedRecord, Stored
+from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure, refs_in
+from zfabric.protocol.ids import Address, short
+from zfabric.protocol.messages import FAILED, OK
+
+
+class Borrowing:
+    """Records of objects of other nodes, and holds at their homes."""
+
+    def __init__(self, tables: Tables, references: References, outcomes: Outcomes, rebuilding: Rebuilding, node: bytes) -> None:
+        self.tables = tables
+        self.references = references
+        self.outcomes = outcomes
+        self.rebuilding = rebuilding
+        self.node = node
+        self._last = 0
+        """The number of the last ``Borrow``."""
+        self._open: dict[int, bytes] = {}
+        """Homes that have not acknowledged a ``Borrow``, by its number, in order."""
+        self._behind: deque[tuple[int, bytes, m.Message]] = deque()
+        """Messages that wait for all ``Borrow`` up to a number: (number, node, message)."""
+        self._released: defaultdict[bytes, dict[bytes, None]] = defaultdict(dict)
+        """Holds that this node gives up, by home."""
+
+    # -- ids that cross between nodes --
+
+    def homes_of(self, object_ids: Iterable[bytes]) -> m.Rows:
+        """The homes of objects that a message to another node names: rows ``(object, home)`` of those that are not at home here."""
+        found = ((object_id, self.tables.find(object_id)) for object_id in dict.fromkeys(object_ids))
+        return tuple((object_id, record.home) for object_id, record in found if record is not None and record.home)
+
+    def refer(self, object_ids: Iterable[bytes], homes: m.Rows, sender: bytes) -> None:
+        """Make records for objects that a message of ``sender`` names and that are unknown here."""
+        known: dict[bytes, bytes] = dict(homes)
+        for object_id in object_ids:
+            home = known.get(object_id, sender)
+            if home != self.node and self.tables.find(object_id) is None:
+                self.tables.objects[object_id] = BorrowedRecord(object_id, home)
+
+    def settle(self, object_ids: Iterable[bytes]) -> None:
+        """Borrow those of these objects that something here needs by now; the records of others go."""
+        for object_id in object_ids:
+            record = self.tables.find(object_id)
+            if isinstance(record, BorrowedRecord):
+                if record.holders is not None or record.pins > 0:
+                    self._borrow(record)
+                else:
+                    self.tables.spare.append(record)
+
+    def forget_unneeded(self, object_ids: Iterable[bytes]) -> None:
+        """Let the records of objects go that nothing here needs."""
+        for object_id in object_ids:
+            record = self.tables.find(object_id)
+            if isinstance(record, BorrowedRecord) and record.holders is None and record.pins <= 0:
+                self.tables.spare.append(record)
+
+    def _borrow(self, record: BorrowedRecord) -> None:
+        if record.borrowed:
+            return
+        record.borrowed = True
+        if self._released[record.home].pop(record.id, 0) == 0:  # Else it is still registered.
+            self.tables.to_borrow.append(record)
+
+    # -- the order in which things leave --
+
+    def begin_end_of_turn(self) -> None:
+        """Send the holds of this turn, before anything that may end a hold of somebody else."""
+        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for record in self.tables.first_held:
+            if record.pins > 0 or record.holders is not None:
+                self._borrow(record)
+        self.tables.first_held.clear()
+        for record in self.tables.to_borrow:
+            by_home[record.home].append(record.id)
+        self.tables.to_borrow.clear()
+        for home, object_ids in by_home.items():
+            for start in range(0, len(object_ids) if home in self.tables.nodes else 0, ROWS_MAX):
+                self._last += 1
+                self._open[self._last] = home
+                self.tables.send_to_node(home, m.Borrow(self._last, tuple(object_ids[start : start + ROWS_MAX])))
+
+    def send_behind(self, node: bytes, message: m.Message) -> None:
+        """Send a message that may end a hold, once all holds of this node that were asked for until now are registered."""
+        if self._open or self._behind:
+            self._behind.append((self._last, node, message))
+        else:
+            self.tables.send_to_node(node, message)
+
+    def end_of_turn(self) -> None:
+        """Send what is fetched, what others fetched, and the holds that are given up."""
+        for home, object_ids in self._take_fetches().items():
+            for start in range(0, len(object_ids), ROWS_MAX):
+                self.tables.send_to_node(home, m.FetchValues(tuple(object_ids[start : start + ROWS_MAX])))
+        self._answer()
+        for home, object_id in self.tables.given_up:
+            self._released[home][object_id] = None
+        self.tables.given_up.clear()
+        for home, released in self._released.items():
+            object_ids = list(released)
+            released.clear()
+            for start in range(0, len(object_ids) if home in self.tables.nodes else 0, ROWS_MAX):
+                self.send_behind(home, m.Release(tuple(object_ids[start : start + ROWS_MAX])))
+
+    def on_borrowed(self, now: float, source: Address, message: m.Borrowed) -> None:
+        """A home has registered this node as a holder."""
+        self._open.pop(message.number, None)
+        self._flush()
+
+    def _flush(self) -> None:
+        oldest = next(iter(self._open), None)
+        while self._behind and (oldest is None or oldest > self._behind[0][0]):
+            _, node, message = self._behind.popleft()
+            if node in self.tables.nodes:
+                self.tables.send_to_node(node, message)
+
+    def node_died(self, node: bytes) -> None:
+        """A home is dead: nothing there is held any more, and nobody waits for it."""
+        self._open = {number: home for number, home in self._open.items() if home != node}
+        self._released.pop(node, None)
+        self._flush()
+        text = "its home, the node where it was made, is dead"
+        for record in [each for each in self.tables.objects.values() if each.home == node]:
+            if record.status == PENDING:
+                self.outcomes.set_failure(record, FAILED, pack_failure("ObjectLostError", f"object {short(record.id)} is lost: {text}"))
+                self.outcomes.announce(record)
+            if record.holders is None and record.pins <= 0:
+                self.tables.spare.append(record)
+
+    # -- at home --
+
+    def on_borrow(self, now: float, source: Address, message: m.Borrow) -> None:
+        """Another node has refs to objects of this one."""
+        if source[1:] not in self.tables.nodes:
+            return
+        unknown = self.references.hold(message.object_ids, source[1:])
+        self.tables.counts["holds_of_unknown"] += len(unknown)
+        self.tables.send_to_node(source[1:], m.Borrowed(message.number))
+
+    def on_fetch_values(self, now: float, source: Address, message: m.FetchValues) -> None:
+        """Another node wants values."""
+        node = source[1:]
+        if node not in self.tables.nodes:
+            return
+        for object_id in message.object_ids:
+            record = self.tables.find(object_id)
+            if record is None:
+                text = f"object {short(object_id)} is unknown at its home: its last reference was dropped, or its job has ended"
+                row = (object_id, FAILED, pack_failure("ObjectFreedError", text), ())
+                self.tables.send_to_node(node, m.FetchedValues((row,), ()))
+                continue
+            if record.status == OK and record.value is None:
+                self.rebuilding.make_available(record, "evicted")
+            if record.status == PENDING:
+                if record.fetchers is None:
+                    record.fetchers = set()
+                record.fetchers.add(node)
+            else:
+                self.tables.for_nodes.append((node, record))
+
+    def _answer(self) -> None:
+        """Send the values that other nodes have fetched and that exist now; have those read first that lie in the arena."""
+        wanted, self.tables.for_nodes = self.tables.for_nodes, []
+        for node, record in wanted:
+            if node not in self.tables.nodes:
+                continue
+            if isinstance(record.value, Stored):
+                askers = self.tables.locating.setdefault(record.object_id, [])
+                if not any(asker in self.tables.nodes for asker in askers):
+                    self.tables.locates.append((record.object_id, self.tables.address[1:]))
+                askers.append(node)
+            else:
+                self._send_value(node, record, record.value or b"")
+
+    def _send_value(self, node: bytes, record: AnyObject, value: bytes) -> None:
+        row = (record.object_id, record.status, value, record.contained)
+        self.tables.send_to_node(node, m.FetchedValues((row,), self.homes_of(record.contained)))
+
+    def on_value_read(self, now: float, source: Address, message: m.ValueRead) -> None:
+        """Send a value that lay in the arena to the nodes that have requested it. This scheduler had it pinned."""
+        if self.tables.store_address is not None:
+            self.tables.send(self.tables.store_address, m.Unpin((message.object_id,)))
+        askers = self.tables.locating.get(message.object_id, [])
+        nodes = [asker for asker in askers if asker in self.tables.nodes]
+        left = [asker for asker in askers if asker not in self.tables.nodes]
+        if left:
+            self.tables.locating[message.object_id] = left
+        else:
+            self.tables.locating.pop(message.object_id, None)
+        record = self.tables.find(message.object_id)
+        for node in nodes:
+            if record is not None and not message.error:
+                self._send_value(node, record, message.value)
+            else:
+                text = f"object {short(message.object_id)} cannot be read: {message.error or 'it was freed'}"
+                row = (message.object_id, FAILED, pack_failure("ObjectLostError", text), ())
+                self.tables.send_to_node(node, m.FetchedValues((row,), ()))
+
+    # -- away from home --
+
+    def _take_fetches(self) -> dict[bytes, list[bytes]]:
+        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for record in self.tables.to_fetch:
+            if record.status == PENDING and record.home in self.tables.nodes:
+                by_home[record.home].append(record.id)
+        self.tables.to_fetch.clear()
+        return by_home
+
+    def on_values(self, now: float, source: Address, message: m.FetchedValues) -> None:
+        """Values that this node has fetched from their home."""
+        for object_id, status, value, contained in message.rows:
+            record = self.tables.find(object_id)
+            if not isinstance(record, BorrowedRecord) or record.status != PENDING:
+                continue
+            refs = contained if status == OK else refs_in(value)
+            self.refer(refs, message.homes, source[1:])
+            if status == OK:
+                self.outcomes.set_value(record, value, contained, b"", False)
+                if len(value) > self.tables.config.inline_bytes:
+                    self.references.move_to_arena(record)
+            else:
+                self.outcomes.set_failure(record, status, value)
+            self.settle(refs)
+            self.outcomes.announce(record)
+            if record.holders is None and record.pins <= 0:
+                self.tables.spare.append(record)
