@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scheduler_alone import FUNCTION, OWN, Node, row, task_id
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import DAEMONS_MAX, daemons_of, first_attempt, next_attempt, node_of, tries_of
@@ -19,15 +20,24 @@ MEMBERSHIP = {"Join", "Joined", "NodeTable", "RenewLease", "LeaseRenewed"}
 TRACE = Path(__file__).parent / "scenarios" / "delegated.txt"
 
 
-def run(*statements: Any, nodes: int = 2, faults: Faults = STEADY, **settings: Any) -> tuple[World, list[tuple[str, str, Any]]]:
+def run(
+    *statements: Any, nodes: int = 2, faults: Faults = STEADY, times: list[float] | None = None, **settings: Any
+) -> tuple[World, list[tuple[str, str, Any]]]:
     """Run a program on several nodes of one CPU each; return the world and its messages: (from, to, message)."""
     sent: list[tuple[str, str, Any]] = []
+
+    def observe(now: float, source: str, to: str, message: Any) -> None:
+        if source:
+            sent.append((source, to, message))
+            if times is not None:
+                times.append(now)
+
     usual = {"workers_max": 4, "inline_depth": 100, "prefetch_tasks": 64, "worker_idle_seconds": 60.0, "spill_after": 0.02}
     world = World(
         0,
         faults=faults,
         program=Program(statements, 0),
-        observer=lambda now, source, to, message: sent.append((source, to, message)) if source else None,
+        observer=observe,
         cpus=1,
         nodes=nodes,
         settings={**usual, **settings},
@@ -54,6 +64,22 @@ def test_a_task_elsewhere_costs_two_messages_between_nodes_and_an_acknowledgemen
 def test_a_program_that_one_node_can_run_sends_no_task_to_another() -> None:
     _, sent = run(call(0, task(5)), get((0, 162)), call(1, task(6)), get((1, 193)))
     assert set(between_nodes(sent)) <= {"RegisterNode", "Ready", "Heartbeat", "EndJob", "JobGone", *MEMBERSHIP}
+
+
+def ended_at(sent: list[tuple[str, str, Any]], times: list[float]) -> float:
+    """When the driver received its last value, in seconds after it submitted the first task."""
+    submitted = next(index for index, (source, _, message) in enumerate(sent) if source == "driver" and isinstance(message, m.Submit))
+    received = max(index for index, (_, to, message) in enumerate(sent) if to == "driver" and isinstance(message, m.Results))
+    return times[received] - times[submitted]
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_equal_tasks_end_in_their_share_of_the_time(nodes: int) -> None:
+    """60 tasks of 50 ms on nodes of one CPU, submitted at once: a home keeps its share, and asks again while it has more."""
+    times: list[float] = []
+    statements = [call(slot, task(5, ("sleep", 0.05))) for slot in range(60)]
+    _, sent = run(*statements, get(*((slot, 162) for slot in range(60))), nodes=nodes, times=times)
+    assert ended_at(sent, times) < 1.25 * 60 * 0.05 / nodes + 0.1
 
 
 def test_functions_are_sent_once_to_a_node() -> None:
@@ -104,3 +130,106 @@ def test_numbers_of_attempts_of_two_nodes_never_meet() -> None:
     assert len({next_attempt(number, first) for number in numbers for first in numbers}) == len(numbers)
     assert [(node_of(each), daemons_of(each), tries_of(each)) for each in numbers[3:6]] == [(1, 0, 0), (1, 1, 0), (1, DAEMONS_MAX, 0)]
     assert all(number < 2**64 for number in numbers)
+
+
+# --- a home, message by message ---------------------------------------------------------------------------------------------------
+
+NODES = (b"node", *(bytes([index]) * 8 for index in (2, 3, 4)))
+"""Ids of nodes, in the order in which they joined; the first is the home."""
+
+
+class Home(Node):
+    """The local scheduler of a node of one CPU, which runs a task, among others whose parts the test plays."""
+
+    def __init__(self, nodes: int = 3, **config: Any) -> None:
+        super().__init__(cpus=1, **config)
+        self.table(*NODES[:nodes])
+        self.driver()
+        self.submit(row(0))
+        (self.worker,) = self.workers()
+        assert self.dispatched() == [(self.worker, 0, first_attempt(0, 1))]
+        self.sent.clear()
+
+    def table(self, *nodes: bytes) -> None:
+        """The cluster has these nodes."""
+        resources = (("CPU", 10_000),)
+        rows = tuple((node, NODES.index(node) + 1, f"n{NODES.index(node) + 1}", "", "", b"", resources, (), 0) for node in nodes)
+        self.version = getattr(self, "version", 0) + 1
+        self.send(b"N" + OWN, m.NodeTable(self.version, rows))
+        for node in nodes[1:]:
+            self.send(b"L" + node, m.RegisterNode(m.PROTOCOL_VERSION, node))
+            self.send(b"L" + node, m.Ready())
+
+    def wait(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+        self.scheduler.tick(self.now)
+        self.turn()
+
+    def questions(self) -> list[tuple[bytes, int]]:
+        """Global schedulers that were asked, and about how many tasks."""
+        return [(to, row[2]) for to, message in self.take(m.Place) for row in message.rows]
+
+    def placed(self, source: bytes, *places: tuple[bytes, int]) -> None:
+        """A global scheduler answers."""
+        (queue,) = (each for each in self.scheduler.tables.queues.values() if each.job is not None)
+        self.send(source, m.Placed(((queue.token, places),)))
+
+    def delegated(self) -> dict[bytes, list[int]]:
+        """Numbers of the tasks that each node was given."""
+        found: dict[bytes, list[int]] = {}
+        for to, message in self.take(m.Delegate):
+            found.setdefault(to[1:], []).extend(int.from_bytes(each[0][-4:], "big") for each in message.rows)
+        return found
+
+
+PLACERS = (b"G" + OWN, b"G" + NODES[1])
+
+
+def test_a_global_scheduler_that_does_not_answer_is_passed_over() -> None:
+    home = Home()
+    home.submit(row(1), row(2))
+    home.wait(home.config.spill_after)
+    ((first, count),) = home.questions()
+    assert (first in PLACERS, count) == (True, 2)
+    home.wait(home.config.placer_patience / 2)
+    assert home.questions() == []
+    home.wait(home.config.placer_patience / 2)
+    ((second, count),) = home.questions()
+    assert {first, second} == set(PLACERS)
+    home.placed(second, (NODES[1], 1), (b"node", 1))
+    assert home.delegated() == {NODES[1]: [2]}
+    home.placed(first, (NODES[2], 2))
+    assert home.delegated() == {}
+
+
+def test_a_question_follows_a_heartbeat_that_has_the_queue() -> None:
+    home = Home()
+    home.submit(row(1), row(2))
+    home.wait(home.config.spill_after)
+    ((placer, _),) = [pair for pair in home.sent if isinstance(pair[1], m.Place)]
+    kinds = [message for to, message in home.sent if to == placer and isinstance(message, m.Heartbeat | m.Place)]
+    assert [type(each) for each in kinds[-2:]] == [m.Heartbeat, m.Place]
+    assert kinds[-2].queued == 2
+
+
+def test_a_queue_that_will_be_empty_soon_stays() -> None:
+    """Tasks of 0.1 ms, and of 10 µs: the former go once they would take longer than spill_after, the latter never."""
+    for seconds, count, goes in ((0.0001, 100, False), (0.0001, 300, True), (0.00001, 5000, False)):
+        home = Home()
+        for number in range(count + 1):
+            home.submit(row(number + 1))
+        home.send(b"W" + home.worker, m.Completed.of(((task_id(0), first_attempt(0, 1), m.OK, (b"",)),), (), ((FUNCTION, 1, seconds),)))
+        home.wait(home.config.spill_after)  # The head of the queue has moved: some were dispatched.
+        assert bool(home.questions()) == goes, (seconds, count)
+
+
+def test_a_heartbeat_has_the_queue_and_how_long_its_tasks_take() -> None:
+    home = Home()
+    home.send(b"W" + home.worker, m.Completed.of(((task_id(0), first_attempt(0, 1), m.OK, (b"",)),), (), ((FUNCTION, 1, 2.0),)))
+    home.submit(*(row(number) for number in range(1, 5)))
+    home.take(m.Heartbeat)
+    home.wait(0.1)
+    beats = home.take(m.Heartbeat)
+    assert {to for to, _ in beats} == set(PLACERS)
+    assert {(beat.queued, beat.mean_seconds) for _, beat in beats} == {(3, 2.0)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,11 +11,11 @@ from hypothesis import strategies as st
 from zfabric.config import Config
 from zfabric.machines.common.resources import demand_of
 from zfabric.machines.global_scheduler.machine import GlobalScheduler
-from zfabric.machines.global_scheduler.policies import LeastWait, NodeView
+from zfabric.machines.global_scheduler.policies import Batch, LeastWait, NodeView, _Room
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import CLIENT, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, address
-from zfabric.protocol.options import ONE_CPU
+from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
 
 GPU = demand_of(num_gpus=1)
 
@@ -33,9 +35,13 @@ def scheduler():
     scheduler.check_invariants()
 
 
+def question(token, demand, count, seconds=0.0, inputs=()):
+    return (token, demand, count, seconds, inputs)
+
+
 def place(scheduler, *demands, asker=None):
     """Ask for one task of each demand; return the node of each, empty where there is none."""
-    scheduler.step(1.0, asker or local(1), m.Place(tuple((token, demand, 1) for token, demand in enumerate(demands))))
+    scheduler.step(1.0, asker or local(1), m.Place(tuple(question(token, demand, 1) for token, demand in enumerate(demands))))
     (effect,) = scheduler.take_effects(1.0)
     assert effect.to == (asker or local(1))
     assert [token for token, _ in effect.message.rows] == list(range(len(demands)))
@@ -78,7 +84,7 @@ def test_a_batch_spreads_over_equal_nodes_and_a_heartbeat_starts_over(scheduler)
 def test_what_a_node_asks_for_is_not_ahead_of_itself(scheduler):
     scheduler.step(0.0, local(1), heartbeat(b"a", demand_of(num_cpus=2), queued=100))
     scheduler.step(0.0, local(2), heartbeat(b"b", demand_of(num_cpus=2)))
-    scheduler.step(1.0, local(1), m.Place(((0, ONE_CPU, 100),)))
+    scheduler.step(1.0, local(1), m.Place((question(0, ONE_CPU, 100),)))
     (effect,) = scheduler.take_effects(1.0)
     assert dict(effect.message.rows[0][1]) == {b"a": 50, b"b": 50}
 
@@ -86,16 +92,16 @@ def test_what_a_node_asks_for_is_not_ahead_of_itself(scheduler):
 def test_tasks_are_spread_by_cpus(scheduler):
     scheduler.step(0.0, local(1), heartbeat(b"a", demand_of(num_cpus=1)))
     scheduler.step(0.0, local(2), heartbeat(b"b", demand_of(num_cpus=3)))
-    scheduler.step(1.0, local(3), m.Place(((0, ONE_CPU, 100),)))
+    scheduler.step(1.0, local(3), m.Place((question(0, ONE_CPU, 100),)))
     (effect,) = scheduler.take_effects(1.0)
     assert dict(effect.message.rows[0][1]) == {b"a": 25, b"b": 75}
 
 
 def test_requests_of_one_turn_are_answered_together_per_sender(scheduler):
     scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU))
-    scheduler.step(0.0, local(1), m.Place(((1, ONE_CPU, 1),)))
-    scheduler.step(0.0, local(2), m.Place(((7, GPU, 1),)))
-    scheduler.step(0.0, local(1), m.Place(((2, ONE_CPU, 5),)))
+    scheduler.step(0.0, local(1), m.Place((question(1, ONE_CPU, 1),)))
+    scheduler.step(0.0, local(2), m.Place((question(7, GPU, 1),)))
+    scheduler.step(0.0, local(1), m.Place((question(2, ONE_CPU, 5),)))
     placed = m.Placed(((1, ((b"a", 1),)), (2, ((b"a", 5),))))
     assert scheduler.take_effects(0.0) == [Send(local(1), placed), Send(local(2), m.Placed(((7, ()),)))]
     assert scheduler.take_effects(0.0) == []
@@ -120,9 +126,11 @@ def test_a_dead_node_gets_nothing(scheduler):
         (local(1), heartbeat(b"a", (("CPU", 1.5),))),
         (local(1), heartbeat(b"a", (("CPU",),))),
         (local(1), m.Place(((1,),))),
-        (local(1), m.Place(((1, (("CPU", -1),), 1),))),
-        (local(1), m.Place(((1, (3,), 1),))),
-        (local(1), m.Place(((1, ONE_CPU, 0),))),
+        (local(1), m.Place((question(1, (("CPU", -1),), 1),))),
+        (local(1), m.Place((question(1, (3,), 1),))),
+        (local(1), m.Place((question(1, ONE_CPU, 1, seconds=-1.0),))),
+        (local(1), m.Place((question(1, ONE_CPU, 1, inputs=((b"a", -1),)),))),
+        (local(1), m.Place((question(1, ONE_CPU, 0),))),
     ],
 )
 def test_nonsense_is_refused_and_counted(scheduler, source, message):
@@ -136,19 +144,94 @@ def test_nonsense_is_refused_and_counted(scheduler, source, message):
 # --- policies -----------------------------------------------------------------------------------------------------------------
 
 
-def view(node, cpus=1, queued=0, mean=1.0):
-    return NodeView(node, local(1), demand_of(num_cpus=cpus), demand_of(num_cpus=cpus), queued, mean, 0.0)
+def view(node, cpus=1, queued=0, mean=1.0, free=None):
+    available = demand_of(num_cpus=cpus) if free is None else (("CPU", free * RESOURCE_UNIT),)
+    return NodeView(node, local(1), demand_of(num_cpus=cpus), available, queued, mean, 0.0)
+
+
+def batch(count, seconds=1.0, fetch=None):
+    return Batch(ONE_CPU, count, seconds, fetch or {})
 
 
 def test_least_wait_weighs_inputs_against_the_queue():
-    nodes = [view(b"a", queued=4), view(b"b", queued=1)]
-    assert LeastWait().choose(ONE_CPU, nodes, {}) == b"b"
-    assert LeastWait().choose(ONE_CPU, nodes, {b"b": 60.0}) == b"a"
-    assert LeastWait().choose(ONE_CPU, nodes, {b"b": 1.5}) == b"b"
+    def nodes():
+        return [view(b"a", queued=4), view(b"b", queued=1)]
+
+    assert LeastWait().place(batch(1), nodes()) == {b"b": 1}
+    assert LeastWait().place(batch(1, fetch={b"b": 60.0}), nodes()) == {b"a": 1}
+    assert LeastWait().place(batch(1, fetch={b"b": 1.5}), nodes()) == {b"b": 1}
+
+
+def test_inputs_are_fetched_at_the_bandwidth_between_nodes(scheduler):
+    """200 MB take half a second: the node that has them waits for up to so much work before others are better."""
+    scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU, mean=0.1))
+    scheduler.step(0.0, local(2), heartbeat(b"b", ONE_CPU, mean=0.1))
+    scheduler.step(1.0, local(3), m.Place((question(0, ONE_CPU, 5, 0.1, ((b"a", 200_000_000),)),)))
+    scheduler.step(1.0, local(3), m.Place((question(1, ONE_CPU, 20, 0.1, ((b"a", 200_000_000),)),)))
+    (effect,) = scheduler.take_effects(1.0)
+    assert effect.message.rows[0] == (0, ((b"a", 5),))
+    assert dict(effect.message.rows[1][1])[b"b"] in range(9, 14)
+
+
+def test_a_large_batch_is_not_placed_task_by_task(monkeypatch):
+    """100,000 tasks on 100 nodes: fewer steps than it has tasks by far, and within one task of each other."""
+    steps = 0
+    usual = _Room.next
+
+    def counted(room):
+        nonlocal steps
+        steps += 1
+        return usual(room)
+
+    monkeypatch.setattr(_Room, "next", counted)
+    places = LeastWait().place(batch(100_000), [view(b"%03d" % index) for index in range(100)])
+    assert set(places.values()) == {1000}
+    assert steps < 500
 
 
 def test_no_node_at_all():
-    assert LeastWait().choose(ONE_CPU, [], {}) is None
+    assert LeastWait().place(batch(1), []) == {}
+
+
+def one_by_one(policy, count, seconds, nodes, fetch):
+    """Place each task as a batch of its own."""
+    places = Counter()
+    for _ in range(count):
+        places.update(policy.place(batch(1, seconds, fetch), nodes))
+    return places
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(1, 64), st.integers(0, 50), st.sampled_from((0.001, 0.1, 3.0)), st.booleans()), min_size=1, max_size=8
+    ),
+    count=st.integers(1, 400),
+    seconds=st.sampled_from((0.01, 0.1, 2.0)),
+    fetch=st.lists(st.sampled_from((0.0, 0.5, 4.0)), min_size=8, max_size=8),
+)
+def test_a_batch_ends_no_later_than_its_tasks_placed_one_by_one(shapes, count, seconds, fetch):
+    """No node begins its last task later than some node would if each task were placed on its own, up to one task."""
+
+    def nodes():
+        return [
+            view(bytes([97 + index]), cpus, queued, mean, None if idle else 0) for index, (cpus, queued, mean, idle) in enumerate(shapes)
+        ]
+
+    times = {bytes([97 + index]): fetch[index] for index in range(len(shapes))}
+
+    def last(places):
+        begun = [0.0]
+        for each in nodes():
+            given = places.get(each.node, 0)
+            if given:
+                more = given - each.free_for(ONE_CPU)
+                wait = each.backlog(seconds) + more * seconds / each.slots_for(ONE_CPU) if more > 0 else 0.0
+                begun.append(max(wait, times[each.node]))
+        return max(begun)
+
+    together = LeastWait().place(batch(count, seconds, times), nodes())
+    assert sum(together.values()) == count
+    assert last(together) <= last(one_by_one(LeastWait(), count, seconds, nodes(), times)) + seconds + 1e-9
 
 
 @given(

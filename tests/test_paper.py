@@ -22,7 +22,7 @@ from files import wait_for_file
 from timeline_arrows import named
 
 import zfabric as zf
-from zfabric.machines.global_scheduler.policies import LeastWait, NodeView
+from zfabric.machines.global_scheduler.policies import Batch, LeastWait, NodeView
 from zfabric.protocol import messages as m
 from zfabric.protocol.options import LOGGED
 from zfabric.sim.network import Faults
@@ -329,9 +329,12 @@ def test_the_global_scheduler_picks_the_least_estimated_wait_among_nodes_with_th
     def node(name: bytes, queued: int, seconds: float) -> NodeView:
         return NodeView(name, b"L" + name, (("CPU", 40_000),), (), queued, seconds, 0.0)
 
-    views = [node(b"long", 100, 0.1), node(b"slow", 10, 5.0), node(b"free", 10, 0.1)]
-    assert LeastWait().choose(asks, views, {}) == b"free"
-    assert LeastWait().choose(asks, views, {b"free": 60.0, b"slow": 60.0}) == b"long"
+    def place(fetch: dict[bytes, float]) -> dict[bytes, int]:
+        views = [node(b"long", 100, 0.1), node(b"slow", 10, 5.0), node(b"free", 10, 0.1)]
+        return LeastWait().place(Batch(asks, 1, 0.1, fetch), views)
+
+    assert place({}) == {b"free": 1}
+    assert place({b"free": 60.0, b"slow": 60.0}) == {b"long": 1}
 
 
 # --- section 4.2.3: the object store ----------------------------------------------------------------------------------------------

@@ -61,6 +61,12 @@ class Config:
     """Most tasks that a worker prefetches (depth 16 / 64 / 256 measured 82 / 175 / 200 thousand tasks/s)."""
     spill_after: float = 0.020
     """When tasks have waited this long on their node, a global scheduler is asked for other nodes that could run them sooner."""
+    placers: int = 2
+    """Global schedulers of a cluster: in the daemons of the head and of the oldest other nodes."""
+    placer_patience: float = 0.2
+    """A global scheduler that has not answered after this long is passed over for the next one."""
+    node_bandwidth: float = 4e8
+    """Bytes per second that a node is expected to fetch from another one, until it is measured: one core encrypts about 400 MB/s."""
     take_back_after: float = 0.010
     """When a task has run this long and others wait behind it, those are taken back and sent to other workers."""
     introduce_after: int = 3

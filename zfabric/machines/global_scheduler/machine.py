@@ -7,21 +7,18 @@ of a node, what was placed on it counts as queued there, so that one batch does 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.common.resources import covers
-from zfabric.machines.global_scheduler.policies import LeastWait, NodeView, Policy
+from zfabric.machines.global_scheduler.policies import Batch, LeastWait, NodeView, Policy
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address, short
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
-from zfabric.protocol.messages import Message, Row
+from zfabric.protocol.messages import Message, Row, Rows
 from zfabric.protocol.options import Demand
-
-_NO_INPUTS: Mapping[bytes, float] = {}
 
 
 class GlobalScheduler:
@@ -54,11 +51,11 @@ class GlobalScheduler:
         feasible: dict[Demand, list[NodeView]] = {}
         for asker, question in self._asked:
             rows = answers.setdefault(asker, [])
-            for token, demand, count in question.rows:
+            for token, demand, count, seconds, inputs in question.rows:
                 nodes = feasible.get(demand)
                 if nodes is None:
                     nodes = feasible[demand] = self._feasible(demand)
-                rows.append((token, self._place(demand, count, nodes, asker)))
+                rows.append((token, self._place(Batch(demand, count, seconds, self._fetch_times(inputs, nodes)), nodes, asker)))
         self._asked = []
         effects, self._effects = self._effects, []
         return effects + [Send(asker, m.Placed(tuple(rows))) for asker, rows in answers.items()]
@@ -91,10 +88,10 @@ class GlobalScheduler:
 
     def on_place(self, now: float, source: Address, message: m.Place) -> None:
         """Queue a request for placement."""
-        if all(len(row) == 3 and type(row[1]) is tuple and _is_demand(row[1]) and row[2] > 0 for row in message.rows):
+        if all(map(_is_question, message.rows)):
             self._asked.append((source, message))
         else:
-            self._refuse(source, "rows of Place are (token, demand, tasks)")
+            self._refuse(source, "rows of Place are (token, demand, tasks, seconds, inputs)")
 
     def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
         """Remove a node whose local scheduler is dead; its next incarnation sends its own heartbeat."""
@@ -107,21 +104,23 @@ class GlobalScheduler:
     def _feasible(self, demand: Demand) -> list[NodeView]:
         return [self._nodes[node] for node in sorted(self._nodes) if covers(self._nodes[node].total, demand)]
 
-    def _place(self, demand: Demand, count: int, nodes: list[NodeView], asker: Address) -> tuple[Row, ...]:
+    def _fetch_times(self, inputs: Rows, nodes: list[NodeView]) -> dict[bytes, float]:
+        """Seconds that each node would take to fetch what it lacks of a task's inputs."""
+        if not inputs:
+            return {}
+        has: dict[bytes, int] = dict(inputs)
+        whole = sum(has.values())
+        return {view.node: (whole - has.get(view.node, 0)) / self._config.node_bandwidth for view in nodes}
+
+    def _place(self, batch: Batch, nodes: list[NodeView], asker: Address) -> tuple[Row, ...]:
         if not nodes:
             self._counts["infeasible"] += 1
             return ()
         for view in nodes:
             if view.scheduler == asker:  # What it asks for is in its queue: there it is not ahead of itself.
-                view.queued = max(0, view.queued - count)
-        places: Counter[bytes] = Counter()
-        for _ in range(count):
-            node = self._policy.choose(demand, nodes, _NO_INPUTS)
-            if node is not None:
-                places[node] += 1
-                self._nodes[node].placed += 1
-        self._counts["placed"] += count
-        return tuple(places.items())
+                view.queued = max(0, view.queued - batch.tasks)
+        self._counts["placed"] += batch.tasks
+        return tuple(self._policy.place(batch, nodes).items())
 
     def _refuse(self, source: Address, text: str) -> None:
         self._counts["refused"] += 1
@@ -134,6 +133,13 @@ class GlobalScheduler:
             m.Place: self.on_place,
             m.ProcessGone: self.on_process_gone,
         }
+
+
+def _is_question(row: Row) -> bool:
+    """Whether this is a row of ``Place``."""
+    if len(row) != 5 or type(row[1]) is not tuple or not _is_demand(row[1]) or type(row[4]) is not tuple:
+        return False
+    return bool(row[2] > 0 and row[3] >= 0.0 and all(len(pair) == 2 and pair[1] >= 0 for pair in row[4]))
 
 
 def _is_demand(pairs: tuple[Any, ...], least: int | None = 0) -> bool:

@@ -1,19 +1,30 @@
-"""Policies that choose a node for a spilled task from the nodes' heartbeats. One small class each; another can be plugged in by name."""
+"""Policies that choose nodes for spilled tasks from the nodes' heartbeats. One small class each; another can be plugged in by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from heapq import heapify, heapreplace
+from typing import NamedTuple, Protocol
 
-from zfabric.machines.common.resources import covers
 from zfabric.protocol.ids import Address
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
+
+
+class Batch(NamedTuple):
+    """Tasks of one demand that are to be placed together."""
+
+    demand: Demand
+    tasks: int
+    seconds: float
+    """How long one runs on average; 0 if none has ended yet."""
+    fetch: Mapping[bytes, float]
+    """Estimated seconds that each node would take to fetch what one task reads (a node not named has it all)."""
 
 
 class NodeView:
     """A node as of its last heartbeat, and what was placed there since."""
 
-    __slots__ = ("available", "heard", "mean_seconds", "node", "placed", "queued", "scheduler", "total")
+    __slots__ = ("available", "heard", "mean_seconds", "node", "placed", "placed_seconds", "queued", "scheduler", "total")
 
     def __init__(
         self, node: bytes, scheduler: Address, total: Demand, available: Demand, queued: int, mean_seconds: float, heard: float
@@ -26,42 +37,115 @@ class NodeView:
         self.mean_seconds = mean_seconds
         self.heard = heard
         self.placed = 0
-
-    def wait(self, demand: Demand) -> float:
-        """Estimated seconds until a task of this demand starts: none if it fits now, else the queue before it, shared by the CPUs."""
-        ahead = self.queued + self.placed
-        if not ahead and covers(self.available, demand):
-            return 0.0
-        return (ahead + 1) * self.mean_seconds / max(1.0, self.total.get("CPU", 0) / RESOURCE_UNIT)
+        self.placed_seconds = 0.0
+        """How long the tasks that were placed on it since will run, without those that could start at once."""
 
     @property
-    def load(self) -> float:
-        """Tasks ahead of a new one, per CPU."""
-        return (self.queued + self.placed) / max(1.0, self.total.get("CPU", 0) / RESOURCE_UNIT)
+    def cpus(self) -> float:
+        """Its CPUs, at least one."""
+        return max(1.0, self.total.get("CPU", 0) / RESOURCE_UNIT)
+
+    @property
+    def ahead(self) -> int:
+        """Tasks ahead of a new one."""
+        return self.queued + self.placed
+
+    def place(self, count: int, seconds: float, free: int) -> None:
+        """Count tasks that were placed here, of which ``free`` fit at once."""
+        self.placed += count
+        self.placed_seconds += max(0, count - free) * seconds
+
+    def free_for(self, demand: Demand) -> int:
+        """Number of tasks of this demand that could start now: none if others wait."""
+        if self.queued:
+            return 0
+        counts = [self.available.get(name, 0) // amount for name, amount in demand if amount > 0]
+        return max(0, min(counts, default=0) - self.placed)
+
+    def slots_for(self, demand: Demand) -> int:
+        """Number of tasks of this demand that the node can run at the same time."""
+        return max(1, min((self.total.get(name, 0) // amount for name, amount in demand if amount > 0), default=int(self.cpus)))
+
+    def backlog(self, seconds: float) -> float:
+        """Seconds until all that waits here has begun; ``seconds`` is how long a task runs where the node has no average yet."""
+        return (self.queued * (self.mean_seconds or seconds) + self.placed_seconds) / self.cpus
 
 
 class Policy(Protocol):
-    """How a node is chosen."""
+    """How nodes are chosen."""
 
-    def choose(self, demand: Demand, nodes: Sequence[NodeView], inputs: Mapping[bytes, float]) -> bytes | None:
-        """The node for a task, None for no node at all.
-
-        ``nodes`` are those that could ever run it, in the order of their ids; ``inputs`` the estimated seconds that each
-        would take to fetch what the task reads (a node not named has it all).
-        """
+    def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
+        """How many tasks of a batch are to run on each node, and note that in ``nodes``: those that could run them."""
 
 
 class LeastWait:
-    """Choose the node where the task can start soonest. Its queue and the transfer of its inputs overlap, so the longer counts.
+    """Give each task to the node where it can start soonest. A node's queue and the transfer of inputs overlap, so the longer counts.
 
-    The paper's policy (section 4.2.2). Of equals, the one with less ahead, then the one whose id comes first.
+    The paper's policy (section 4.2.2). Of equals, the node with less ahead per CPU is chosen, then the one that comes first in ``nodes``.
+    Most of a large batch is not placed task by task: a search finds the time by which almost all of it can have started, and each node
+    receives what it can start by then.
     """
 
-    def choose(self, demand: Demand, nodes: Sequence[NodeView], inputs: Mapping[bytes, float]) -> bytes | None:
-        """The node with the least estimated time to start."""
-        best = min(
-            nodes,
-            key=lambda node: (max(node.wait(demand), inputs.get(node.node, 0.0)), node.load, node.node),
-            default=None,
-        )
-        return best.node if best else None
+    def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
+        """Place a batch by the least estimated time to start."""
+        seconds = batch.seconds or max((view.mean_seconds for view in nodes), default=0.0) or 1.0
+        rooms = [_Room(index, view, batch, seconds) for index, view in enumerate(nodes)]
+        left = batch.tasks
+        if left > len(nodes) > 0:
+            until = _level(rooms, left)
+            for room in rooms:
+                room.given = room.started_by(until)
+                left -= room.given
+        heap = [room.next() for room in rooms]
+        heapify(heap)
+        while left and heap:
+            room = rooms[heap[0][2]]
+            room.given += 1
+            left -= 1
+            heapreplace(heap, room.next())
+        for room, view in zip(rooms, nodes, strict=True):
+            view.place(room.given, seconds, room.free)
+        return {view.node: room.given for room, view in zip(rooms, nodes, strict=True) if room.given}
+
+
+class _Room:
+    """When tasks of a batch can start on one node."""
+
+    __slots__ = ("ahead", "backlog", "cpus", "each", "fetch", "free", "given", "index")
+
+    def __init__(self, index: int, view: NodeView, batch: Batch, seconds: float) -> None:
+        self.index = index
+        self.free = view.free_for(batch.demand)
+        self.backlog = view.backlog(seconds)
+        self.each = seconds / view.slots_for(batch.demand)
+        """Seconds from the start of one task to that of the next, once nothing is free."""
+        self.fetch = batch.fetch.get(view.node, 0.0)
+        self.cpus, self.ahead = view.cpus, view.ahead
+        self.given = 0
+
+    def next(self) -> tuple[float, float, int]:
+        """When the next task would start, and what decides between equals."""
+        queued = self.given - self.free + 1
+        wait = self.backlog + queued * self.each if queued > 0 else 0.0
+        return max(wait, self.fetch), (self.ahead + self.given) / self.cpus, self.index
+
+    def started_by(self, time: float) -> int:
+        """Number of tasks that can have started by a time."""
+        if time < self.fetch:
+            return 0
+        return self.free + max(0, int((time - self.backlog) / self.each))
+
+
+def _level(rooms: list[_Room], tasks: int) -> float:
+    """A time by which the nodes can start no more than these tasks, and hardly fewer; below 0 if they can start more at once."""
+    low, high = -1.0, max(room.fetch + room.backlog + tasks * room.each for room in rooms)
+    precision = min(room.each for room in rooms) / 4
+    for _ in range(60):
+        if high - low <= precision:
+            break
+        middle = (low + high) / 2
+        if sum(room.started_by(middle) for room in rooms) <= tasks:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -33,6 +33,7 @@ from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.spilling import Spilling
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
@@ -76,9 +77,6 @@ from zfabric.protocol.effects import Effect, KillProcess
 from zfabric.protocol.ids import Address, first_attempt
 from zfabric.protocol.machine import Diagnosis, Handler, Handlers
 from zfabric.protocol.options import Demand
-
-HEARTBEAT_EVERY = 1.0
-"""Least seconds between two heartbeats to the global scheduler; one is sent only if something has changed."""
 
 
 class LocalScheduler:
@@ -197,10 +195,9 @@ class LocalScheduler:
         self.borrowing = Borrowing(self.tables, self.references, self.outcomes, self.rebuilding, node)
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, node)
         self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.jobs, self.borrowing)
-        self.spilling = Spilling(self.tables, self.delegations, self.placement_requests)
-        self.peers = Peers(
-            node, self.tables, self.outcomes, self.stopping, self.departures, self.jobs, self.spilling, self.borrowing, daemons
-        )
+        self.heartbeats = Heartbeats(node, self.tables, self.pool)
+        self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
+        self.peers = Peers(node, self.tables, self.outcomes, self.stopping, self.departures, self.jobs, self.borrowing, daemons)
         self.reports = Reports(
             node,
             self.tables,
@@ -224,9 +221,6 @@ class LocalScheduler:
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
         self._trim_at: float | None = None
-        self._heartbeat_at = 0.0
-        self._heartbeat: m.Heartbeat | None = None
-        self._heartbeat_to = self.tables.placer_address
         self._more_to_collect = False
         self._node_written = False
         self.handlers = Handlers(self.tables.counts, self._accepted())
@@ -281,6 +275,7 @@ class LocalScheduler:
             self.placement_requests.next_deadline(),
             self.starvation.next_deadline(),
             self.spilling.next_deadline(),
+            self.heartbeats.next_deadline(),
             self.actors.next_deadline(),
             self.deadlocks.next_deadline(),
             self.logs.next_deadline(),
@@ -325,7 +320,7 @@ class LocalScheduler:
         self.logs.acknowledge()
         self._write_node()
         self._flush_rows(now)
-        self._beat(now)
+        self.heartbeats.end_of_turn(now)
         self.rejoining.send_retained()
         return tables.take_effects()
 
@@ -369,17 +364,6 @@ class LocalScheduler:
             self._node_written = True
             row = pack_row({"resources": dict(self.pool.total), "daemon": self.address[1:], "protocol": m.PROTOCOL_VERSION})
             self.tables.send(self.tables.control_address, m.Write(0, (("node", self.node, row),), ()))
-
-    def _beat(self, now: float) -> None:
-        placer = self.tables.placer_address
-        if now < self._heartbeat_at and placer == self._heartbeat_to:
-            return
-        queued = sum(len(queue.tasks) for queue in self.tables.queues.values())
-        beat = m.Heartbeat(self.node, tuple(sorted(self.pool.total.items())), self.pool.available(), queued, 0.0)
-        self._heartbeat_at = now + HEARTBEAT_EVERY
-        if beat != self._heartbeat or placer != self._heartbeat_to:
-            self._heartbeat, self._heartbeat_to = beat, placer
-            self.tables.send(placer, beat)
 
     # -- tasks --
 

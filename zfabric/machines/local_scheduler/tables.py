@@ -44,7 +44,10 @@ class Tables:
         """Number of the first attempt that this scheduler makes of a task (``protocol.ids``)."""
         self.store_address = store
         self.control_address = control
-        self.placer_address = placer
+        self.placers: tuple[Address, ...] = (placer,)
+        """Global schedulers, in the order of their nodes' numbers."""
+        self.usual_seconds = 0.0
+        """Exponential average of the running time of all tasks of this node."""
         self.config = config
         self.tasks: dict[bytes, TaskRecord] = {}
         self.objects: dict[bytes, ObjectRecord] = {}

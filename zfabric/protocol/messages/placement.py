@@ -10,7 +10,8 @@ from zfabric.protocol.messages.rows import Rows
 class Heartbeat(NamedTuple):
     """local scheduler -> global scheduler. The node's resources: ``total`` and ``available`` are (resource, amount) pairs in 1/10,000.
 
-    ``queued`` is how many of its tasks wait, ``mean_seconds`` how long one takes on average.
+    ``queued`` is how many of its tasks wait, ``mean_seconds`` how long one of them takes on average (0.0: no task has ended there yet).
+    It is sent after a change, some time after the one before, and before each ``Place``. A lost one is replaced by the next.
     """
 
     node: bytes
@@ -21,8 +22,9 @@ class Heartbeat(NamedTuple):
 
 
 class Place(NamedTuple):
-    """local scheduler -> global scheduler. Ask which nodes could run tasks of these demands. Rows ``(token, demand pairs, tasks)``: how
-    many tasks of each demand.
+    """local scheduler -> global scheduler. Ask which nodes could run tasks of these demands. Rows ``(token, demand pairs, tasks, seconds,
+    inputs)``: how many tasks of each demand, how long one runs on average (0.0: unknown), and rows ``(node, bytes)``: how much of what one
+    reads lies on each node. Without an answer the question is asked again.
     """
 
     rows: Rows

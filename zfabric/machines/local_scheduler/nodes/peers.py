@@ -9,7 +9,6 @@ from __future__ import annotations
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
-from zfabric.machines.local_scheduler.nodes.spilling import Spilling
 from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -29,7 +28,6 @@ class Peers:
         stopping: Stopping,
         departures: Departures,
         jobs: Jobs,
-        spilling: Spilling,
         borrowing: Borrowing,
         daemons: int,
     ) -> None:
@@ -39,13 +37,12 @@ class Peers:
         self.stopping = stopping
         self.departures = departures
         self.jobs = jobs
-        self.spilling = spilling
         self.borrowing = borrowing
         self.daemons = daemons
         self.table: dict[bytes, m.Row] = {}
         """Rows of the newest ``NodeTable``, this node's own included, by node."""
         self._version = 0
-        self._local_placer = tables.placer_address
+        (self._local_placer,) = tables.placers
 
     def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
         """The living nodes, after a change."""
@@ -61,11 +58,9 @@ class Peers:
                 self._joined(node, row, now)
         for gone in [each for each in self.tables.nodes.values() if each.token not in self.table]:
             self._died(gone, now)
-        oldest = min(self.table.values(), key=lambda row: row[1], default=None)
-        placer = self._local_placer if oldest is None or oldest[0] == self.node else GLOBAL_SCHEDULER + oldest[0]
-        if placer != self.tables.placer_address:
-            self.tables.placer_address = placer
-            self.spilling.placer_changed()
+        oldest = sorted(self.table.values(), key=lambda row: row[1])[: self.tables.config.placers]
+        placers = tuple(self._local_placer if row[0] == self.node else GLOBAL_SCHEDULER + row[0] for row in oldest)
+        self.tables.placers = placers or (self._local_placer,)
 
     def _joined(self, node: bytes, row: m.Row, now: float) -> None:
         record = NodeRecord(node, row[1], row[2], dict(row[6]), now)
@@ -87,6 +82,7 @@ class Peers:
     def _died(self, node: NodeRecord, now: float) -> None:
         """A node is dead: what it ran runs again, jobs whose driver was there end."""
         del self.tables.nodes[node.token]
+        self.tables.send(self._local_placer, m.ProcessGone(node.token))
         self.tables.write_log("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
         self.outcomes.node_lost(node)
         if node.process is not None:

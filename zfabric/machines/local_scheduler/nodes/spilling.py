@@ -1,71 +1,133 @@
 """When tasks leave this node: a global scheduler is asked for nodes where they would start sooner, or could run at all.
 
-A queue asks once its tasks have waited for a while (``spill_after``), or at once if this node will never have what they ask for. The
-answer is for a number of tasks, not for certain ones: whatever waits when it comes is given away, from the end of the queue.
+A queue asks once it has waited for ``spill_after`` and will not be empty soon, or at once if this node will never have what its tasks ask
+for. The answer is for a number of tasks, not for certain ones: whatever waits when it comes is given away, from the end of the queue. This
+node's own share stays. The question and the answer may be lost, or come twice: an unanswered question is asked again elsewhere, and of
+several answers only the first counts.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from typing import NamedTuple
+from zlib import crc32
+
+from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations, is_own_work
-from zfabric.machines.local_scheduler.records import ShapeQueue
+from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats, mean_of
+from zfabric.machines.local_scheduler.records import ShapeQueue, Stored
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.placement_requests import PlacementRequests
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 
+WORTH_SECONDS = 50e-6
+"""Shorter tasks stay: a delegated task costs both daemons about as much."""
+LOOKED_AT = 16
+"""Tasks of a queue whose inputs are measured to estimate those of all."""
+
+
+class _Question(NamedTuple):
+    """A question to a global scheduler that was not answered yet."""
+
+    asked: float
+    times: int
+
 
 class Spilling:
     """Queues that have waited long enough, over the shared tables."""
 
-    def __init__(self, tables: Tables, delegations: Delegations, placement_requests: PlacementRequests) -> None:
+    def __init__(
+        self,
+        node: bytes,
+        tables: Tables,
+        pool: ResourcePool,
+        delegations: Delegations,
+        placement_requests: PlacementRequests,
+        heartbeats: Heartbeats,
+    ) -> None:
+        self.node = node
         self.tables = tables
+        self.pool = pool
         self.delegations = delegations
         self.placement_requests = placement_requests
-        self._since: dict[int, float] = {}
-        """When each queue that has tasks began to wait, or was answered last, by token."""
-        self._asked: set[int] = set()
+        self.heartbeats = heartbeats
+        self._since: dict[int, tuple[float, bytes]] = {}
+        """When each queue that has tasks began to wait, or was looked at last, and its first task then, by token."""
+        self._asked: dict[int, _Question] = {}
         """Queues that a global scheduler was asked about."""
+        self._first = crc32(node)
+        """Selects the global scheduler that this node asks first: the nodes share them evenly."""
 
     def end_of_turn(self, now: float) -> None:
         """Ask about the queues that have waited long enough. Without other nodes there is nothing to ask."""
         if not self.tables.nodes:
             return
         waiting = {queue.token: queue for queue in self.tables.queues.values() if queue.tasks and is_own_work(queue)}
-        self._since = {token: self._since.get(token, now) for token in waiting}
-        rows = [
-            (token, queue.demand, len(queue.tasks))
-            for token, queue in waiting.items()
-            if token not in self._asked and (queue.feasible is False or now >= self._since[token] + self.tables.config.spill_after)
-        ]
-        if rows:
-            self._asked.update(row[0] for row in rows)
-            self.tables.send(self.tables.placer_address, m.Place(tuple(rows)))
+        self._asked = {token: question for token, question in self._asked.items() if token in waiting}
+        self._since = {token: self._since.get(token) or (now, queue.tasks[0].id) for token, queue in waiting.items()}
+        questions: defaultdict[Address, list[m.Row]] = defaultdict(list)
+        for token, queue in waiting.items():
+            times = self._due(queue, now)
+            if times is not None:
+                self._asked[token] = _Question(now, times)
+                seconds = mean_of(queue) or 0.0
+                placer = self.tables.placers[(self._first + times) % len(self.tables.placers)]
+                questions[placer].append((token, queue.demand, len(queue.tasks), seconds, self._inputs(queue)))
+        for placer, rows in questions.items():
+            self.heartbeats.send(placer)
+            self.tables.send(placer, m.Place(tuple(rows)))
+
+    def _due(self, queue: ShapeQueue, now: float) -> int | None:
+        """How often a queue was asked about without an answer, if it is to be asked about now; else None."""
+        question = self._asked.get(queue.token)
+        if question is not None:
+            return question.times + 1 if now >= question.asked + self.tables.config.placer_patience else None
+        since, first = self._since[queue.token]
+        if queue.feasible is not False:
+            if now < since + self.tables.config.spill_after:
+                return None
+            if queue.tasks[0].id != first and self._ends_soon(queue):
+                self._since[queue.token] = now, queue.tasks[0].id
+                return None
+        return 0
+
+    def _ends_soon(self, queue: ShapeQueue) -> bool:
+        """Whether this node will have begun all tasks of a queue before others could, or they are too short to be sent."""
+        mean = mean_of(queue)
+        if mean is None:
+            return False
+        slots = max(1, min((self.pool.total.get(name, 0) // amount for name, amount in queue.demand if amount > 0), default=1))
+        return mean < WORTH_SECONDS or mean * len(queue.tasks) / slots < self.tables.config.spill_after
+
+    def _inputs(self, queue: ShapeQueue) -> m.Rows:
+        """How many bytes of large values a task of a queue reads on average, by the node where they are."""
+        tasks = [queue.tasks[-index] for index in range(1, min(LOOKED_AT, len(queue.tasks)) + 1)]
+        found = (self.tables.find(object_id) for task in tasks for object_id in task.row[3])
+        size = sum(record.value.size for record in found if record is not None and type(record.value) is Stored)
+        return ((self.node, size // len(tasks)),) if size else ()
 
     def on_placed(self, now: float, source: Address, message: m.Placed) -> None:
         """Nodes where tasks of some queues are to run."""
         for token, places in message.rows:
-            self._asked.discard(token)
             queue = self.tables.queues.get(token)
+            if self._asked.pop(token, None) is None and self.tables.nodes:
+                continue  # Another global scheduler has answered before.
             if queue is None:
                 continue
-            if token in self._since:
-                self._since[token] = now
+            if queue.tasks:
+                self._since[token] = now, queue.tasks[0].id
             self.placement_requests.answered(queue, bool(places))
-            self._give(queue, places, now)
-
-    def _give(self, queue: ShapeQueue, places: m.Rows, now: float) -> None:
-        for node_id, count in places:
-            node = self.tables.nodes.get(node_id)
-            if node is not None and node.process is not None and node.process.ready:
-                self.delegations.give(queue, node, count, now)
-
-    def placer_changed(self) -> None:
-        """Another global scheduler is asked from now on: what the one before did not answer is asked again."""
-        self._asked.clear()
+            for node_id, count in places:
+                node = self.tables.nodes.get(node_id)
+                if node is not None and node.process is not None and node.process.ready:
+                    self.delegations.give(queue, node, count, now)
 
     def next_deadline(self) -> float | None:
-        """When the next queue will have waited long enough."""
+        """When the next queue will have waited long enough, for others or for an answer."""
         if not self.tables.nodes:
             return None
-        waiting = [since for token, since in self._since.items() if token not in self._asked]
-        return min(waiting) + self.tables.config.spill_after if waiting else None
+        config = self.tables.config
+        due = [since + config.spill_after for token, (since, _) in self._since.items() if token not in self._asked]
+        due += [question.asked + config.placer_patience for question in self._asked.values()]
+        return min(due, default=None)

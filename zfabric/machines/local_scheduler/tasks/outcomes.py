@@ -91,6 +91,7 @@ class Outcomes:
                 function = functions.get(function_id)
                 if function is not None:
                     function.learn(count, seconds)
+                    tables.usual_seconds += (seconds / count - tables.usual_seconds) * 0.2
         extras = {index: (contained, kept) for index, contained, kept in message.extras} if message.extras else {}
         processes, touched, spare = tables.processes, tables.touched, tables.spare
         lease = worker.direct

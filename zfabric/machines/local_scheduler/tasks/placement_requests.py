@@ -44,9 +44,9 @@ class PlacementRequests:
                 queue.infeasible_since = now
             if (not queue.placed or self.tables.config.infeasible == "raise") and not self.tables.nodes:  # Else all that wait ask.
                 queue.placed = True
-                rows.append((queue.token, queue.demand, len(queue.tasks)))
+                rows.append((queue.token, queue.demand, len(queue.tasks), 0.0, ()))
         if rows:
-            self.tables.send(self.tables.placer_address, m.Place(tuple(rows)))
+            self.tables.send(self.tables.placers[0], m.Place(tuple(rows)))
 
     def next_deadline(self) -> float | None:
         """When the next driver is to be warned."""

@@ -1,0 +1,79 @@
+"""What this node reports of itself to global schedulers: its resources, how many tasks wait, and how long one takes."""
+
+from __future__ import annotations
+
+from zfabric.machines.common.resources import ResourcePool
+from zfabric.machines.local_scheduler.records import ShapeQueue
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+
+ALONE_EVERY = 1.0
+"""Least seconds between two heartbeats of a node without others, which nobody places tasks by."""
+EVERY = 0.1
+"""The same among other nodes: about as long as a queue of short tasks lasts."""
+PER_SECOND = 1000
+"""Most heartbeats that a global scheduler receives in a second from all nodes together: they cost it a few percent of a core."""
+
+
+class Heartbeats:
+    """Sends heartbeats, over the shared tables."""
+
+    def __init__(self, node: bytes, tables: Tables, pool: ResourcePool) -> None:
+        self.node = node
+        self.tables = tables
+        self.pool = pool
+        self._sent: dict[Address, m.Heartbeat] = {}
+        """The last heartbeat to each global scheduler."""
+        self._received = 0
+        """Delegated tasks that this node had received by the last heartbeat."""
+        self._next_at = 0.0
+        self._pending = False
+        """Whether there is news that waits until ``_next_at``."""
+
+    def end_of_turn(self, now: float) -> None:
+        """Send a heartbeat if there is news and the last one is old enough, or if there is another global scheduler."""
+        placers = self.tables.placers
+        if now < self._next_at and self._sent.keys() == set(placers):
+            self._pending = bool(self.tables.nodes)
+            return
+        nodes = len(self.tables.nodes)
+        self._next_at = now + (max(EVERY, nodes / PER_SECOND) if nodes else ALONE_EVERY)
+        self._pending = False
+        received = self.tables.counts["received_delegated"]
+        news = received != self._received  # Even if they have all ended by now: they count as queued here until then.
+        self._received = received
+        self._sent = {placer: beat for placer, beat in self._sent.items() if placer in placers}
+        beat = self._beat()
+        for placer in placers:
+            if news or self._sent.get(placer) != beat:
+                self._send(placer, beat)
+
+    def send(self, placer: Address) -> None:
+        """Send a heartbeat now, ahead of a question: the answer depends on it, and what was placed here before is no longer in its way."""
+        self._send(placer, self._beat())
+
+    def _send(self, placer: Address, beat: m.Heartbeat) -> None:
+        self._sent[placer] = beat
+        self.tables.send(placer, beat)
+
+    def _beat(self) -> m.Heartbeat:
+        queued, seconds = 0, 0.0
+        usual = self.tables.usual_seconds
+        for queue in self.tables.queues.values():
+            if queue.tasks:
+                count, mean = len(queue.tasks), mean_of(queue)
+                queued += count
+                seconds += count * (usual if mean is None else mean)
+        total = tuple(sorted(self.pool.total.items()))
+        return m.Heartbeat(self.node, total, self.pool.available(), queued, seconds / queued if queued else usual)
+
+    def next_deadline(self) -> float | None:
+        """When news may be sent."""
+        return self._next_at if self._pending else None
+
+
+def mean_of(queue: ShapeQueue) -> float | None:
+    """How long a task of a queue runs on average, by its first and its last task; None if that is not known of both."""
+    first, last = queue.tasks[0].function.mean, queue.tasks[-1].function.mean
+    return None if first is None or last is None else (first + last) / 2
