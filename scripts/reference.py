@@ -25,6 +25,7 @@ from zfabric.machines.local_scheduler import LocalScheduler
 from zfabric.machines.member import Member
 from zfabric.machines.object_store import ObjectStore
 from zfabric.machines.registry import Registry
+from zfabric.machines.transfer import TransferAgent
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages
 from zfabric.protocol.ids import INCARNATION_BYTES
@@ -200,6 +201,7 @@ def machines() -> dict[str, Machine]:
         "object store": ObjectStore(address, address, config, 64 * 2**20),
         "control store": ControlStore(address, config, MemoryJournal()),
         "global scheduler": GlobalScheduler(address, config),
+        "transfer agent": TransferAgent(address, config, address[1:]),
         "registry": Registry(address, b"node", config, address, (), 0),
         "member": Member(address, address, messages.Join(0, b"node", 0, "", 0, b"", "", "", (), (), ())),
     }

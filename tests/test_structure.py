@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROLES = ("client", "worker", "object_store", "control_store", "global_scheduler", "supervisor", "local_scheduler")
+ROLES = ("client", "worker", "object_store", "control_store", "global_scheduler", "supervisor", "local_scheduler", "transfer")
 INSIDE = ("zfabric.sim.variants", "zfabric.sim.invariants", "zfabric.sim.call_invariants")
 """Modules outside ``machines`` that look inside a role: they break it on purpose, or check its tables."""
 

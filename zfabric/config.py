@@ -29,6 +29,8 @@ INLINE_BYTES_MAX = FRAME_BYTES_MAX // ROWS_MAX - ROW_BYTES
 """Largest value of ``inline_bytes``."""
 DURABLE_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 """Largest value of ``durable_bytes``: one value, and the ids of the refs inside, are one message."""
+CHUNK_BYTES = MiB
+"""Size of a chunk, in which values travel between nodes: of all but the last one of a value."""
 NUMBER_MAX = 2**62
 """No setting has this value: files and messages carry integers of 64 bits."""
 
@@ -143,6 +145,16 @@ class Config:
     """Size of the ranges in which a process bump-allocates its puts."""
     put_patience: float = 30.0
     """A ``put`` waits this long for room in a full store before it raises."""
+
+    # -- transfer between nodes --
+    transfer_credit: int = 8
+    """Chunks of 1 MiB that may be under way from one node to another: enough to hide a round trip, little enough to buffer."""
+    transfer_readers: int = 3
+    """Nodes that one node serves at a time. Others wait, and are sent to those that have a complete copy by then."""
+    transfer_pulls: int = 16
+    """Values that a node copies from others at a time; further ones wait."""
+    transfer_patience: float = 1.0
+    """A reader that receives nothing for this long repeats its request, to another source if there is one; then ever more slowly."""
 
     # -- lineage and the control store --
     lineage: bool = True

@@ -52,6 +52,8 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.CallCounts,
             m.ActorEnded,
             m.HostDelays,
+            m.Pulled,
+            m.PullFailed,
         }
     ),
     OBJECT_STORE: frozenset({m.Reserve, m.ReturnGrant, m.GrantsHeld, m.Pinned, m.Unpin}),
@@ -93,3 +95,6 @@ FROM_PEERS: dict[bytes, frozenset[type[Any]]] = {
     CONTROL: frozenset({m.StopCall}),
 }
 """Messages that a process may send to another process of its node, by the receiving role."""
+
+FROM_AGENTS: frozenset[type[Any]] = frozenset({m.Want, m.Credit, m.StopWant, m.Chunk, m.Queued, m.Redirect, m.Unavailable})
+"""Messages that the transfer agents of other nodes may send to that of this one. They have sockets of their own."""

@@ -167,6 +167,42 @@ class EndNode(NamedTuple):
     reason: str
 
 
+class SendChunk(NamedTuple):
+    """Send a reader ``Chunk(token, position, size)`` and the bytes that lie at ``position`` of the object whose payload is at ``offset``.
+
+    The shell answers ``ChunkSent`` once they may change.
+    """
+
+    reader: Address
+    token: int
+    object_id: bytes
+    offset: int
+    position: int
+    size: int
+
+
+class WriteChunk(NamedTuple):
+    """Write the bytes that came with a ``Chunk(token, position, size)`` of ``source`` in this turn.
+
+    They belong at ``position`` of the payload at ``offset``.
+    """
+
+    source: Address
+    token: int
+    object_id: bytes
+    offset: int
+    position: int
+    size: int
+
+
+class SealValue(NamedTuple):
+    """Seal the object whose payload, at ``offset``, has been written; or (``size`` is negative) give up writing there."""
+
+    object_id: bytes
+    offset: int
+    size: int
+
+
 class Say(NamedTuple):
     """Write one line to the component's log. ``level`` is "info", "warning" or "error"."""
 
@@ -190,6 +226,9 @@ Effect: TypeAlias = (
     | WriteValue
     | ReadValue
     | WriteHeader
+    | SendChunk
+    | WriteChunk
+    | SealValue
     | ConnectNodes
     | Silence
     | EndNode

@@ -41,7 +41,7 @@ unpack_counter = struct.Struct(">I").unpack
 Address = bytes
 """The sender or receiver of a message: one role letter, and the incarnation of the process that plays the role."""
 
-CLIENT, WORKER, CONTROL, ACTOR, TOOL = b"C", b"W", b"K", b"A", b"T"
+CLIENT, WORKER, CONTROL, ACTOR, TOOL, TRANSFER_AGENT = b"C", b"W", b"K", b"A", b"T", b"F"
 LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, SHELL = b"L", b"O", b"S", b"G", b"X"
 REGISTRY, MEMBER = b"R", b"N"
 DAEMON_ROLES = frozenset((LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, REGISTRY, MEMBER))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
+from zfabric.sim.transfers import TransferResult, transfer_world
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
 from zfabric.sim.world import World, WorldResult
 
@@ -176,7 +177,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
     parser.add_argument("--variant", choices=sorted(VARIANTS), help="break the machines in this way; seeds that fail are then a success")
     parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
+    parser.add_argument("--transfers", action="store_true", help="worlds of transfer agents, without programs")
     options = parser.parse_args(arguments)
+    if options.transfers:
+        return survey_transfers(range(options.start, options.start + options.seeds))
     options.actors |= options.variant in WITH_ACTORS
     options.circles |= options.variant in WITH_CIRCLES
     with applied(options.variant):
@@ -184,6 +188,20 @@ def main(arguments: list[str] | None = None) -> int:
             return trace(options.trace, actors=options.actors, circles=options.circles, nodes=options.nodes)
         seeds = range(options.start, options.start + options.seeds)
         return survey(seeds, options.jobs, options.variant, options.actors, options.circles, options.nodes)
+
+
+def survey_transfers(seeds: range) -> int:
+    """Run these worlds of transfer agents. Return 1 if one fails."""
+    failed = [outcome for outcome in map(run_transfers, seeds) if outcome.failure]
+    for outcome in failed:
+        print(f"seed {outcome.seed} fails: {outcome.failure[:500]}")
+    print(f"{len(seeds)} seeds, {len(failed)} failed")
+    return bool(failed)
+
+
+def run_transfers(seed: int) -> TransferResult:
+    """Run one world of transfer agents."""
+    return transfer_world(seed).run()
 
 
 def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False, circles: bool = False, nodes: int = 1) -> int:

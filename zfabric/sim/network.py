@@ -63,6 +63,8 @@ class Network:
         self.lossy = True
         self.in_flight = 0
         self.stack = 0
+        self.cuts: set[tuple[bytes, bytes]] = set()
+        """Pairs (sender, receiver) between which every frame is lost."""
         self.cut: Counter[str] = Counter()
         """How often a message was too large for one frame, by the message's name."""
         self._loss = random.Random(seed + "/loss")
@@ -90,6 +92,8 @@ class Network:
                 copies = 0
             elif chance < faults.loss + faults.duplication:
                 copies = 2
+        if (source, target) in self.cuts:
+            copies = 0
         for _ in range(copies):
             delay = faults.delay
             if faults.jitter:

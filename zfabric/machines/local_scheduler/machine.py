@@ -31,6 +31,7 @@ from zfabric.machines.local_scheduler.lifecycle.membership import Membership
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
@@ -66,6 +67,7 @@ from zfabric.machines.local_scheduler.transitions import (
     ActorTaskEnded,
     ActorUnreferenced,
     ActorUnwanted,
+    AgentReady,
     DetachedActorDied,
     RemakeEnded,
     RemakeWanted,
@@ -197,7 +199,10 @@ class LocalScheduler:
         self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.jobs, self.borrowing)
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
         self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
-        self.peers = Peers(node, self.tables, self.outcomes, self.stopping, self.departures, self.jobs, self.borrowing, daemons)
+        self.copies = Copies(self.tables)
+        self.peers = Peers(
+            node, self.tables, self.outcomes, self.stopping, self.departures, self.jobs, self.borrowing, self.copies, daemons
+        )
         self.reports = Reports(
             node,
             self.tables,
@@ -217,6 +222,7 @@ class LocalScheduler:
             DetachedActorDied: self.detached.on_died,
             StreamMakerEnded: self.streams.on_maker_ended,
             StreamUnreferenced: self.streams.on_unreferenced,
+            AgentReady: self.copies.on_agent_ready,
         }
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
@@ -534,6 +540,8 @@ class LocalScheduler:
             m.EndJob: self.jobs.on_end_job,
             m.JobGone: self.jobs.on_job_gone,
             m.JobOutput: self.on_job_output,
+            m.Pulled: self.copies.on_pulled,
+            m.PullFailed: self.copies.on_pull_failed,
             m.Query: self.on_query,
             m.Answer: self.requests.on_answer,
             m.LogLines: self.on_log_lines,

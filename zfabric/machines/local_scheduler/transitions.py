@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zfabric.machines.local_scheduler.records import AnyObject, JobRecord, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import AnyObject, JobRecord, ProcessRecord, TaskRecord, WorkerRecord
 
 
 class ActorTaskEnded(NamedTuple):
@@ -70,6 +70,12 @@ class StreamUnreferenced(NamedTuple):
     record: AnyObject
 
 
+class AgentReady(NamedTuple):
+    """The transfer agent of this node has registered."""
+
+    process: ProcessRecord
+
+
 Transition = (
     ActorTaskEnded
     | RemakeEnded
@@ -79,4 +85,5 @@ Transition = (
     | DetachedActorDied
     | StreamMakerEnded
     | StreamUnreferenced
+    | AgentReady
 )

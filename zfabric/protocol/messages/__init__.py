@@ -33,6 +33,7 @@ from zfabric.protocol.messages import (
     queries,
     registration,
     tasks,
+    transfer,
     values,
 )
 from zfabric.protocol.messages.actors import ALIVE as ALIVE
@@ -170,6 +171,20 @@ from zfabric.protocol.messages.tasks import TakenBack as TakenBack
 from zfabric.protocol.messages.tasks import Unblocked as Unblocked
 from zfabric.protocol.messages.tasks import WaitDetails as WaitDetails
 from zfabric.protocol.messages.tasks import Yielded as Yielded
+from zfabric.protocol.messages.transfer import Chunk as Chunk
+from zfabric.protocol.messages.transfer import ChunkFailed as ChunkFailed
+from zfabric.protocol.messages.transfer import ChunkSent as ChunkSent
+from zfabric.protocol.messages.transfer import Credit as Credit
+from zfabric.protocol.messages.transfer import Pull as Pull
+from zfabric.protocol.messages.transfer import Pulled as Pulled
+from zfabric.protocol.messages.transfer import PullFailed as PullFailed
+from zfabric.protocol.messages.transfer import PullSources as PullSources
+from zfabric.protocol.messages.transfer import Queued as Queued
+from zfabric.protocol.messages.transfer import Redirect as Redirect
+from zfabric.protocol.messages.transfer import StopPull as StopPull
+from zfabric.protocol.messages.transfer import StopWant as StopWant
+from zfabric.protocol.messages.transfer import Unavailable as Unavailable
+from zfabric.protocol.messages.transfer import Want as Want
 from zfabric.protocol.messages.values import Fetch as Fetch
 from zfabric.protocol.messages.values import Hold as Hold
 from zfabric.protocol.messages.values import Objects as Objects
@@ -193,6 +208,7 @@ SECTIONS: tuple[ModuleType, ...] = (
     placement,
     delegation,
     cluster,
+    transfer,
     node,
     queries,
 )

@@ -10,7 +10,8 @@ PROTOCOL_VERSION = 1
 
 
 class Register(NamedTuple):
-    """client -> local scheduler. The first message on every link. ``kind`` is "driver", "worker" or "tool".
+    """client -> local scheduler. The first message on every link. ``kind`` is "driver", "worker", "tool" or
+    "agent" (the transfer agent).
 
     ``job`` is empty for a driver that wants a new job. ``name`` is the token a worker was spawned with, or the name a driver
     gives itself. ``control`` is the incarnation of the process's control socket (empty: it has none). ``started`` is the process's

@@ -22,6 +22,7 @@ from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
+from zfabric.machines.local_scheduler.transitions import AgentReady
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess, WatchProcess
 from zfabric.protocol.ids import CONTROL, Address, job_id
@@ -168,6 +169,8 @@ class Membership:
         if worker is not None and worker.state == STARTING:
             worker.state = IDLE
             worker.idle_since = now
+        if process.kind == "agent":
+            self.tables.transitions.append(AgentReady(process))
         self.rejoining.ready(process.incarnation, now)
 
     # -- workers come and go --
@@ -234,8 +237,8 @@ class Membership:
                     self.rejoining.abandon(known.job)
                 else:
                     self.jobs.driver_gone(known.job, now)
-        for tool in [each for each in self.tables.processes.values() if each.kind == "tool" and each.pid == message.pid]:
-            self.departures.release(tool)
+        for other in [each for each in self.tables.processes.values() if each.kind in ("tool", "agent") and each.pid == message.pid]:
+            self.departures.release(other)
         self.rejoining.dead(message.pid, now)
 
     def _remove(self, worker: WorkerRecord, now: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -29,6 +30,7 @@ class Peers:
         departures: Departures,
         jobs: Jobs,
         borrowing: Borrowing,
+        copies: Copies,
         daemons: int,
     ) -> None:
         self.node = node
@@ -38,6 +40,7 @@ class Peers:
         self.departures = departures
         self.jobs = jobs
         self.borrowing = borrowing
+        self.copies = copies
         self.daemons = daemons
         self.table: dict[bytes, m.Row] = {}
         """Rows of the newest ``NodeTable``, this node's own included, by node."""
@@ -61,6 +64,7 @@ class Peers:
         oldest = sorted(self.table.values(), key=lambda row: row[1])[: self.tables.config.placers]
         placers = tuple(self._local_placer if row[0] == self.node else GLOBAL_SCHEDULER + row[0] for row in oldest)
         self.tables.placers = placers or (self._local_placer,)
+        self.copies.nodes_changed(message)
 
     def _joined(self, node: bytes, row: m.Row, now: float) -> None:
         record = NodeRecord(node, row[1], row[2], dict(row[6]), now)

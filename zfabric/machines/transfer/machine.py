@@ -1,0 +1,144 @@
+"""The machine of a transfer agent: a process that reserves room and pins values as a client does, and talks to agents of other nodes.
+
+It lives no longer than its daemon, so there is nothing that it repeats to the next one: whoever wants a value asks again. Bytes of values
+never pass through this machine. It decides which bytes go where, and its shell copies them between sockets and the arena
+(``SendChunk``, ``WriteChunk``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from zfabric.config import Config
+from zfabric.machines.transfer.pulls import Pulls
+from zfabric.machines.transfer.supplies import Supplies
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import LOCAL_SCHEDULER, OBJECT_STORE, Address
+from zfabric.protocol.machine import Handler, Handlers
+
+NUMBERS_OF_A_RUN = 2**32
+"""Tokens that one incarnation of an agent can give out."""
+
+
+class TransferAgent:
+    """The transfer agent of one node, under one daemon."""
+
+    def __init__(self, address: Address, config: Config, daemon: bytes) -> None:
+        self.address = address
+        self.scheduler, self.store = LOCAL_SCHEDULER + daemon, OBJECT_STORE + daemon
+        self.counts: Counter[str] = Counter()
+        self.node = b""
+        """This node; empty until ``Welcome``."""
+        self.peers: dict[bytes, m.Row] = {}
+        """Rows of the newest ``NodeTable``, by node: the shell finds addresses and keys there."""
+        self.refused = ""
+        """Why the scheduler has refused this process."""
+        self._version = 0
+        self._effects: list[e.Effect] = []
+        first_token = int.from_bytes(address[1:5], "big") * NUMBERS_OF_A_RUN >> 1
+        self.pulls = Pulls(config, first_token, self.counts, self._tell_scheduler, self._tell_store, self._effects.append)
+        self.supplies = Supplies(config, self.counts, self._tell_scheduler, self._tell_store, self._effects.append)
+        self.handlers = Handlers(self.counts, self._accepted())
+
+    def register(self, register: m.Register) -> None:
+        """Send the registration, before anything else."""
+        self._tell_scheduler(register)
+        self._tell_scheduler(m.Ready())
+
+    def _tell_scheduler(self, message: m.Message) -> None:
+        self._effects.append(e.Send(self.scheduler, message))
+
+    def _tell_store(self, message: m.Message) -> None:
+        self._effects.append(e.Send(self.store, message))
+
+    # -- the machine --
+
+    def step(self, now: float, source: Address, message: m.Message) -> None:
+        """Process one message."""
+        self.handlers[type(message)](now, source, message)
+
+    def tick(self, now: float) -> None:
+        """Repeat requests that were not answered, and drop readers that are silent."""
+        self.pulls.tick(now)
+        self.supplies.tick(now)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is due next."""
+        due = [each for each in (self.pulls.next_deadline(), self.supplies.next_deadline()) if each is not None]
+        return min(due, default=None)
+
+    def take_effects(self, now: float) -> list[e.Effect]:
+        """Begin pulls, admit readers, send chunks for which there is credit; return all effects."""
+        self.pulls.end_of_turn(now)
+        self.supplies.end_of_turn(now)
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters and sizes."""
+        return {**self.counts, "pulls": len(self.pulls), "supplies": len(self.supplies)}
+
+    def check_invariants(self) -> None:
+        """Check credit, slots and pins."""
+        self.pulls.check_invariants()
+        self.supplies.check_invariants()
+
+    # -- the daemon --
+
+    def on_welcome(self, now: float, source: Address, message: m.Welcome) -> None:
+        """The scheduler has registered this process."""
+        self.node = message.node
+
+    def on_refused(self, now: float, source: Address, message: m.Refused) -> None:
+        """The scheduler has refused this process."""
+        self.refused = message.text
+
+    def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
+        """The living nodes. Nothing is expected from a dead one, and nothing sent there."""
+        if message.version <= self._version:
+            return
+        self._version = message.version
+        dead = self.peers.keys() - {row[0] for row in message.rows}
+        self.peers = {row[0]: row for row in message.rows}
+        for node in dead:
+            self.pulls.node_died(node, now)
+            self.supplies.node_died(node)
+
+    def on_recall(self, now: float, source: Address, message: m.RecallPins | m.RecallGrant) -> None:
+        """Do nothing: what is pinned is being sent, and what is granted is being written."""
+
+    def _accepted(self) -> dict[type[Any], Handler]:
+        """The handler of each message that a transfer agent accepts."""
+        return {
+            m.Welcome: self.on_welcome,
+            m.Refused: self.on_refused,
+            m.NodeTable: self.on_node_table,
+            m.RecallPins: self.on_recall,
+            m.RecallGrant: self.on_recall,
+            m.Pull: self.pulls.on_pull,
+            m.PullSources: self.pulls.on_pull_sources,
+            m.StopPull: self.pulls.on_stop_pull,
+            m.Granted: self.pulls.on_granted,
+            m.NoSpace: self.pulls.on_no_space,
+            m.Chunk: self.pulls.on_chunk,
+            m.Queued: self.pulls.on_queued,
+            m.Redirect: self.pulls.on_redirect,
+            m.Unavailable: self.pulls.on_unavailable,
+            m.ChunkFailed: self.on_chunk_failed,
+            m.Objects: self.supplies.on_objects,
+            m.Want: self.supplies.on_want,
+            m.Credit: self.supplies.on_credit,
+            m.StopWant: self.supplies.on_stop_want,
+            m.ChunkSent: self.supplies.on_chunk_sent,
+        }
+
+    def on_chunk_failed(self, now: float, source: Address, message: m.ChunkFailed) -> None:
+        """The shell could not read or write bytes of a value."""
+        if message.reading:
+            self.supplies.reading_failed(message.object_id, message.error)
+        else:
+            self.pulls.writing_failed(message.object_id, message.error)

@@ -1,0 +1,416 @@
+"""The reader's side: values that this node copies from others.
+
+A pull first reserves room for the whole value. Then it has *requests*, each to one source, of which the first that is answered by a chunk
+goes on and the others are stopped. Chunks are accepted in order only, and from every token that the pull has used lately: so what is under
+way when a request is repeated is not lost. A gap, or silence, means a new request from where the value ends; after silence it goes to
+another source, if there is one. Nothing here ends by the clock: that a source is dead is the registry's word (``NodeTable``).
+
+The chunks under way from one source to this node are bounded, whatever number of values they are of (``transfer_credit``). Each request
+has at least one of them, so that one that is queued at its source can be served as soon as its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+from zfabric.config import CHUNK_BYTES, Config
+from zfabric.machines.common.extents import HEADER_BYTES
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import TRANSFER_AGENT, Address, short
+from zfabric.protocol.machine import InvariantViolation
+
+WAITING_MAX = 100_000
+"""Pulls that wait for their turn. A scheduler that asks for more has them refused."""
+TOKENS_MAX = 8
+"""Tokens of a pull whose chunks are accepted."""
+PATIENCE_MOST = 16
+"""A request is repeated ever more slowly, down to once in this many times ``transfer_patience``."""
+
+
+class Request:
+    """One want: the token under which a source was asked from ``start`` on, what has come since, and what may come (``limit``)."""
+
+    __slots__ = ("due", "limit", "pause", "pull", "received", "source", "start", "token")
+
+    def __init__(self, token: int, pull: PullRecord, source: bytes, limit: int, due: float, pause: float) -> None:
+        self.token = token
+        self.pull = pull
+        self.source = source
+        self.start = self.received = pull.position
+        self.limit = limit
+        self.pause = pause
+        self.due = due
+
+    @property
+    def outstanding(self) -> int:
+        """Chunks that may be under way."""
+        return -(-(self.limit - self.received) // CHUNK_BYTES)
+
+
+class PullRecord:
+    """One value. ``position``: all before it is here. ``room`` is the token of its reservation until ``offset`` is known."""
+
+    __slots__ = ("object_id", "offset", "position", "reasons", "requests", "room", "size", "sources", "tokens", "turn")
+
+    def __init__(self, object_id: bytes, size: int, sources: tuple[bytes, ...]) -> None:
+        self.object_id = object_id
+        self.size = size
+        self.sources = list(dict.fromkeys(sources))
+        self.turn = 0
+        """Index of the source that is asked next."""
+        self.position = 0
+        self.room = 0
+        self.offset: int | None = None
+        self.requests: dict[bytes, Request] = {}
+        """The newest request to each source that was asked and has not refused."""
+        self.tokens: deque[Request] = deque(maxlen=TOKENS_MAX)
+        """All requests whose chunks are accepted."""
+        self.reasons: dict[bytes, str] = {}
+
+
+class Pulls:
+    """All pulls of a node: those under way, and those that wait for their turn."""
+
+    def __init__(
+        self,
+        config: Config,
+        first_token: int,
+        counts: Counter[str],
+        tell_scheduler: Callable[[m.Message], None],
+        tell_store: Callable[[m.Message], None],
+        perform: Callable[[e.Effect], None],
+    ) -> None:
+        self._config = config
+        self._next_token = first_token
+        self._counts = counts
+        self._tell_scheduler = tell_scheduler
+        self._tell_store = tell_store
+        self._perform = perform
+        self._waiting: dict[bytes, PullRecord] = {}
+        self._active: dict[bytes, PullRecord] = {}
+        self._rooms: dict[int, PullRecord] = {}
+        """Pulls whose room was requested, by token."""
+        self._unrequested: dict[bytes, PullRecord] = {}
+        """Pulls that have room and no request, for want of credit or of a source."""
+        self._hungry: dict[int, Request] = {}
+        """Requests that received something and may get more credit."""
+        self._received: dict[int, Request] = {}
+        """Requests by token, while their chunks are accepted."""
+
+    def __len__(self) -> int:
+        return len(self._active) + len(self._waiting)
+
+    def _token(self) -> int:
+        self._next_token += 1
+        return self._next_token
+
+    # -- the scheduler --
+
+    def on_pull(self, now: float, source: Address, message: m.Pull) -> None:
+        """Begin to copy a value, or wait for the turn to do so."""
+        known = self._find(message.object_id)
+        if known is not None:
+            self._set_sources(known, message.sources, now)
+        elif len(self._waiting) >= WAITING_MAX:
+            self._tell_scheduler(m.PullFailed(message.object_id, "busy", f"this node copies {WAITING_MAX} other values already"))
+        else:
+            self._waiting[message.object_id] = PullRecord(*message)
+
+    def on_pull_sources(self, now: float, source: Address, message: m.PullSources) -> None:
+        """Take over which nodes have the value now."""
+        known = self._find(message.object_id)
+        if known is not None:
+            self._set_sources(known, message.sources, now)
+
+    def _set_sources(self, pull: PullRecord, sources: tuple[bytes, ...], now: float) -> None:
+        pull.sources = list(dict.fromkeys(sources))
+        pull.reasons = {}
+        for request in list(pull.requests.values()):
+            if request.source not in pull.sources:
+                self._end(request, stop=True)
+        if pull.offset is not None:
+            self._unrequested[pull.object_id] = pull
+
+    def on_stop_pull(self, now: float, source: Address, message: m.StopPull) -> None:
+        """Give up a copy, and return its room."""
+        known = self._find(message.object_id)
+        if known is not None:
+            self._counts["pulls_stopped"] += 1
+            self._drop(known)
+
+    def _find(self, object_id: bytes) -> PullRecord | None:
+        return self._active.get(object_id) or self._waiting.get(object_id)
+
+    def _fail(self, pull: PullRecord, kind: str, text: str) -> None:
+        self._counts["pulls_failed"] += 1
+        self._drop(pull)
+        self._tell_scheduler(m.PullFailed(pull.object_id, kind, text))
+
+    def _drop(self, pull: PullRecord) -> None:
+        """Forget a pull that is not complete."""
+        self._forget(pull, complete=False)
+        if pull.offset is not None:
+            self._perform(e.SealValue(pull.object_id, pull.offset, -1))
+            self._tell_store(m.ReturnGrant(pull.offset - HEADER_BYTES, 0))
+
+    def _forget(self, pull: PullRecord, complete: bool) -> None:
+        for request in list(pull.requests.values()):
+            self._end(request, stop=True, complete=complete)
+        for old in pull.tokens:
+            self._received.pop(old.token, None)
+        self._rooms.pop(pull.room, None)  # Room that is granted later is returned.
+        for table in (self._waiting, self._active, self._unrequested):
+            table.pop(pull.object_id, None)
+
+    # -- room --
+
+    def _begin(self, now: float) -> None:
+        while self._waiting and len(self._active) < max(1, self._config.transfer_pulls):
+            pull = self._waiting.pop(next(iter(self._waiting)))
+            self._active[pull.object_id] = pull
+            pull.room = self._token()
+            self._rooms[pull.room] = pull
+            self._tell_store(m.Reserve(pull.room, pull.size, 0, self._config.put_patience))
+
+    def on_granted(self, now: float, source: Address, message: m.Granted) -> None:
+        """There is room for a value: ask for its bytes. Room that nobody wants any more is returned."""
+        pull = self._rooms.pop(message.token, None)
+        if pull is None:
+            self._tell_store(m.ReturnGrant(message.offset, 0))
+            return
+        pull.offset = message.offset + HEADER_BYTES
+        if pull.size:
+            self._unrequested[pull.object_id] = pull
+        else:
+            self._complete(pull)
+
+    def on_no_space(self, now: float, source: Address, message: m.NoSpace) -> None:
+        """There is no room for a value."""
+        pull = self._rooms.pop(message.token, None)
+        if pull is not None:
+            self._fail(pull, message.kind, message.text)
+
+    def writing_failed(self, object_id: bytes, error: str) -> None:
+        """The shell could not write bytes of a value."""
+        pull = self._active.get(object_id)
+        if pull is not None:
+            self._fail(pull, "disk", error)
+
+    # -- requests --
+
+    def _credit(self, source: bytes) -> int:
+        """Chunks for which a source may have further credit."""
+        used = sum(pull.requests[source].outstanding for pull in self._active.values() if source in pull.requests)
+        return max(0, self._config.transfer_credit - used)
+
+    def _request(self, pull: PullRecord, source: bytes, now: float, pause: float = 0.0) -> bool:
+        """Ask a source for what is missing. Return False if it may send no further chunk at present."""
+        credit = self._credit(source)
+        if not credit:
+            return False
+        limit = min(pull.size, pull.position + credit * CHUNK_BYTES)
+        pause = pause or self._config.transfer_patience
+        request = Request(self._token(), pull, source, limit, now + pause, pause)
+        pull.requests[source] = request
+        if len(pull.tokens) == TOKENS_MAX:
+            self._received.pop(pull.tokens[0].token, None)
+        pull.tokens.append(request)
+        self._received[request.token] = request
+        self._want(request)
+        return True
+
+    def _want(self, request: Request) -> None:
+        pull = request.pull
+        self._tell(request.source, m.Want(request.token, pull.object_id, pull.size, request.received, request.limit))
+
+    def _tell(self, node: bytes, message: m.Message) -> None:
+        self._perform(e.Send(TRANSFER_AGENT + node, message))
+
+    def _end(self, request: Request, stop: bool, complete: bool = False) -> None:
+        """A request has no credit any more; chunks that are under way are still accepted."""
+        request.pull.requests.pop(request.source, None)
+        self._hungry.pop(request.token, None)
+        if stop:
+            self._tell(request.source, m.StopWant(request.token, complete))
+
+    def _unasked(self, pull: PullRecord) -> Iterator[bytes]:
+        """Sources without a request, from the one whose turn it is."""
+        count = len(pull.sources)
+        for step in range(count):
+            source = pull.sources[(pull.turn + step) % count]
+            if source not in pull.requests:
+                yield source
+
+    def end_of_turn(self, now: float) -> None:
+        """Begin pulls, make requests, and extend the credit of those that receive something.
+
+        These come first if they have none left: else requests that are queued at a source could have all of it, behind other nodes that
+        wait there for the slot of this one.
+        """
+        self._begin(now)
+        for request in list(self._hungry.values()):
+            if not request.outstanding:
+                self._extend(request, 1)
+        for pull in list(self._unrequested.values()):
+            if not pull.sources:
+                why = "; ".join(f"node {node.hex()}: {reason}" for node, reason in pull.reasons.items())
+                self._fail(pull, "lost", f"no node has a copy of {short(pull.object_id)}" + (f" ({why})" if why else ""))
+            elif pull.requests or any(self._request(pull, source, now) for source in self._unasked(pull)):
+                del self._unrequested[pull.object_id]
+        for request in list(self._hungry.values()):
+            self._extend(request, self._credit(request.source))
+
+    def _extend(self, request: Request, chunks: int) -> None:
+        """Give a request credit for so many more chunks."""
+        limit = min(request.pull.size, request.limit + min(chunks, self._credit(request.source)) * CHUNK_BYTES)
+        if limit > request.limit:
+            request.limit = limit
+            self._tell(request.source, m.Credit(request.token, limit))
+        if request.outstanding:
+            del self._hungry[request.token]
+
+    # -- sources --
+
+    def _from(self, source: Address, token: int) -> Request | None:
+        """The request that an answer is for, if it comes from whom it was sent to."""
+        request = self._received.get(token)
+        if request is None or request.source != source[1:]:
+            self._counts["late"] += 1
+            return None
+        return request
+
+    def on_chunk(self, now: float, source: Address, message: m.Chunk) -> None:
+        """Bytes of a value have come. They are written if they are the next ones."""
+        request = self._from(source, message.token)
+        if request is None:
+            return
+        pull, newest = request.pull, request.pull.requests.get(request.source)
+        if message.position % CHUNK_BYTES or message.size != min(CHUNK_BYTES, pull.size - message.position) or pull.offset is None:
+            self._counts["refused"] += 1
+            return
+        if newest is request:
+            request.due, request.pause = now + self._config.transfer_patience, self._config.transfer_patience
+        if message.position != pull.position:
+            self._counts["chunks_dropped"] += 1
+            if message.position > pull.position and newest is request:
+                self._counts["gaps"] += 1
+                self._end(request, stop=False)
+                if not self._request(pull, request.source, now):
+                    self._unrequested[pull.object_id] = pull
+            return
+        self._perform(e.WriteChunk(source, message.token, pull.object_id, pull.offset, message.position, message.size))
+        pull.position += message.size
+        if pull.position == pull.size:
+            self._complete(pull)
+            return
+        for other in [each for each in pull.requests.values() if each.source != request.source]:
+            self._end(other, stop=True)
+        if newest is not None:
+            newest.received = min(max(newest.received, pull.position), newest.limit)
+            self._hungry[newest.token] = newest
+        else:  # It was given up too early.
+            if request.source in pull.sources:
+                pull.turn = pull.sources.index(request.source)
+            self._unrequested[pull.object_id] = pull
+
+    def _complete(self, pull: PullRecord) -> None:
+        assert pull.offset is not None
+        self._counts["pulled"] += 1
+        self._counts["bytes_pulled"] += pull.size
+        self._forget(pull, complete=True)
+        self._perform(e.SealValue(pull.object_id, pull.offset, pull.size))
+        self._tell_scheduler(m.Pulled(pull.object_id, pull.offset, pull.size))
+
+    def on_queued(self, now: float, source: Address, message: m.Queued) -> None:
+        """A source serves others first: ask another one as well."""
+        request = self._from(source, message.token)
+        if request is None or request.pull.requests.get(request.source) is not request:
+            return
+        request.due = now + request.pause
+        self._ask_another(request.pull, now)
+
+    def _ask_another(self, pull: PullRecord, now: float) -> bool:
+        return any(self._request(pull, source, now) for source in self._unasked(pull))
+
+    def on_redirect(self, now: float, source: Address, message: m.Redirect) -> None:
+        """A source says that another node has a copy by now, and will not serve this request."""
+        request = self._from(source, message.token)
+        if request is None or request.pull.requests.get(request.source) is not request:
+            return
+        pull = request.pull
+        self._counts["redirected"] += 1
+        self._end(request, stop=False)
+        if message.node not in pull.sources:
+            pull.sources.append(message.node)
+        pull.turn = pull.sources.index(message.node)
+        self._unrequested[pull.object_id] = pull
+
+    def on_unavailable(self, now: float, source: Address, message: m.Unavailable) -> None:
+        """A source has no copy."""
+        request = self._from(source, message.token)
+        if request is not None:
+            self._without(request.pull, request.source, message.reason)
+
+    def _without(self, pull: PullRecord, node: bytes, reason: str) -> None:
+        """Ask this node no more, unless the scheduler names it again."""
+        request = pull.requests.get(node)
+        if request is not None:
+            self._end(request, stop=False)
+        if node in pull.sources:
+            pull.sources.remove(node)
+            pull.reasons[node] = reason
+        if pull.offset is not None and not pull.requests:
+            self._unrequested[pull.object_id] = pull
+
+    def node_died(self, node: bytes, now: float) -> None:
+        """A node is dead."""
+        for pull in [*self._active.values(), *self._waiting.values()]:
+            if node in pull.sources or node in pull.requests:
+                self._without(pull, node, "it is dead")
+
+    # -- time --
+
+    def tick(self, now: float) -> None:
+        """Repeat requests that nothing came for."""
+        for pull in list(self._active.values()):
+            for request in [each for each in pull.requests.values() if each.due <= now]:
+                self._silent(pull, request, now)
+
+    def _silent(self, pull: PullRecord, request: Request, now: float) -> None:
+        """Ask another source if there is one; else the same one again, under a new token unless nothing has come under this one."""
+        request.pause = min(2 * request.pause, PATIENCE_MOST * self._config.transfer_patience)
+        request.due = now + request.pause
+        if not request.outstanding:
+            return  # It has no credit, and will have some once chunks of other values have come.
+        self._counts["stalls"] += 1
+        pull.turn += 1
+        asked = self._ask_another(pull, now)
+        if request.received == request.start:
+            self._want(request)
+        else:
+            self._end(request, stop=asked)
+            if not asked and not self._request(pull, request.source, now, request.pause):
+                self._unrequested[pull.object_id] = pull
+
+    def next_deadline(self) -> float | None:
+        """When the next request is repeated."""
+        return min((request.due for pull in self._active.values() for request in pull.requests.values()), default=None)
+
+    def check_invariants(self) -> None:
+        """Check that credit is bounded, and that every pull has what its state asks for."""
+        used: Counter[bytes] = Counter()
+        for pull in self._active.values():
+            for source, request in pull.requests.items():
+                if request.source != source or self._received.get(request.token) is not request:
+                    raise InvariantViolation(f"the request {request.token} of {short(pull.object_id)} is not among those that are accepted")
+                used[source] += request.outstanding
+            if (pull.offset is None) != (pull.room in self._rooms):
+                raise InvariantViolation(f"the pull of {short(pull.object_id)} has neither room nor a reservation, or both")
+            if pull.offset is not None and not pull.requests and pull.object_id not in self._unrequested:
+                raise InvariantViolation(f"nobody is asked for {short(pull.object_id)}")
+        if used and max(used.values()) > self._config.transfer_credit:
+            raise InvariantViolation(f"sources have credit for {used} chunks")
+        if len(self._active) > max(1, self._config.transfer_pulls) or self._rooms.keys() - {pull.room for pull in self._active.values()}:
+            raise InvariantViolation("there are more pulls than there may be, or room for none")
