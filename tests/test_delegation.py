@@ -7,10 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_alone import FUNCTION, OWN, Node, row, task_id
+from scheduler_alone import FUNCTION, JOB, OWN, Node, row, task_id
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import DAEMONS_MAX, daemons_of, first_attempt, next_attempt, node_of, tries_of
+from zfabric.protocol.ids import (
+    CLIENT,
+    DAEMONS_MAX,
+    GLOBAL_SCHEDULER,
+    LOCAL_SCHEDULER,
+    MEMBER,
+    child_prefix,
+    daemons_of,
+    first_attempt,
+    next_attempt,
+    node_of,
+    pack_counter,
+    tries_of,
+)
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import Program
 from zfabric.sim.scenarios import STEADY, call, get, task
@@ -122,6 +135,70 @@ def test_a_value_that_cannot_travel_is_made_at_home() -> None:
     statuses = [status for _, _, message in sent if isinstance(message, m.Ended) for status in m.Completed(*message.completed).statuses]
     assert statuses == [m.STAYS]
     assert world.states["delegated"] == 1
+
+
+HOME, OTHER, THIRD = b"\x01home...", b"\x01other..", b"\x01third.."
+
+
+def told(node: Node, version: int, *others: bytes) -> None:
+    """Give a node a table of itself and these nodes."""
+    rows = tuple((each, number, "a node", "", "", b"", (), (), 0) for number, each in enumerate((*others, b"node"), 1))
+    node.send(MEMBER + OWN, m.NodeTable(version, rows))
+
+
+def delegate(job: bytes = JOB, identifier: bytes = JOB + b"t" * 12) -> m.Delegate:
+    """A task of a job whose driver is on ``HOME``."""
+    function = (FUNCTION, "f", b"payload", ())
+    return m.Delegate((job, "", HOME), (function,), ((identifier, FUNCTION, b"", ()),), (), (), (), first_attempt(0, 1))
+
+
+def test_a_node_may_register_before_the_table_that_names_it_arrives() -> None:
+    node = Node()
+    node.send(LOCAL_SCHEDULER + OTHER, m.RegisterNode(m.PROTOCOL_VERSION, b"\x01daemon."))
+    node.send(LOCAL_SCHEDULER + OTHER, m.Ready())
+    told(node, 1, OTHER, THIRD)
+    ready = {each.name for each in node.scheduler.tables.processes.values() if each.ready}
+    assert ready == {OTHER}
+
+
+def test_who_gave_tasks_of_a_job_to_a_node_has_it_end_there() -> None:
+    # A node of one CPU has a task of another home, whose child waits; the third node takes that, and the job's home does not know it.
+    node = Node()
+    told(node, 1, HOME, THIRD)
+    node.send(LOCAL_SCHEDULER + THIRD, m.Ready())
+    node.send(LOCAL_SCHEDULER + HOME, delegate())
+    (worker,) = node.workers()
+    children = tuple((child_prefix(JOB, JOB + b"t" * 12) + pack_counter(number), FUNCTION, b"", ()) for number in range(3))
+    node.send(CLIENT + worker, m.Export(((FUNCTION, "f", b"payload", ()),)))
+    node.send(CLIENT + worker, m.Submit(children))
+    node.now += 1.0
+    node.turn()
+    ((_, asked),) = node.take(m.Place)
+    node.send(GLOBAL_SCHEDULER + HOME, m.Placed(((asked.rows[0][0], ((THIRD, 3),)),)))
+    assert [to for to, _ in node.take(m.Delegate)] == [LOCAL_SCHEDULER + THIRD]
+    node.send(LOCAL_SCHEDULER + HOME, m.EndJob(JOB))
+    assert node.take(m.EndJob) == [(LOCAL_SCHEDULER + THIRD, m.EndJob(JOB))]
+    assert node.take(m.JobGone) == [], "the third node may still have something"
+    node.send(LOCAL_SCHEDULER + THIRD, m.EndJob(JOB))
+    assert node.take(m.JobGone) == [(LOCAL_SCHEDULER + THIRD, m.JobGone(JOB))], "which waits for nobody: both may have asked"
+    node.send(LOCAL_SCHEDULER + THIRD, m.JobGone(JOB))
+    assert node.take(m.JobGone) == [(LOCAL_SCHEDULER + HOME, m.JobGone(JOB))]
+    (third,) = (each for each in node.scheduler.tables.nodes.values() if each.token == THIRD)
+    assert not third.inflight
+    assert not third.functions
+
+
+def test_a_job_that_ends_while_a_node_joins_ends_there_too() -> None:
+    node = Node()
+    told(node, 1, OTHER)
+    node.driver()
+    node.send(CLIENT + b"\x01driver0", m.Goodbye())
+    told(node, 2, OTHER, THIRD)
+    assert [to for to, _ in node.take(m.EndJob)] == [LOCAL_SCHEDULER + OTHER, LOCAL_SCHEDULER + THIRD]
+    node.send(LOCAL_SCHEDULER + OTHER, m.JobGone(JOB))
+    assert node.take(m.Farewell) == []
+    told(node, 3, OTHER)
+    assert len(node.take(m.Farewell)) == 1
 
 
 def test_numbers_of_attempts_of_two_nodes_never_meet() -> None:

@@ -213,9 +213,19 @@ class NodeMachines:
             self._to_nodes.setdefault(node, []).append((to, role, message))
 
     def take_outgoing_to_nodes(self) -> dict[bytes, list[Envelope]]:
-        """Take the messages for the daemons of other nodes, by node; ``HEAD`` stands for the head where this node joins."""
+        """Take the messages for the daemons of other nodes, by node; ``HEAD`` stands for the head where this node joins.
+
+        A node whose lease is nearly over sends nothing but requests for it: the rest waits until that is renewed.
+        """
         outgoing, self._to_nodes = self._to_nodes, {}
-        return outgoing
+        if self.member is None or not self.member.silent:
+            return outgoing
+        for node, envelopes in outgoing.items():
+            held = [each for each in envelopes if each[0] != REGISTRY]
+            if held:
+                self._to_nodes[node] = held
+        requests = ((node, [each for each in envelopes if each[0] == REGISTRY]) for node, envelopes in outgoing.items())
+        return {node: envelopes for node, envelopes in requests if envelopes}
 
     def take_outgoing(self) -> dict[bytes, list[Envelope]]:
         """Take the messages for other processes, by incarnation. The messages for one process go into one frame."""

@@ -115,6 +115,20 @@ EXPECTED_OF_NODES = (
     "EndJob",
     "JobGone",
     "worker died",
+    "Expelled",
+    "node killed",
+    "node stopped",
+    "node silent",
+    "node joins late",
+    "cut off",
+    "cut both",
+    "cut in",
+    "cut out",
+    "cut again and again",
+    "clogged",
+    "slow link",
+    "lost_with_nodes",
+    "end of a dead node",
 )
 """The same for worlds of several nodes."""
 

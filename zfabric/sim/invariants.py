@@ -16,8 +16,8 @@ from zfabric.machines.local_scheduler.records import DONE, ENDING
 from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import object_id, short
-from zfabric.protocol.messages import FAILED, OK
+from zfabric.protocol.ids import REGISTRY, object_id, short
+from zfabric.protocol.messages import FAILED, OK, Envelope
 from zfabric.sim.programs import LOST, unpack_value
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Invariants:
         """The worker that began an attempt, by task and attempt."""
         self._numbers: dict[bytes, int] = {}
         self._outcomes: dict[AnyObject, int] = {}
+        self._between_nodes: set[type[Any]] = set()
+        """Kinds of messages that daemons of several nodes have sent each other."""
 
     def begun(self, worker: WorkerProcess, item: Item) -> None:
         """Check an attempt that a worker begins."""
@@ -45,7 +47,7 @@ class Invariants:
         self._begun[named] = worker.name
 
     def late_attempts(self, daemon: SimDaemon, source: bytes, message: m.Completed) -> list[TaskRecord]:
-        """Return unfinished tasks of which a worker reports another attempt than the one dispatched to it."""
+        """Return unfinished tasks of which a worker or node reports another attempt than the one that it was given."""
         late = []
         for task_id, attempt, _, _ in message.rows:
             task = daemon.scheduler.tables.tasks.get(task_id)
@@ -59,6 +61,21 @@ class Invariants:
         for task in tasks:
             if task.state == DONE:
                 self.world.fail(f"an attempt of {short(task.id)} was accepted that was not the one given out")
+
+    def between_nodes(self, daemon: SimDaemon, envelopes: list[Envelope]) -> None:
+        """Check what a daemon sends to that of another node: nothing but requests for its lease, if that is nearly over."""
+        for to, _, message in envelopes:
+            self._between_nodes.add(type(message))
+            if type(message) is m.Delegate:
+                self._delegated(daemon, message)
+            if to != REGISTRY and daemon.core.member is not None and daemon.core.member.silent:
+                self.world.fail(f"node {daemon.node.number} sends {type(message).__name__}, and its lease is nearly over")
+
+    def _delegated(self, daemon: SimDaemon, message: m.Delegate) -> None:
+        for row in message.rows:
+            task = daemon.scheduler.tables.tasks.get(row[0])
+            if task is not None and task.function.delegated:
+                self.world.fail(f"{short(row[0])} is passed on by node {daemon.node.number}, to which it was delegated")
 
     def sent(self, daemon: SimDaemon, message: m.Message) -> None:
         """Check the outcomes in a message that the daemon sends."""
@@ -114,7 +131,7 @@ class Invariants:
 
     def calm(self) -> None:
         """In a calm world, compare the holders in the daemons' tables with the refs of processes."""
-        for node in self.world.nodes:
+        for node in self.world.living:
             self._calm(node)
 
     def _calm(self, node: Node) -> None:
@@ -143,7 +160,7 @@ class Invariants:
 
     def nothing_left(self) -> list[str]:
         """List what remains after all refs were released."""
-        return [each for node in self.world.nodes for each in self._left_on(node)] + self._left_of_processes()
+        return [each for node in self.world.living for each in self._left_on(node)] + self._left_of_processes()
 
     def _left_on(self, node: Node) -> list[str]:
         daemon = node.daemon
@@ -160,7 +177,21 @@ class Invariants:
             left.append(f"{daemon.scheduler.references.lineage_bytes} bytes of lineage")
         if tables.counts["inline_bytes"]:
             left.append(f"{tables.counts['inline_bytes']} inline bytes")
-        return left + self._files(node)
+        return left + self._files(node) + self._of_nodes(node)
+
+    def _of_nodes(self, node: Node) -> list[str]:
+        """List what a node retains for others, and nodes that it does not know or believes to live."""
+        tables = node.daemon.scheduler.tables
+        living = {each.identifier: each.number for each in self.world.living if each.number}
+        known = {node.identifier, *tables.nodes}
+        left = [f"the dead node {record.name} on node {node.number}" for record in tables.nodes.values() if record.token not in living]
+        left += [f"no node {number} on node {node.number}" for identifier, number in living.items() if identifier not in known]
+        for record in tables.nodes.values():
+            left += [f"task {short(each)} on node {record.name}" for each in record.inflight]
+            left += [f"the unreceived end {each.number}" for each in record.unreceived]
+            if record.process is None or not record.process.ready:
+                left.append(f"node {record.name} is not ready on node {node.number}")
+        return left + [f"the unreported end of {short(each[0].id)}" for each in tables.delegated_ends]
 
     def _left_of_processes(self) -> list[str]:
         left: list[str] = []
@@ -181,7 +212,7 @@ class Invariants:
 
     def job_gone(self, job: bytes) -> list[str]:
         """List what is left of a job that has ended."""
-        return [each for node in self.world.nodes for each in self._job_on(node, job)]
+        return [each for node in self.world.living for each in self._job_on(node, job)]
 
     def _job_on(self, node: Node, job: bytes) -> list[str]:
         daemon = node.daemon
@@ -195,6 +226,9 @@ class Invariants:
         for table in ("task", "object", "function", "log", "checkpoint"):
             left += [f"{short(key)} of the {table} table" for key, _ in daemon.journal.scan(table)]
         left += self._files(node)
+        left += self._of_nodes(node)
+        left += [f"a function on node {each.name}" for each in tables.nodes.values() for name in each.functions if name.startswith(job)]
+        left += [f"the end of job {short(each)} on other nodes" for each in daemon.scheduler.jobs._leaving]
         left += [f"the record of actor {short(each)}" for each in daemon.scheduler.actors.records]
         left += [f"the name of actor {each}" for each in daemon.scheduler.actors.named]
         return left

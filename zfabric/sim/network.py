@@ -17,6 +17,27 @@ from zfabric.protocol.codec import decode, encode, encode_body
 from zfabric.protocol.messages import Envelope
 
 
+class NodeFaults(NamedTuple):
+    """What goes wrong with whole nodes and between them. Numbers are per world."""
+
+    kills: int = 0
+    """Nodes other than the first that are killed with all their processes."""
+    stops: int = 0
+    """Number of times that all processes of a node stop for a while, for less or for more than its lease."""
+    cuts: int = 0
+    """Number of times that links between nodes are cut: of one pair or of a whole node, in one direction or in both."""
+    clogs: int = 0
+    """Number of times that all frames of a node to others are held back for a while, and then arrive at once."""
+    delays: int = 0
+    """Pairs of nodes whose frames take long."""
+    clocks: bool = False
+    """Whether each node has a clock of its own, with an offset, and faster or slower by up to 1 %."""
+    late_joins: bool = False
+    """Whether nodes join while the program runs."""
+    window: float = 0.0
+    """Seconds after which all this ends."""
+
+
 class Faults(NamedTuple):
     """Everything that goes wrong in one world. Chances are per frame; counts are per world; times are virtual seconds."""
 
@@ -43,6 +64,8 @@ class Faults(NamedTuple):
     """Number of times that the disk is full for a while."""
     start_failures: int = 0
     """Number of workers that die before they register."""
+    nodes: NodeFaults = NodeFaults()
+    """In a world of several nodes."""
 
 
 class Network:
@@ -64,7 +87,11 @@ class Network:
         self.in_flight = 0
         self.stack = 0
         self.cuts: set[tuple[bytes, bytes]] = set()
-        """Pairs (sender, receiver) between which every frame is lost."""
+        """Pairs (source, target) whose frames are lost."""
+        self.clogged: dict[tuple[bytes, bytes], list[bytes]] = {}
+        """Frames that are held back, by pair (source, target)."""
+        self.slow: dict[tuple[bytes, bytes], float] = {}
+        """Seconds that frames of a pair (source, target) take in addition."""
         self.cut: Counter[str] = Counter()
         """How often a message was too large for one frame, by the message's name."""
         self._loss = random.Random(seed + "/loss")
@@ -86,27 +113,38 @@ class Network:
             self._fail(f"a frame of {len(frame)} bytes, where {self._frame_bytes_max} are accepted")
         faults = self.faults
         copies = 1
-        if self.lossy:
+        if (source, target) in self.cuts:
+            copies = 0
+        elif (source, target) in self.clogged:
+            self.in_flight += 1
+            self.clogged[source, target].append(frame)
+            copies = 0
+        elif self.lossy:
             chance = self._loss.random()
             if chance < faults.loss:
                 copies = 0
             elif chance < faults.loss + faults.duplication:
                 copies = 2
-        if (source, target) in self.cuts:
-            copies = 0
         for _ in range(copies):
             delay = faults.delay
             if faults.jitter:
                 delay *= 0.5 + self._delay.random()
                 if self.lossy and faults.late and self._delay.random() < faults.late:
                     delay *= 100 * self._delay.random()
+            if self.slow:
+                delay += self.slow.get((source, target), 0.0)
             self.in_flight += 1
             self._after(delay, lambda: self._arrive(source, target, frame))
+
+    def unclog(self, source: bytes, target: bytes) -> None:
+        """Deliver what was held back between a pair."""
+        for frame in self.clogged.pop((source, target), ()):
+            self._arrive(source, target, frame)
 
     def _arrive(self, source: bytes, target: bytes, frame: bytes) -> None:
         self.in_flight -= 1
         receive = self._receivers.get(target)
-        if receive is not None:
+        if receive is not None and (source, target) not in self.cuts:
             receive(source, frame)
 
 
@@ -155,7 +193,12 @@ class SimTransport:
     @property
     def settled(self) -> bool:
         """Whether every frame sent was acknowledged."""
-        return not any(link.unacknowledged() for link in self.peers.values())
+        return not self.unsettled
+
+    @property
+    def unsettled(self) -> set[bytes]:
+        """Peers that have not acknowledged every frame."""
+        return {incarnation for incarnation, link in self.peers.items() if link.unacknowledged()}
 
     def forget(self, incarnation: bytes) -> list[Envelope]:
         """Drop the link to a dead peer. Return the envelopes that it had not acknowledged."""

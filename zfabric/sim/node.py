@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Protocol
 
 from zfabric.adapters.memory_journal import MemoryJournal
@@ -23,7 +24,7 @@ from zfabric.sim.arena import SimArena, SimStorage
 from zfabric.sim.drivers import Driver
 from zfabric.sim.network import SimTransport
 from zfabric.sim.processes import Process
-from zfabric.sim.surroundings import Crashed, ProcessView, Surroundings
+from zfabric.sim.surroundings import Clock, Crashed, ProcessView, Surroundings
 from zfabric.sim.workers import WorkerProcess
 
 LOOP_DELAY = 0.00002
@@ -51,6 +52,15 @@ class Node:
         self.workers: dict[bytes, WorkerProcess] = {}
         self.supervisor = SimSupervisor(self, f"{seed}/supervisor")
         self._workers = 0
+        self._clock = world.node_clock(number) if number else None
+        self.dead = False
+        """Whether all its processes have ended, its supervisor included."""
+        self.doomed = False
+        """Whether the node dies with its daemon."""
+        self.excused = False
+        """Whether something happened to it that may cost it its lease."""
+        self.stopped_until = 0.0
+        """When all its processes go on, on the world's clock."""
         self.restarts = 0
         self.daemon = SimDaemon(self, f"{seed}/daemon0", 0)
         world.note("daemon 0 starts")
@@ -74,6 +84,47 @@ class Node:
     def up(self) -> bool:
         """Whether the current daemon lives."""
         return self.daemon.alive
+
+    def clock(self) -> Clock:
+        """The clock of a new process of this node."""
+        return self._clock or self.world.clock()
+
+    def end(self, reason: str) -> None:
+        """Kill all processes of the node at once, its supervisor and its driver included. It never comes back."""
+        if self.dead:
+            return
+        self.world.note(f"node {self.number} ends: {reason}")
+        self.world.states["node ended"] += 1
+        if self.daemon.alive:
+            self.collect_states()
+            self.daemon.die()
+        self.dead = True
+        for process in [each for each in self.world.processes() if each.node is self]:
+            process.die("its node has ended")
+
+    def lost_lease(self, reason: str) -> None:
+        """End the node, since the registry or its own member says so. Fail the world if nothing had happened to it."""
+        if not self.excused and not self.world.faults.loss:
+            self.world.fail(f"node {self.number} ends, and nothing was wrong with it: {reason}")
+        self.end(reason)
+
+    def stop(self, seconds: float) -> None:
+        """Stop all processes of the node."""
+        self.stopped_until = max(self.stopped_until, self.world.now + seconds)
+        self.world.after(seconds, self._continue)
+
+    def _continue(self) -> None:
+        if self.world.now >= self.stopped_until:
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Let all processes of the node run, if they are stopped."""
+        if self.stopped_until and not self.dead:
+            self.stopped_until = 0.0
+            self.world.note(f"node {self.number} goes on")
+            self.daemon.wake()
+            for process in [each for each in self.world.processes() if each.node is self]:
+                process.wake()
 
     def restart(self) -> SimDaemon:
         """Start the next daemon and return it."""
@@ -140,6 +191,8 @@ class SimSupervisor:
         self.world.after(0.001 + 0.004 * self._random.random(), lambda: self._spawned(effect.token, effect.job))
 
     def _spawned(self, token: bytes, job: bytes) -> None:
+        if self.node.dead:
+            return
         pid = self.pid()
         self.notify(m.WorkerSpawned(token, pid, ""))
         worker = self.node.make_worker(token, job, pid)
@@ -194,6 +247,8 @@ class SimSupervisor:
         self.world.after(0.005 + 0.03 * self._random.random(), self._restart)
 
     def _restart(self) -> None:
+        if self.node.dead:
+            return
         daemon = self.node.restart()
         left = tuple(row for rows in self._slots.values() for row in rows)
         self._slots.clear()
@@ -219,7 +274,12 @@ class ObservedMachine:
         world.delivered(self.address, source, message)
         if type(message) not in self.handlers:
             world.fail(f"a daemon's {self.address[:1]!r} does not accept {type(message).__name__}")
-        late = world.invariants.late_attempts(self._daemon, source, message) if type(message) is m.Completed else ()
+        late: Any = ()
+        if type(message) is m.Completed:
+            late = world.invariants.late_attempts(self._daemon, source, message)
+        elif type(message) is m.Ended:
+            late = world.invariants.late_attempts(self._daemon, source, m.Completed(*message.completed))
+            world.states["end of a dead node"] += source[1:] not in self._daemon.scheduler.tables.nodes
         self._machine.step(now, source, message)
         if late:
             world.invariants.not_accepted(late)
@@ -245,7 +305,7 @@ class SimDaemon:
         self.node = node
         self.world = world = node.world
         self.incarnation = incarnation = world.incarnation()
-        self.clock = world.clock()
+        self.clock = node.clock()
         self.config = world.config
         self.journal = journal = node.journal
         self.alive = True
@@ -308,10 +368,15 @@ class SimDaemon:
         if not self.alive or self.now < self._awake_at:
             return
         self._awake_at = float("inf")
+        if self.node.stopped_until:
+            return
         try:
             self._turn()
         except Crashed:
-            self.node.kill_daemon()
+            if self.node.doomed:
+                self.node.end("it was killed between two effects")
+            else:
+                self.node.kill_daemon()
             return
         if self._events or self._frames or self._node_frames or self.core.pending:
             self.wake()
@@ -327,7 +392,8 @@ class SimDaemon:
     @property
     def settled(self) -> bool:
         """Whether it has nothing to do, and all that it sent was acknowledged."""
-        settled = self.transport.settled and self.node_transport.settled
+        dead = {node.identifier for node in self.world.nodes if node.dead and node.identifier not in self.scheduler.tables.nodes}
+        settled = self.transport.settled and self.node_transport.unsettled <= dead
         return self.alive and self.idle and not self.scheduler.tables.recovering and settled
 
     # -- one turn --
@@ -361,6 +427,7 @@ class SimDaemon:
             self.transport.send(incarnation, envelopes, now)
         for node, envelopes in self.core.take_outgoing_to_nodes().items():
             self.crash_point()
+            self.world.between_nodes(self, node, envelopes)
             self.node_transport.send(self.world.head if node == HEAD else node, envelopes, now)
         self.transport.tick(now)
         self.node_transport.tick(now)
@@ -391,6 +458,10 @@ class SimDaemon:
             self.node.supervisor.watch(effect.pid)
         elif isinstance(effect, e.ConnectNodes):
             self.node.joined_as = next((row[1] for row in effect.rows if row[0] == self.node.identifier), 0)
+        elif isinstance(effect, e.Silence):
+            world.states["node silent"] += effect.silent
+        elif isinstance(effect, e.EndNode):
+            world.after(0.001, partial(self.node.lost_lease, effect.reason))
         elif isinstance(effect, e.Say):
             world.note(f"daemon logs {effect.level}: {effect.text}")
         else:
@@ -422,8 +493,11 @@ class Overview(Surroundings, Protocol):
     """What observers see of their world: everything in it."""
 
     seed: int
-    nodes: list[Node]
     driver: Driver
+
+    @property
+    def living(self) -> list[Node]:
+        """Nodes that are not dead."""
 
     @property
     def daemon(self) -> SimDaemon:

@@ -36,7 +36,7 @@ class Process:
     def __init__(self, world: Surroundings, node: NodeView, incarnation: bytes, pid: int, name: str) -> None:
         self.world = world
         self.node = node
-        self.clock = world.clock()
+        self.clock = node.clock()
         self.config = world.config
         self.incarnation = incarnation
         self.pid = pid
@@ -220,6 +220,8 @@ class Process:
         if not self.alive or self.now < self._awake_at:
             return
         self._awake_at = float("inf")
+        if self.node.stopped_until:
+            return
         if self.now < self.stalled_until:
             self.wake(self.stalled_until)
             return

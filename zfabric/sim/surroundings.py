@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
-from zfabric.protocol.messages import Row
+from zfabric.protocol.messages import Envelope, Row
 from zfabric.sim.arena import SimArena
 from zfabric.sim.bodies import StackFrame
 from zfabric.sim.network import Faults, Network
@@ -38,21 +38,22 @@ class Time(Protocol):
 
 
 class Clock:
-    """The clock of one process: as fast as the world's, but with an offset."""
+    """The clock of one process or node: with an offset from the world's, and faster or slower by a factor."""
 
-    def __init__(self, time: Time, ahead: float) -> None:
+    def __init__(self, time: Time, ahead: float, rate: float = 1.0) -> None:
         self._time = time
         self._ahead = ahead
+        self._rate = rate
 
     @property
     def now(self) -> float:
         """The time on this clock."""
-        return self._time.now + self._ahead
+        return self._time.now * self._rate + self._ahead
 
     def at(self, time: float, action: Callable[[], object]) -> None:
         """Schedule an action at a time on this clock, or later by a rounding error."""
         if self._ahead:
-            self._time.after(max(0.0, time - self.now) + ROUNDING, action)
+            self._time.after(max(0.0, time - self.now) / self._rate + ROUNDING, action)
         else:
             self._time.at(time, action)
 
@@ -78,6 +79,8 @@ class NodeView(Protocol):
     """What a process uses of its node."""
 
     arena: SimArena
+    stopped_until: float
+    """When all its processes go on, on the world's clock; 0 if they are not stopped."""
 
     @property
     def published(self) -> bytes:
@@ -86,6 +89,9 @@ class NodeView(Protocol):
     @property
     def up(self) -> bool:
         """Whether the current daemon lives."""
+
+    def clock(self) -> Clock:
+        """The clock of a new process of this node."""
 
     def process_died(self, process: ProcessView) -> None:
         """Record the death of a process of this node."""
@@ -116,12 +122,24 @@ class Surroundings(Time, Protocol):
     invariants: Any
     """Observer of tasks and values (``Invariants``)."""
 
+    nodes: list[Any]
+    """All nodes, dead ones included (``Node``)."""
+
     @property
     def head(self) -> bytes:
         """The node id of the head, in a world of several nodes."""
 
     def clock(self) -> Clock:
         """Make the clock of a new process."""
+
+    def node_clock(self, number: int) -> Clock | None:
+        """Make the clock of a node of a cluster; None if each of its processes has one of its own."""
+
+    def processes(self) -> list[Any]:
+        """All living processes but daemons."""
+
+    def between_nodes(self, daemon: Any, node: bytes, envelopes: list[Envelope]) -> None:
+        """Observe what a daemon sends to that of another node."""
 
     def incarnation(self) -> bytes:
         """Return a new incarnation. Incarnations are numbered, so that traces can be read."""

@@ -20,6 +20,7 @@ from zfabric.machines.worker import Invocation, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address, control_of, is_control
 from zfabric.protocol.machine import InvariantViolation
+from zfabric.protocol.messages import Envelope
 from zfabric.shell.process import FRAME_ROWS
 from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.bodies import StackFrame
@@ -30,6 +31,7 @@ from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
 from zfabric.sim.node import Node, SimDaemon
+from zfabric.sim.node_faults import CLOCKS_APART, RATES_APART, ClusterFaults, choose_node_faults, with_pauses
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import FOREVER, Author, Program
 from zfabric.sim.surroundings import Clock
@@ -39,8 +41,6 @@ LIMIT = 400.0
 """Virtual seconds within which each phase of a world must end."""
 EVENTS_MAX = 40_000
 CHECK_EVERY = 0.05
-CLOCKS_APART = 1e6
-"""Largest offset of a process's clock in seconds, in worlds with several clocks."""
 
 
 class Failure(Exception):
@@ -91,6 +91,9 @@ class World:
         if nodes > 1:
             apart["spill_after"] = random.Random(f"{seed}/spilling").choice((0.001, 0.004, 0.02))
             self.faults = self.faults._replace(daemon_crashes=0)
+            if faults is None:
+                apart["node_lease"] = random.Random(f"{seed}/leases").choice((2.0, 3.0))
+                self.faults = self.faults._replace(nodes=choose_node_faults(seed))
         self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
         self.observer = observer
         self.notes: list[str] = []
@@ -109,15 +112,26 @@ class World:
         self.hoarding = actors and program is None and hoards(seed)
         author = CircleAuthor if circles else Hoarder if self.hoarding else ActorAuthor if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
+        if nodes > 1 and program is None:
+            self.program = with_pauses(self.program, seed)
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))
         pieces = pieces or self._pieces()
         self.invariants = Invariants(self)
         self.calls = CallInvariants(self)
         self.wait_graph = WaitGraph(self)
-        self.nodes = [Node(self, str(seed), self.cpus, pieces)] if nodes == 1 else self._cluster(nodes, pieces)
-        self.driver = Driver(self, self.nodes[0], self.incarnation(), self.nodes[0].supervisor.pid(), self.program)
-        self.after(0.001, self.driver.start)
+        self._node_clocks = random.Random(f"{seed}/clocks of nodes")
+        self.nodes: list[Node] = []
+        """All nodes, dead ones included. The first is the head."""
+        self.node_faults = ClusterFaults(self, self.faults.nodes)
+        if nodes == 1:
+            self.nodes.append(Node(self, str(seed), self.cpus, pieces))
+        else:
+            self._begin_cluster(nodes, pieces)
+        home = self.nodes[-1] if faults is None and random.Random(f"{seed}/node of the driver").random() < 0.2 else self.nodes[0]
+        self.driver = Driver(self, home, self.incarnation(), home.supervisor.pid(), self.program)
+        self.after(0.001, self._start_driver)
         self._plan_faults()
+        self.node_faults.plan()
 
     def _pieces(self) -> int:
         """Choose the size of the arena in pieces. Every other arena is so small that values are written and read on disk.
@@ -128,9 +142,32 @@ class World:
         small = random.Random(f"{self.seed}/small store").choice((0, 0, 0, 2, 3, 4))
         return small if small and not self.hoarding else usual
 
-    def _cluster(self, count: int, pieces: int) -> list[Node]:
-        """Make several nodes; the first is the head of their cluster."""
-        return [Node(self, f"{self.seed}/node{number}", self.cpus, pieces, number) for number in range(1, count + 1)]
+    def _begin_cluster(self, count: int, pieces: int) -> None:
+        """Start several nodes; the first is the head of their cluster. Some join later, where the faults say so."""
+        rng = random.Random(f"{self.seed}/joins")
+        for number in range(1, count + 1):
+            start = partial(self._start_node, number, pieces)
+            if number > 1 and self.faults.nodes.late_joins and rng.random() < 0.5:
+                self.states["node joins late"] += 1
+                self.after(rng.random() * rng.choice((0.1, 1.0)), start)
+            else:
+                start()
+
+    def _start_node(self, number: int, pieces: int) -> None:
+        self.nodes.append(Node(self, f"{self.seed}/node{number}", self.cpus, pieces, number))
+
+    def _start_driver(self) -> None:
+        """Start the driver, in a cluster once its node is a member."""
+        node = self.driver.node
+        if isinstance(node, Node) and node.number and not node.joined_as:
+            self.after(0.001, self._start_driver)
+        else:
+            self.driver.start()
+
+    @property
+    def living(self) -> list[Node]:
+        """Nodes that are not dead."""
+        return [node for node in self.nodes if not node.dead]
 
     @property
     def head(self) -> bytes:
@@ -162,6 +199,13 @@ class World:
         """Make the clock of a new process."""
         return Clock(self, self._clocks.random() * CLOCKS_APART if self._clocks is not None else 0.0)
 
+    def node_clock(self, number: int) -> Clock | None:
+        """Make the clock of a node of a cluster; None if each of its processes has one of its own."""
+        if not self.faults.nodes.clocks or self._clocks is not None:
+            return None
+        rate = 1.0 + (2.0 * self._node_clocks.random() - 1.0) * RATES_APART
+        return Clock(self, (1.0 + self._node_clocks.random()) * CLOCKS_APART, rate)
+
     # -- processes --
 
     def incarnation(self) -> bytes:
@@ -183,7 +227,7 @@ class World:
 
     def task_record(self, task_id: bytes) -> TaskRecord | None:
         """The record of a task at its home."""
-        found = (node.daemon.scheduler.tables.tasks.get(task_id) for node in self.nodes)
+        found = (node.daemon.scheduler.tables.tasks.get(task_id) for node in self.living)
         return next((task for task in found if task is not None and not task.function.delegated), None)
 
     def processes(self) -> list[Process]:
@@ -205,7 +249,9 @@ class World:
         if item is None:
             return False
         record = self.task_record(item.row[0])
-        return record is None or (record.rare is not None and bool(record.rare.stopped))
+        if record is None or (record.rare is not None and bool(record.rare.stopped)):
+            return True
+        return len(self.nodes) > 1 and record.attempt != item.attempt  # It runs elsewhere, since the node of this one is dead.
 
     def caller_lives(self, frame: StackFrame) -> bool:
         """Whether the process that made the call which this body runs still lives."""
@@ -235,6 +281,8 @@ class World:
         self.states[type(message).__name__] += 1
         if type(message) is m.LogAppended:
             self.calls.logged(message)
+        elif type(message) is m.Delegate:
+            self.node_faults.delegated(to[1:])
         if self.observer is not None:
             self.observer(self.now, _place(self, source), _place(self, to), message)
 
@@ -262,6 +310,10 @@ class World:
     def after_turn(self, daemon: SimDaemon) -> None:
         """Check the daemon after a turn."""
         self.invariants.after_turn(daemon)
+
+    def between_nodes(self, daemon: SimDaemon, node: bytes, envelopes: list[Envelope]) -> None:
+        """Observe what a daemon sends to that of another node."""
+        self.invariants.between_nodes(daemon, envelopes)
 
     # -- faults --
 
@@ -366,7 +418,7 @@ class World:
         except InvariantViolation as error:
             failure = f"an invariant does not hold: {error}"
             self.note(f"FAILURE: {failure}")
-        for node in self.nodes:
+        for node in self.living:
             node.collect_states()
         return WorldResult(self.seed, failure, self.events, self.states)
 
@@ -377,8 +429,9 @@ class World:
         else:
             self._until(lambda: self.driver.finished or not self.driver.alive, "the end of the program")
             self._empty(self.invariants.nothing_left, "every ref was released")
-            self.driver.send_goodbye()
-            self._until(lambda: self.driver.machine.farewell is not None, "the farewell")
+            if self.driver.alive:
+                self.driver.send_goodbye()
+            self._until(lambda: self.driver.machine.farewell is not None or not self.driver.alive, "the farewell")
             self.after(0.0, lambda: self.driver.die("its program has ended"))
         if self.driver.machine.job:
             self._empty(lambda: self.invariants.job_gone(self.driver.machine.job), "the job has ended")
@@ -394,7 +447,7 @@ class World:
         limit = self.now + LIMIT / 4
         check_at, every = self.now, CHECK_EVERY
         while True:
-            if self.now >= check_at and all(node.up for node in self.nodes) and self.network.in_flight == 0:
+            if self.now >= check_at and all(node.up for node in self.living) and self.network.in_flight == 0:
                 check_at = self.now + every
                 if not left():
                     return
@@ -433,7 +486,7 @@ class World:
     def is_calm(self) -> bool:
         """Whether no message is under way and every process waits."""
         return (
-            all(node.daemon.settled for node in self.nodes)
+            all(node.daemon.settled and not node.stopped_until for node in self.living)
             and self.network.in_flight == 0
             and all(
                 process.transport.settled
@@ -447,7 +500,7 @@ class World:
 
     def explain(self) -> str:
         """Say why nothing happens any more."""
-        return "; ".join(part for node in self.nodes for part in self._explain(node.daemon))
+        return "; ".join(part for node in self.living for part in self._explain(node.daemon))
 
     def _explain(self, daemon: SimDaemon) -> list[str]:
         parts: list[str] = []

@@ -42,7 +42,8 @@ class Member:
         """When requests were sent that have no answer, by number."""
         self._number = 0
         self._version = 0
-        self._silent = False
+        self.silent = False
+        """Whether nothing but requests for the lease may leave this node."""
         self._ended = False
         self._effects: list[Effect] = []
         self._counts = {"renewals": 0, "refused": 0}
@@ -69,7 +70,7 @@ class Member:
             return None
         if self._lease is None:
             return self._ask_at
-        last = self._until if self._silent else self._until - (1 - SILENT_SHARE) * self._lease
+        last = self._until if self.silent else self._until - (1 - SILENT_SHARE) * self._lease
         return min(self._ask_at, last)
 
     def take_effects(self, now: float) -> list[Effect]:
@@ -129,8 +130,8 @@ class Member:
         if now >= self._until:
             self._end(f"it could not renew its lease for {lease:g} s")
             return
-        if now >= self._until - (1 - SILENT_SHARE) * lease and not self._silent:
-            self._silent = True
+        if now >= self._until - (1 - SILENT_SHARE) * lease and not self.silent:
+            self.silent = True
             self._effects.append(Silence(True))
             self._effects.append(Say("warning", "the node's lease could not be renewed: nothing is sent to other nodes until it is"))
         if now >= self._ask_at:
@@ -147,8 +148,8 @@ class Member:
         self._asked = {number: sent for number, sent in self._asked.items() if number > message.number}
         self._counts["renewals"] += 1
         self._until = asked + self._lease
-        if self._silent and now < self._until - (1 - SILENT_SHARE) * self._lease:
-            self._silent = False
+        if self.silent and now < self._until - (1 - SILENT_SHARE) * self._lease:
+            self.silent = False
             self._effects.append(Silence(False))
 
     def on_expelled(self, now: float, source: Address, message: m.Expelled) -> None:
@@ -163,7 +164,7 @@ class Member:
 
     def _end(self, reason: str) -> None:
         if not self._ended:
-            self._ended = True
+            self._ended = self.silent = True
             self._effects.append(Silence(True))
             self._effects.append(EndNode(reason))
 

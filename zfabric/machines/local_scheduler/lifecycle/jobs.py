@@ -113,9 +113,6 @@ class Jobs:
                 worker.inflight.clear()
                 self.dispatcher.abandon(worker)
                 self.workers.end(worker, "its job has ended")
-        for node in tables.nodes.values():
-            for identifier in [each for each in node.inflight if each[:JOB_BYTES] == job.id]:
-                del node.inflight[identifier]
         tables.condemned = {prefix: None for prefix in tables.condemned if prefix[:JOB_BYTES] != job.id}
         for queue in job.queues.values():
             tables.queues.pop(queue.token, None)
@@ -143,13 +140,28 @@ class Jobs:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
         statuses = (status,) if not job.home else ()
         ends = _LastRows(job, (*puts, *self.events.take(), *statuses), statuses, (*deletes, *more))
-        others = [] if job.home else list(tables.nodes)
-        for other in others:
-            tables.send_to_node(other, m.EndJob(job.id))
-        if others:
-            self._leaving[job.id] = set(others), ends
+        nodes = self._nodes_of(job)
+        for node in nodes:
+            tables.send_to_node(node, m.EndJob(job.id))
+        if nodes:
+            self._leaving[job.id] = set(nodes), ends
         else:
             self._write_end(ends)
+
+    def _nodes_of(self, job: JobRecord) -> list[bytes]:
+        """Drop what other nodes have of a job that ends. Return those that must acknowledge the end.
+
+        Its home has all of them end it, others those that they gave tasks to: of these the home may not know yet.
+        """
+        found = []
+        for node in self.tables.nodes.values():
+            given = {name for name in node.functions if name[:JOB_BYTES] == job.id}
+            node.functions -= given
+            for identifier in [each for each in node.inflight if each[:JOB_BYTES] == job.id]:
+                del node.inflight[identifier]
+            if given or not job.home:
+                found.append(node.token)
+        return found
 
     def _write_end(self, ends: _LastRows) -> None:
         """Write that a job has ended. Its tombstone is the last that is written of it, on any node."""
@@ -163,12 +175,18 @@ class Jobs:
         job = self.tables.jobs.get(message.job)
         if job is not None:
             self.end_job(job, now)
-        else:
+        if job is None or job.home != source[1:]:  # Its home receives the answer once all is gone. Others know now that it ends here.
             self.tables.send_to_node(source[1:], m.JobGone(message.job))
 
     def on_job_gone(self, now: float, source: Address, message: m.JobGone) -> None:
         """Another node has nothing of an ended job any more."""
         self._left(message.job, source[1:])
+
+    def node_joined(self, node: bytes) -> None:
+        """A node is new here: others may have given it tasks of jobs that have ended meanwhile."""
+        for job, (nodes, _) in self._leaving.items():
+            nodes.add(node)
+            self.tables.send_to_node(node, m.EndJob(job))
 
     def node_died(self, node: bytes) -> None:
         """A node is dead: what it had of ended jobs is gone with it."""
@@ -204,7 +222,7 @@ class Jobs:
             self._tombstones.append((now + self.tables.config.store_retry_every, about))
         driver = job.driver
         self.tables.jobs.pop(job.id, None)
-        if job.home:
+        if job.home in self.tables.nodes:
             self.tables.send_to_node(job.home, m.JobGone(job.id))
         if driver is not None and driver.incarnation in self.tables.processes:
             self.tables.send_to_client(driver, m.Farewell(job.reason))

@@ -17,6 +17,9 @@ from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import GLOBAL_SCHEDULER, Address, first_attempt
 
+EARLY_MAX = 1000
+"""Most nodes that are remembered because they registered before a table with them arrived."""
+
 
 class Peers:
     """The other nodes. ``daemons`` is how many daemons this node had before."""
@@ -45,6 +48,8 @@ class Peers:
         self.table: dict[bytes, m.Row] = {}
         """Rows of the newest ``NodeTable``, this node's own included, by node."""
         self._version = 0
+        self._early: set[bytes] = set()
+        """Nodes that have registered here before a table with them arrived. A table takes its own way to each node."""
         (self._local_placer,) = tables.placers
 
     def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
@@ -70,16 +75,21 @@ class Peers:
         record = NodeRecord(node, row[1], row[2], dict(row[6]), now)
         process = ProcessRecord(node, "node", 0, 0, None, node, node)
         record.process = process
+        process.ready = node in self._early  # It had nothing to repeat: ``Ready`` followed at once.
+        self._early.discard(node)
         self.tables.nodes[node] = record
         self.tables.processes[node] = process
         self.tables.send_to_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:]))
         self.tables.send_to_node(node, m.Ready())
+        self.jobs.node_joined(node)
 
     def on_register_node(self, now: float, source: Address, message: m.RegisterNode) -> None:
         """Another node registers: it is new here, or so is its daemon."""
         process = self.tables.processes.get(source[1:])
         if process is None or source[1:] not in self.tables.nodes:
-            self.tables.counts["refused"] += 1
+            self.tables.counts["refused"] += 1  # It is dead, or a table with it is on its way.
+            if len(self._early) < EARLY_MAX:
+                self._early.add(source[1:])
             return
         process.ready = False
 
@@ -88,6 +98,7 @@ class Peers:
         del self.tables.nodes[node.token]
         self.tables.send(self._local_placer, m.ProcessGone(node.token))
         self.tables.write_log("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
+        self.tables.counts["lost_with_nodes"] += len(node.inflight)
         self.outcomes.node_lost(node)
         if node.process is not None:
             self.departures.release(node.process)

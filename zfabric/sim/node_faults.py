@@ -1,0 +1,200 @@
+"""What goes wrong between the nodes of a world, and with whole nodes.
+
+Each kind of fault has a generator of its own. A fault begins at a moment of the window, or right after some task was delegated:
+programs are short, and most moments of a window are idle ones. All faults end with the window, except death.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from zfabric.sim.network import NodeFaults
+from zfabric.sim.programs import Program
+
+if TYPE_CHECKING:
+    from zfabric.sim.node import Node, Overview
+
+CLOCKS_APART = 1e6
+"""Largest offset of a node's clock in seconds."""
+RATES_APART = 0.01
+"""Largest difference between the rate of a node's clock and the right one."""
+HEAD_STOPS = 0.4
+"""The longest stop of the head as a share of the lease: no other node may have to end for it."""
+DELEGATED_MOST = 6
+"""A fault that waits for a delegation waits for one of so many."""
+
+Action = Callable[["Node"], None]
+
+
+def choose_node_faults(seed: int) -> NodeFaults:
+    """Choose the faults of a seed: often one kind alone, or none."""
+
+    def chosen(kind: str, *counts: int) -> int:
+        return random.Random(f"{seed}/{kind}").choice(counts)
+
+    return NodeFaults(
+        kills=chosen("do nodes die", 0, 0, 0, 1, 2),
+        stops=chosen("do nodes stop", 0, 0, 0, 1, 2),
+        cuts=chosen("are nodes cut off", 0, 0, 0, 1, 3),
+        clogs=chosen("do frames clog", 0, 0, 0, 1, 2),
+        delays=chosen("are links slow", 0, 0, 0, 1, 2),
+        clocks=chosen("do clocks differ", 0, 1) == 1,
+        late_joins=chosen("do nodes join late", 0, 0, 1) == 1,
+        window=random.Random(f"{seed}/window of nodes").choice((1.0, 4.0, 8.0)),
+    )
+
+
+def with_pauses(program: Program, seed: int) -> Program:
+    """Add pauses to the root of a program, so that it still runs when a node has been declared dead."""
+    rng = random.Random(f"{seed}/pauses")
+    statements = list(program.statements)
+    for _ in range(rng.choice((0, 1, 3))):
+        statements.insert(rng.randrange(len(statements) + 1), ("sleep", rng.choice((0.5, 1.5, 3.0))))
+    return program._replace(statements=tuple(statements))
+
+
+class ClusterFaults:
+    """Performs the faults of one world of several nodes."""
+
+    def __init__(self, world: Overview, faults: NodeFaults) -> None:
+        self.world = world
+        self.faults = faults
+        self.over = False
+        self._kills = random.Random(f"{world.seed}/nodes that die")
+        self._stops = random.Random(f"{world.seed}/nodes that stop")
+        self._cuts = random.Random(f"{world.seed}/cuts")
+        self._clogs = random.Random(f"{world.seed}/clogs")
+        self._delays = random.Random(f"{world.seed}/slow links")
+        self._waiting: list[tuple[int, Action]] = []
+        """Faults that begin when this number of ``Delegate`` has arrived, at the node that received it."""
+        self._delegated = 0
+        """Number of ``Delegate`` that have arrived."""
+
+    def plan(self) -> None:
+        """Choose when each fault begins. (Worlds without any have no events for them.)"""
+        faults = self.faults
+        for _ in range(faults.kills):
+            self._plan(self._kills, self._kill)
+        for _ in range(faults.stops):
+            self._plan(self._stops, self._stop)
+        for _ in range(faults.cuts):
+            self._plan(self._cuts, self._cut)
+        for _ in range(faults.clogs):
+            self._plan(self._clogs, self._clog)
+        for _ in range(faults.delays):
+            self._plan(self._delays, self._slow)
+        if faults.window:
+            self.world.after(faults.window, self._heal)
+
+    def _plan(self, rng: random.Random, action: Action) -> None:
+        if rng.random() < 0.5:
+            delay = rng.choice((0.0, 0.001, 0.01, 0.05))
+            number = rng.randrange(1, DELEGATED_MOST)
+            self._waiting.append((number, lambda node: self.world.after(delay, partial(self._begin, action, node))))
+        else:
+            self.world.after(rng.random() * self.faults.window, lambda: self._begin(action, rng.choice(self.world.nodes)))
+
+    def _begin(self, action: Action, node: Node) -> None:
+        if not self.over and not node.dead:
+            action(node)
+
+    def delegated(self, receiver: bytes) -> None:
+        """Begin what waits for this delegation."""
+        self._delegated += 1
+        due = [action for number, action in self._waiting if number == self._delegated]
+        for node in self.world.nodes:
+            if receiver in (node.identifier, node.daemon.incarnation):
+                for action in due:
+                    action(node)
+
+    # -- death --
+
+    def _kill(self, node: Node) -> None:
+        """Kill a node other than the head, between two of its next effects."""
+        if node is self.world.nodes[0]:
+            return
+        node.doomed = True
+        self.world.states["node killed"] += 1
+        node.daemon.effects_left = self._kills.randrange(0, 12)
+        self.world.after(0.02, lambda: node.end("it was killed"))
+
+    # -- stops --
+
+    def _stop(self, node: Node) -> None:
+        """Stop all processes of a node for a while, the head for a short one."""
+        lease = self.world.config.node_lease
+        head = node is self.world.nodes[0]
+        seconds = lease * (HEAD_STOPS * self._stops.random() if head else self._stops.choice((0.1, 0.5, 0.9, 1.3, 2.0)))
+        if not head:
+            node.excused = True
+        self.world.states["node stopped"] += 1
+        self.world.note(f"node {node.number} stops for {seconds:.2f} s")
+        node.stop(seconds)
+
+    # -- links --
+
+    def _cut(self, node: Node) -> None:
+        """Cut the links of a node: to one other or to all, in one direction or in both, once or again and again."""
+        rng, network = self._cuts, self.world.network
+        others = [each for each in self.world.nodes if each is not node]
+        if not others:
+            return
+        if rng.random() < 0.5:
+            others = [rng.choice(others)]
+        direction = rng.choice(("both", "both", "out", "in"))
+        pairs = [(node.identifier, other.identifier) for other in others if direction != "in"]
+        pairs += [(other.identifier, node.identifier) for other in others if direction != "out"]
+        head = self.world.nodes[0]
+        for each in others if node is head else [node] if head in others else []:
+            each.excused = True
+        self.world.states[f"cut {direction}" if len(others) == 1 else "cut off"] += 1
+        flaps = rng.choice((1, 1, 4))
+        begins = 0.0
+        for _ in range(flaps):
+            lasts = self.world.config.node_lease * rng.choice((0.1, 0.4, 1.0, 2.0)) / flaps
+            self.world.after(begins, partial(self._sever, pairs))
+            self.world.after(begins + lasts, partial(network.cuts.difference_update, pairs))
+            begins += lasts * (1.0 + rng.random())
+        if flaps > 1:
+            self.world.states["cut again and again"] += 1
+
+    def _sever(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        if not self.over:
+            self.world.note(f"cut: {', '.join(f'{self.world.who(source)} -> {self.world.who(to)}' for source, to in pairs)}")
+            self.world.network.cuts.update(pairs)
+
+    def _clog(self, node: Node) -> None:
+        """Hold back all frames of a node to others for a while: also what it sent before it was declared dead, until after that."""
+        others = [each for each in self.world.nodes if each is not node]
+        if node is self.world.nodes[0] or not others:
+            return
+        node.excused = True
+        self.world.states["clogged"] += 1
+        seconds = self.world.config.node_lease * self._clogs.choice((0.1, 0.7, 1.3, 1.6))
+        self.world.note(f"frames of node {node.number} are held back for {seconds:.2f} s")
+        for other in others:
+            self.world.network.clogged.setdefault((node.identifier, other.identifier), [])
+            self.world.after(seconds, partial(self.world.network.unclog, node.identifier, other.identifier))
+
+    def _slow(self, node: Node) -> None:
+        """Delay all frames between a node and another one, by a time of each direction."""
+        rng = self._delays
+        others = [each for each in self.world.nodes if each is not node]
+        if not others:
+            return
+        other = rng.choice(others)
+        for pair in ((node.identifier, other.identifier), (other.identifier, node.identifier)):
+            self.world.network.slow[pair] = rng.choice((0.001, 0.02, 0.2))
+        self.world.states["slow link"] += 1
+
+    def _heal(self) -> None:
+        self.over = True
+        self.world.network.cuts.clear()
+        for pair in list(self.world.network.clogged):
+            self.world.network.unclog(*pair)
+        self.world.network.slow.clear()
+        for node in self.world.nodes:
+            node.go_on()
