@@ -175,3 +175,17 @@ def test_the_death_of_a_home_fails_what_is_fetched_from_it_and_frees_what_waited
     ((_, objects),) = node.take(m.Objects)
     assert objects.rows[0][1] == m.FAILED
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
+
+
+def test_what_an_end_names_is_not_needed_any_more_once_its_home_is_dead(node: Executor) -> None:
+    # The task is at home on node A, and its job on node C.
+    node.hear(HOME_A, m.Delegate((JOB, "", HOME_C), EXPORTED, (row(1),), (), (), (), first_attempt(0, 1)))
+    (worker,) = node.workers()
+    node.send(CLIENT + worker, m.Put(((PUT, b"put", (), False),)))
+    node.end(worker, 1, (PUT,))
+    assert any(isinstance(message, m.Ended) for message in node.told(HOME_A))
+    node.send(CLIENT + worker, m.Release((PUT,)))
+    assert node.scheduler.tables.find(PUT) is not None, "its home has not read the end yet"
+    rows = tuple(row for row in node.scheduler.peers.table.values() if row[0] != HOME_A)
+    node.send(MEMBER + OWN, m.NodeTable(2, rows))
+    assert node.scheduler.tables.find(PUT) is None

@@ -104,7 +104,8 @@ class Peers:
             self.departures.release(node.process)
         for task in [each for each in self.tables.tasks.values() if each.submitter == node.token and each.function.delegated]:
             self.stopping.stop(task, "cancelled", now)
-        self.tables.delegated_ends = [row for row in self.tables.delegated_ends if row[0].submitter != node.token]
+        for named in node.pinned.values():
+            self.outcomes.references.unpin(named)
         for job in [each for each in self.tables.jobs.values() if each.home == node.token]:
             self.jobs.end_job(job, now)
         self.borrowing.node_died(node.token)
