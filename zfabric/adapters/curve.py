@@ -1,0 +1,203 @@
+"""Encrypted TCP sockets between nodes: CURVE on each, and the authenticator, which decides whose keys may enter.
+
+The authenticator answers ZeroMQ's authentication protocol (ZAP) in the daemon's own loop. libzmq checks no key itself, and lets all in if
+there is no authenticator, unless ``ZAP_ENFORCE_DOMAIN`` is set, as it is here: without an answer, nobody enters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+DOMAIN = b"zfabric"
+HANDSHAKE_SECONDS = 3.0
+"""Seconds after which a connection that has not finished its handshake is closed."""
+FRAME_BYTES_MAX = 2**20
+"""Largest frame between nodes. A lease waits behind at most one frame of each sender, for about 10 ms at 1 Gbit/s."""
+SEALED_BYTES = 64
+"""More bytes than encryption adds to a frame."""
+HEARTBEAT_SECONDS = 2.0
+"""Seconds between ZeroMQ's heartbeats on each connection."""
+SILENT_SECONDS = 6.0
+"""Seconds without any byte after which a connection is closed."""
+BACKLOG = 1024
+"""Connections that the kernel completes before they are accepted."""
+HELD_MAX = 64
+"""Connections with unknown keys that wait for an answer. Anybody can make any number of keys."""
+HELD_SECONDS = 2.0
+"""Seconds that a connection with an unknown key waits. A table that has the key arrives within a round trip to the registry."""
+
+FAILURES = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "handshake not finished",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "handshake",
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "key",
+    int(zmq.EVENT_ACCEPT_FAILED): "accept",
+    int(zmq.EVENT_CLOSED): "nobody listens",
+    int(zmq.EVENT_DISCONNECTED): "disconnected",
+}
+"""Reasons by event of a socket. A strange mechanism (NULL, PLAIN) and a wrong server key both fail as "handshake"."""
+OF_SERVER = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_ACCEPT_FAILED
+)
+OF_DEALER = OF_SERVER | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Socket = zmq.Socket[bytes]
+
+
+class KeyPair(NamedTuple):
+    """A CURVE key pair, both halves in Z85."""
+
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public!r})"
+
+
+def make_pair() -> KeyPair:
+    """Make a new key pair."""
+    return KeyPair(*zmq.curve_keypair())
+
+
+def listen(context: Context, endpoint: str, keys: KeyPair, queued: int) -> Socket:
+    """A socket that accepts connections at ``endpoint`` from those whom the authenticator of the context lets in."""
+    socket = context.socket(zmq.ROUTER)
+    try:
+        _common(socket, keys, queued)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        socket.bind(endpoint)
+    except BaseException:
+        socket.close(0)
+        raise
+    return socket
+
+
+def dealer(context: Context, keys: KeyPair, server_key: bytes, queued: int) -> Socket:
+    """A socket for one connection, which is never made again: a frame that it lost would be missed by nobody."""
+    socket = context.socket(zmq.DEALER)
+    try:
+        _common(socket, keys, queued)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    except BaseException:
+        socket.close(0)
+        raise
+    return socket
+
+
+def _common(socket: Socket, keys: KeyPair, queued: int) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, queued)
+    socket.setsockopt(zmq.RCVHWM, queued)
+    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX + SEALED_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_SECONDS * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_SECONDS * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(SILENT_SECONDS * 1000))
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+
+
+def observe(context: Context, socket: Socket, name: str, events: int) -> Socket:
+    """A socket from which ``failures`` reads what happens to connections of ``socket``. ``name`` is unique in the context.
+
+    It queues without a limit: libzmq's I/O thread waits for room in it otherwise, for ever if it is being closed.
+    """
+    socket.monitor(f"inproc://{name}", events)
+    observer = context.socket(zmq.PAIR)
+    observer.setsockopt(zmq.LINGER, 0)
+    observer.setsockopt(zmq.RCVHWM, 0)
+    observer.connect(f"inproc://{name}")
+    return observer
+
+
+def failures(observer: Socket) -> Iterator[str]:
+    """The failures that an observer has noticed, by reason, until none is left."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            event = parse_monitor_message(observer.recv_multipart(zmq.DONTWAIT))
+            yield FAILURES.get(int(event["event"]), "")
+
+
+class Authenticator:
+    """Answers whether the owner of a key may connect. There is one in a context.
+
+    An unknown key may be that of a node that has just joined, so its connection waits for a newer table (``admit``) before it is refused.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.known: frozenset[bytes] = frozenset()
+        """Public keys that may enter."""
+        self.unasked: list[bytes] = []
+        """Unknown keys about which the registry is to be asked."""
+        self._held: list[tuple[float, list[bytes], bytes]] = []
+        """Connections that wait: (until when, head of the answer, key), soonest first."""
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind("inproc://zeromq.zap.01")
+
+    def admit(self, known: frozenset[bytes]) -> None:
+        """Let in the owners of these keys, and of no others."""
+        self.known = known
+        held, self._held = self._held, []
+        for each in held:
+            if each[2] in known:
+                self._reply(each[1], b"200", each[2])
+            else:
+                self._held.append(each)
+
+    def answer(self, now: float) -> None:
+        """Take in one request. Raises zmq.Again if there is none."""
+        parts = self.socket.recv_multipart(zmq.DONTWAIT)
+        head = parts[:4]  # [routing id, empty, version, number of the request]
+        key = _key_of(parts[4:]) if len(head) == 4 and head[2] == b"1.0" else b""
+        if not key:
+            self._reply(head, b"500")
+        elif key in self.known:
+            self._reply(head, b"200", key)
+        elif len(self._held) < HELD_MAX:
+            self._held.append((now + HELD_SECONDS, head, key))
+            self.unasked = [*self.unasked[1 - HELD_MAX :], key]
+        else:
+            self._reply(head, b"300")  # Temporary. After a final refusal (400), a client of libzmq never tries again.
+
+    def expire(self, now: float) -> None:
+        """Refuse those that have waited too long."""
+        while self._held and self._held[0][0] <= now:
+            self._reply(self._held.pop(0)[1], b"400")
+
+    def next_deadline(self) -> float | None:
+        """When ``expire`` is due."""
+        return self._held[0][0] if self._held else None
+
+    def _reply(self, head: list[bytes], code: bytes, user: bytes = b"") -> None:
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.send_multipart([*head, code, b"", user, b""], zmq.DONTWAIT)
+
+    def close(self) -> None:
+        """Answer no more: nobody enters."""
+        self.socket.close(0)
+
+
+def _key_of(parts: list[bytes]) -> bytes:
+    """The key in a request ``[domain, address, routing id, mechanism, key]``; empty if there is none."""
+    if len(parts) != 5 or parts[0] != DOMAIN or parts[3] != b"CURVE" or len(parts[4]) != 32:
+        return b""
+    return z85.encode(parts[4])
+
+
+def user_of(part: Any) -> bytes:
+    """The public key of the sender of a received frame, as the authenticator has answered; empty if there is none."""
+    try:
+        return part.get("User-Id").encode()  # type: ignore[no-any-return]
+    except (zmq.ZMQError, UnicodeError):
+        return b""

@@ -1,0 +1,554 @@
+"""All TCP sockets of one daemon: those on which it is connected with the daemons of other nodes.
+
+A node listens on one socket, and dials those that are older than itself; each pair has one connection. The sender of a frame is whoever
+its key belongs to (``curve.Authenticator``), whatever the frame claims. Links continue over new connections (``NodeLink``), which are
+dialled here: ZeroMQ's own would go unnoticed.
+
+A node that is not in the table yet has no link. It dials the head with the key of the cluster's key file; there, only the messages by which
+a node joins are let through, in frames without numbers. Whoever sends them repeats them.
+
+The daemon polls one descriptor for all sockets. Those of ZeroMQ are edge-triggered: a socket stays in ``_ready`` until it is empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import select
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import zmq
+import zmq.backend
+
+from zfabric.adapters import curve
+from zfabric.adapters.curve import FRAME_BYTES_MAX, HANDSHAKE_SECONDS, Authenticator, Context, KeyPair, Socket
+from zfabric.exceptions import ConnectionLostError
+from zfabric.machines.common.node_link import IN_FLIGHT_MAX, HelloRefused, LinkBroken, NodeLink
+from zfabric.protocol.codec import MalformedFrame, decode, encode
+from zfabric.protocol.ids import HEAD, INCARNATION_BYTES
+from zfabric.protocol.messages import Envelope, Row
+
+QUEUED_MAX = 2 * IN_FLIGHT_MAX
+"""Frames that a socket queues for one connection: those in flight, and as many acknowledgements."""
+FRAMES_PER_TURN = 32
+"""Most frames that one ``receive`` reads."""
+JOIN_BYTES_MAX = 64 * 2**10
+"""Largest frame of a node that joins."""
+HELLO_SECONDS = HANDSHAKE_SECONDS + 1.0
+"""Seconds after which a connection whose hello is not answered is dialled again."""
+REDIAL_SECONDS = 0.05
+"""Pause before the second attempt to connect. It doubles with each."""
+REDIAL_SECONDS_MAX = 2.0
+DIAL_AGAIN = b""
+"""The frame by which the accepting side ends a connection: ZeroMQ cannot close a single one of a socket."""
+
+JOINER = b"\x00\x00\x00"
+"""Begins the name of the sender of a message that asks to join. An answer to that name goes to the same connection."""
+_CONNECTION_BYTES = INCARNATION_BYTES - len(JOINER)
+
+EVENTS, POLLIN, DONTWAIT, SNDMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.SNDMORE)
+_option: Any = zmq.backend.Socket.get
+_recv: Any = zmq.backend.Socket.recv
+_send: Any = zmq.backend.Socket.send
+"""As in ``adapters.sockets``: the enumerations in the methods of ``zmq.Socket`` cost more than the calls."""
+
+Received = list[tuple[bytes, list[Envelope]]]
+"""What ``NodeTransport.receive`` returns."""
+Reader = Callable[[float, Received], None]
+"""Reads one message from a socket."""
+Admits = Callable[[str, type[Any]], bool]
+"""Whether a message of this type is let through from "node" (a node of the table), "joiner", or "head" (the answers to a joiner)."""
+
+
+class DialledConnection:
+    """A connection that this node dials, again and again. ``failed`` is called when it has ended or was not made."""
+
+    def __init__(self, transport: NodeTransport, address: str, server_key: bytes, keys: KeyPair) -> None:
+        self._transport = transport
+        self.address = address
+        self.server_key = server_key
+        self.keys = keys
+        self.socket: Socket | None = None
+        self.observer: Socket | None = None
+        self.due: float | None = None
+        """When to dial, or to give up the attempt under way."""
+        self.trouble = ""
+        """Why the last attempt failed; empty while there is a connection."""
+        self._pause = REDIAL_SECONDS
+
+    def dial(self, name: str) -> None:
+        """Begin a new connection."""
+        context = self._transport.context
+        self.socket = curve.dealer(context, self.keys, self.server_key, QUEUED_MAX)
+        self.observer = curve.observe(context, self.socket, name, curve.OF_DEALER)
+        self.socket.connect(self.address)
+
+    def established(self) -> None:
+        """Note that the other side has answered."""
+        self.trouble = ""
+        self.due = None
+        self._pause = REDIAL_SECONDS
+
+    def retry(self, now: float, reason: str) -> None:
+        """Close what there is, and dial after a pause."""
+        self.close()
+        self.trouble = reason
+        self.due = now + self._pause * random.uniform(0.5, 1.0)
+        self._pause = min(2 * self._pause, REDIAL_SECONDS_MAX)
+
+    def move(self, address: str) -> None:
+        """Dial another address from now on, at once."""
+        self.close()
+        self.address = address
+        self.due = 0.0
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self.due = None
+        self._transport.close_dialled(self)
+
+
+class PeerNode:
+    """Another node: its link, and the connection over which it goes."""
+
+    __slots__ = ("connection", "dialled", "key", "link")
+
+    def __init__(self, link: NodeLink, key: bytes, dialled: DialledConnection | None) -> None:
+        self.link = link
+        self.key = key
+        self.dialled = dialled
+        """The connection if this node dials; None if the peer does."""
+        self.connection = b""
+        """The routing id of the connection that the peer has dialled."""
+
+
+class NodeTransport:
+    """The connections of one daemon incarnation to other nodes. All methods are called by one thread, and none waits.
+
+    ``keys`` is the pair of this node, ``role_keys`` the public keys with which others may join through it (on the head). Raises
+    ConnectionLostError if it cannot listen at ``endpoint`` ("tcp://host:port").
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        node: bytes,
+        daemon: bytes,
+        daemons: int,
+        keys: KeyPair,
+        endpoint: str,
+        admits: Admits,
+        role_keys: Iterable[bytes] = (),
+    ) -> None:
+        self.context = context
+        self.node = node
+        self.daemon = daemon
+        self.daemons = daemons
+        self.keys = keys
+        self.admits = admits
+        self.refused: Counter[str] = Counter()
+        """What was refused, by reason."""
+        self.peers: dict[bytes, PeerNode] = {}
+        self._role_keys = frozenset(role_keys)
+        self._by_key: dict[bytes, bytes] = {}
+        """Nodes of the table, by key."""
+        self._join: DialledConnection | None = None
+        self._due_at = math.inf
+        self._names = 0
+        self._epoll = select.epoll()
+        self._readers: dict[int, tuple[Socket, Reader]] = {}
+        """By descriptor."""
+        self._ready: dict[int, None] = {}
+        """Descriptors of sockets that may have something."""
+        self.authenticator = Authenticator(context)
+        self.authenticator.known = self._role_keys
+        try:
+            self.server = curve.listen(context, endpoint, keys, QUEUED_MAX)
+        except zmq.ZMQError as error:
+            self.authenticator.close()
+            self._epoll.close()
+            raise ConnectionLostError(f"cannot listen at {endpoint}: {error.strerror}") from None
+        self.address = self.server.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        """The endpoint at which it listens, with the port."""
+        self._observer = curve.observe(context, self.server, self._name(), curve.OF_SERVER)
+        self._watch(self.server, self._read_server)
+        self._watch(self._observer, self._read_failures)
+        self._watch(self.authenticator.socket, self._read_requests)
+        self.sources: list[tuple[Any, int]] = [(self._epoll.fileno(), int(zmq.POLLIN))]
+        """What to poll."""
+
+    def _name(self) -> str:
+        self._names += 1
+        return f"connections-{self._names}"
+
+    def _watch(self, socket: Socket, reader: Reader) -> None:
+        descriptor = int(socket.getsockopt(zmq.FD))
+        self._readers[descriptor] = socket, reader
+        self._epoll.register(descriptor, select.EPOLLIN)
+        self._ready[descriptor] = None  # What came before is not signalled.
+
+    def _forget(self, socket: Socket) -> None:
+        descriptor = int(socket.getsockopt(zmq.FD))
+        if self._readers.pop(descriptor, None) is not None:
+            self._ready.pop(descriptor, None)
+            self._epoll.unregister(descriptor)
+
+    # -- which nodes there are --
+
+    def take_unknown(self) -> list[bytes]:
+        """Return the unknown keys that have come since the last call, and wait for a newer table (``connect``)."""
+        unasked, self.authenticator.unasked = self.authenticator.unasked, []
+        return unasked
+
+    def connect(self, rows: Iterable[Row]) -> None:
+        """Take in the rows of a ``NodeTable``: dial the nodes that are older, expect those that are younger, refuse all others."""
+        table = {row[0]: row for row in rows}
+        own = table.get(self.node)
+        for node in [node for node, peer in self.peers.items() if node not in table or table[node][5] != peer.key]:
+            self._close_peer(self.peers.pop(node))
+        for node, row in table.items():
+            if node != self.node and node not in self.peers and own is not None:
+                link = NodeLink(self.node, self.daemon, self.daemons, node, FRAME_BYTES_MAX)
+                dialled = DialledConnection(self, row[3], row[5], self.keys) if row[1] < own[1] else None
+                self.peers[node] = PeerNode(link, row[5], dialled)
+                if dialled is not None:
+                    dialled.due = self._due_at = 0.0
+        for node, peer in self.peers.items():
+            if peer.dialled is not None and peer.dialled.address != table[node][3]:
+                peer.link.disconnected()
+                peer.dialled.move(table[node][3])
+                self._due_at = 0.0
+        self._by_key = {peer.key: node for node, peer in self.peers.items()}
+        self.authenticator.admit(self._role_keys.union(self._by_key))
+        self._look(self.authenticator.socket)
+        if own is not None and self._join is not None:
+            self._join.close()
+            self._join = None
+
+    def join(self, address: str, server_key: bytes, role: KeyPair) -> None:
+        """Dial the head, to join with the pair of the cluster's key file. ``connect`` with a row of this node ends that."""
+        if self._join is not None:
+            self._join.close()
+        self._join = DialledConnection(self, address, server_key, role)
+        self._join.due = self._due_at = 0.0
+
+    def trouble(self, node: bytes = HEAD) -> str:
+        """Why the last attempt to reach a node failed; empty if this node does not dial it, or if it was reached."""
+        peer = self.peers.get(node)
+        connection = peer.dialled if peer is not None else self._join if node == HEAD else None
+        return f"{connection.address}: {connection.trouble}" if connection is not None and connection.trouble else ""
+
+    # -- sending --
+
+    def send_envelopes(self, node: bytes, envelopes: list[Envelope], now: float) -> None:
+        """Send messages to a node, in order. They wait for a connection. Those for a node that is not in the table are dropped.
+
+        Raises TypeError, ValueError or OverflowError for what no frame can carry; then nothing is sent.
+        """
+        peer = self.peers.get(node)
+        if peer is not None:
+            self._write(peer, peer.link.send(envelopes, now), now)
+        elif node == HEAD:
+            if self._join is not None and self._join.socket is not None:
+                self._join_write(self._join.socket, encode(0, 0, envelopes))
+        elif node.startswith(JOINER):
+            self._write_server(node[len(JOINER) :], [encode(0, 0, envelopes)])
+
+    def _join_write(self, socket: Socket, frame: bytes) -> None:
+        with contextlib.suppress(zmq.Again):
+            socket.send(frame, zmq.DONTWAIT)
+        self._look(socket)
+
+    def _write(self, peer: PeerNode, frames: list[bytes], now: float) -> None:
+        """Write frames to the connection of a peer, if there is one; note when its link is due."""
+        if frames:
+            if peer.dialled is None:
+                if not self._write_server(peer.connection, frames):
+                    peer.link.disconnected()
+                    peer.connection = b""
+            elif peer.dialled.socket is not None:
+                try:
+                    for frame in frames:
+                        _send(peer.dialled.socket, frame, DONTWAIT)
+                except zmq.Again:
+                    self._redial(peer, "the connection has ended", now)
+                else:
+                    self._look(peer.dialled.socket)
+        due = peer.link.next_deadline()
+        if due is not None and due < self._due_at:
+            self._due_at = due
+
+    def _write_server(self, connection: bytes, frames: list[bytes]) -> bool:
+        """Write frames to a connection that was accepted; return False if it has ended, or takes no more."""
+        server = self.server
+        try:
+            for frame in frames:
+                _send(server, connection, DONTWAIT | SNDMORE)
+                _send(server, frame, DONTWAIT)
+        except zmq.ZMQError:  # EHOSTUNREACH: it has ended. EAGAIN: its queue is full. In both cases, the other side dials again.
+            return False
+        finally:
+            self._look(server)
+        return True
+
+    def _look(self, socket: Socket) -> None:
+        """Have the next turn read from a socket if something has arrived: sending has taken the signal for it."""
+        if _option(socket, EVENTS) & POLLIN:
+            self._ready[int(socket.getsockopt(zmq.FD))] = None
+
+    # -- receiving --
+
+    def polled(self, ready: dict[Any, int]) -> bool:
+        """Whether ``receive`` is due, if the caller has polled ``sources``."""
+        return bool(self._ready) or self._epoll.fileno() in ready
+
+    def receive(self, now: float) -> Received:
+        """Read what has arrived, up to a limit. Return (sender, messages).
+
+        The sender is a node id, ``HEAD``, or for a node that asks to join a name to which the answer can be sent.
+        """
+        for descriptor, _ in self._epoll.poll(0):
+            self._ready[descriptor] = None
+        found: Received = []
+        left = FRAMES_PER_TURN
+        for descriptor in list(self._ready):
+            while left > 0 and (watched := self._readers.get(descriptor)) is not None:
+                socket, read = watched
+                if not _option(socket, EVENTS) & POLLIN:
+                    self._ready.pop(descriptor, None)
+                    break
+                with contextlib.suppress(zmq.Again):
+                    read(now, found)
+                left -= 1
+        return found
+
+    def _read_requests(self, now: float, found: Received) -> None:
+        self.authenticator.answer(now)
+        self._authenticator_due()
+
+    def _authenticator_due(self) -> None:
+        due = self.authenticator.next_deadline()
+        if due is not None and due < self._due_at:
+            self._due_at = due
+
+    def _read_failures(self, now: float, found: Received) -> None:
+        self.refused.update(curve.failures(self._observer))
+
+    def _read_server(self, now: float, found: Received) -> None:
+        connection = _recv(self.server, DONTWAIT)
+        part = _recv(self.server, DONTWAIT, False)
+        key = curve.user_of(part)
+        if part.more:
+            self._drain(self.server)
+            self.refused["frame"] += 1
+        elif key in self._role_keys:
+            self._from_joiner(connection, part.bytes, found)
+        elif (node := self._by_key.get(key)) is None:
+            self.refused["dead node"] += 1  # Its key was known when it connected.
+        else:
+            self._from_younger(self.peers[node], connection, part.bytes, now, found)
+
+    def _drain(self, socket: Socket) -> None:
+        """Drop the other parts of a message that should have one."""
+        while socket.getsockopt(zmq.RCVMORE):
+            socket.recv(zmq.DONTWAIT)
+
+    def _from_joiner(self, connection: bytes, frame: bytes, found: Received) -> None:
+        if len(connection) == _CONNECTION_BYTES:
+            self._unnumbered("joiner", JOINER + connection, frame, found)
+        else:
+            self.refused["frame"] += 1  # It has chosen the name of its connection.
+
+    def _unnumbered(self, kind: str, sender: bytes, frame: bytes, found: Received) -> None:
+        """Take in a frame of a connection without a link."""
+        if len(frame) > JOIN_BYTES_MAX and kind == "joiner":
+            self.refused["size"] += 1
+            return
+        try:
+            sequence, _, body = decode(frame)
+        except MalformedFrame:
+            self.refused["frame"] += 1
+            return
+        if sequence == 0 and isinstance(body, list):
+            self._deliver(kind, sender, body, found)
+        else:
+            self.refused["frame"] += 1
+
+    def _from_younger(self, peer: PeerNode, connection: bytes, frame: bytes, now: float, found: Received) -> None:
+        """Take in a frame of a connection that a peer has dialled."""
+        if peer.dialled is not None:
+            self.refused["dialled by the older"] += 1
+            return
+        if connection == peer.connection and peer.link.open:
+            self._from_link(peer, frame, now, found)
+            return
+        try:
+            answer = peer.link.accept(frame, now)
+        except HelloRefused as error:
+            self.refused[error.reason] += 1
+            self._write_server(connection, [DIAL_AGAIN])
+            return
+        peer.connection = connection
+        self._write(peer, [answer, *peer.link.outgoing(now)], now)
+
+    def _from_link(self, peer: PeerNode, frame: bytes, now: float, found: Received) -> None:
+        link = peer.link
+        unread = link.refused
+        try:
+            envelopes = link.receive(frame, now)
+        except LinkBroken as error:
+            self.refused["frame"] += 1
+            if peer.dialled is not None:
+                self._redial(peer, str(error), now)
+            else:
+                link.disconnected()
+                self._write_server(peer.connection, [DIAL_AGAIN])
+            return
+        if link.refused != unread:
+            self.refused["message"] += 1
+        if envelopes:
+            self._deliver("node", link.peer, envelopes, found)
+        self._write(peer, link.outgoing(now), now)
+
+    def _deliver(self, kind: str, sender: bytes, envelopes: list[Envelope], found: Received) -> None:
+        admits = self.admits
+        admitted = [envelope for envelope in envelopes if admits(kind, type(envelope[2]))]
+        if len(admitted) < len(envelopes):
+            self.refused["message"] += len(envelopes) - len(admitted)
+        if admitted:
+            found.append((sender, admitted))
+
+    # -- connections that this node dials --
+
+    def _dial(self, connection: DialledConnection, peer: PeerNode | None, now: float) -> None:
+        try:
+            connection.dial(self._name())
+        except zmq.ZMQError as error:  # No descriptor is left, or the address is none.
+            connection.retry(now, error.strerror)
+            return
+        socket, observer = connection.socket, connection.observer
+        assert socket is not None
+        assert observer is not None
+        self._watch(socket, lambda now, found: self._read_dialled(connection, peer, now, found))
+        self._watch(observer, lambda now, found: self._read_observer(connection, peer, now))
+        if peer is not None:
+            socket.send(peer.link.dial(), zmq.DONTWAIT)
+            connection.due = now + HELLO_SECONDS
+        else:
+            connection.due = None
+
+    def _redial(self, peer: PeerNode, reason: str, now: float) -> None:
+        peer.link.disconnected()
+        assert peer.dialled is not None
+        self._retry(peer.dialled, reason, now)
+
+    def _retry(self, connection: DialledConnection, reason: str, now: float) -> None:
+        connection.retry(now, reason)
+        if connection.due is not None:
+            self._due_at = min(self._due_at, connection.due)
+
+    def close_dialled(self, connection: DialledConnection) -> None:
+        """Close the sockets of a connection that this node has dialled."""
+        socket, observer = connection.socket, connection.observer
+        connection.socket = connection.observer = None
+        if socket is not None:
+            self._forget(socket)
+            socket.disable_monitor()
+            socket.close(0)
+        if observer is not None:
+            self._forget(observer)
+            observer.close(0)
+
+    def _read_observer(self, connection: DialledConnection, peer: PeerNode | None, now: float) -> None:
+        observer = connection.observer
+        if observer is not None and (reasons := list(curve.failures(observer))):
+            if peer is not None:
+                peer.link.disconnected()
+            self._retry(connection, reasons[0], now)
+
+    def _read_dialled(self, connection: DialledConnection, peer: PeerNode | None, now: float, found: Received) -> None:
+        socket = connection.socket
+        if socket is None:
+            return
+        part = _recv(socket, DONTWAIT, False)
+        frame = part.bytes
+        if part.more:
+            self._drain(socket)
+            self.refused["frame"] += 1
+        elif peer is None:
+            connection.established()
+            self._unnumbered("head", HEAD, frame, found)
+        elif frame == DIAL_AGAIN:
+            self._redial(peer, "the other node has ended the connection", now)
+        elif peer.link.open:
+            self._from_link(peer, frame, now, found)
+        else:
+            try:
+                peer.link.confirm(frame, now)
+            except HelloRefused as error:
+                self.refused[error.reason] += 1
+                self._redial(peer, str(error), now)
+            else:
+                connection.established()
+                self._write(peer, peer.link.outgoing(now), now)
+
+    # -- time --
+
+    def tick(self, now: float) -> None:
+        """Dial what is due; send acknowledgements that are due."""
+        if now < self._due_at:
+            return
+        due = math.inf
+        for peer in list(self.peers.values()):
+            if peer.dialled is not None:
+                self._dial_if_due(peer.dialled, peer, now)
+                due = min(due, math.inf if peer.dialled.due is None else peer.dialled.due)
+            at = peer.link.next_deadline()
+            if at is not None and at <= now:
+                self._write(peer, peer.link.outgoing(now), now)
+                at = peer.link.next_deadline()
+            due = min(due, math.inf if at is None else at)
+        if self._join is not None:
+            self._dial_if_due(self._join, None, now)
+            due = min(due, math.inf if self._join.due is None else self._join.due)
+        self._due_at = due
+        self.authenticator.expire(now)
+        self._look(self.authenticator.socket)
+        self._authenticator_due()
+
+    def _dial_if_due(self, connection: DialledConnection, peer: PeerNode | None, now: float) -> None:
+        if connection.due is None or connection.due > now:
+            return
+        if connection.socket is None:
+            self._dial(connection, peer, now)
+        elif peer is not None:
+            self._redial(peer, "the hello was not answered", now)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` or ``receive`` is due next, if at all."""
+        if self._ready:
+            return 0.0
+        return None if self._due_at == math.inf else self._due_at
+
+    # -- the end --
+
+    def _close_peer(self, peer: PeerNode) -> None:
+        peer.link.disconnected()
+        if peer.dialled is not None:
+            peer.dialled.close()
+
+    def close(self) -> None:
+        """Close every socket."""
+        for peer in self.peers.values():
+            self._close_peer(peer)
+        self.peers.clear()
+        if self._join is not None:
+            self._join.close()
+        self.server.disable_monitor()
+        self._observer.close(0)
+        self.server.close(0)
+        self.authenticator.close()
+        self._epoll.close()

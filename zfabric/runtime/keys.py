@@ -1,0 +1,144 @@
+"""Key files: who has the key file of a cluster can join it.
+
+The *key file* has the public key of the cluster's head, by which a node recognises it, and a key pair for each role: so far "node", with
+which a node asks to join. It is copied to each machine. The *server file* has the head's own pair and stays on the head.
+
+Files that others can read are refused, and no error shows what a file contains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+from typing import NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from zfabric.adapters.curve import KeyPair, make_pair
+from zfabric.exceptions import ConfigError
+
+NODE_ROLE = "node"
+FILE_BYTES_MAX = 4096
+"""Largest key file that is read."""
+KEY_CHARACTERS = 40
+_COMMENT = "# A key of a zfabric cluster. Whoever can read it can run code on the cluster: chmod 600.\n"
+
+
+class ClusterKeys(NamedTuple):
+    """What a key file has."""
+
+    server: bytes
+    """The public key of the head."""
+    roles: dict[str, KeyPair]
+
+    @property
+    def node(self) -> KeyPair:
+        """The pair with which a node asks to join."""
+        return self.roles[NODE_ROLE]
+
+
+def create_keys(path: str, server: bytes) -> ClusterKeys:
+    """Make the key file of a cluster whose head has this public key. Raises ConfigError if the file exists or cannot be written."""
+    pair = make_pair()
+    lines = [("server", server), ("role", NODE_ROLE.encode(), *pair)]
+    _create(path, lines)
+    return ClusterKeys(server, {NODE_ROLE: pair})
+
+
+def create_server_pair(path: str) -> KeyPair:
+    """Make a key pair for a head, in a file of its own. Raises ConfigError if the file exists or cannot be written."""
+    pair = make_pair()
+    _create(path, [("pair", *pair)])
+    return pair
+
+
+def read_keys(path: str) -> ClusterKeys:
+    """Read a cluster's key file. Raises ConfigError if there is none, if others can read it, or if it is none."""
+    server, roles = b"", {}
+    for kind, *words in _read(path):
+        if kind == "server" and len(words) == 1:
+            server = _key(path, words[0])
+        elif kind == "role" and len(words) == 3:
+            roles[words[0]] = _pair(path, words[1:])
+        else:
+            raise _no_key_file(path)
+    if not server or NODE_ROLE not in roles:
+        raise _no_key_file(path)
+    return ClusterKeys(server, roles)
+
+
+def read_server_pair(path: str) -> KeyPair:
+    """Read a head's own pair. Raises ConfigError as ``read_keys`` does."""
+    lines = _read(path)
+    if len(lines) != 1 or len(lines[0]) != 3 or lines[0][0] != "pair":
+        raise _no_key_file(path)
+    return _pair(path, lines[0][1:])
+
+
+def _create(path: str, lines: list[tuple[str | bytes, ...]]) -> None:
+    """Write a new file that is whole as soon as it is there, and that only its owner can read."""
+    text = _COMMENT + "".join(" ".join(word if isinstance(word, str) else word.decode() for word in line) + "\n" for line in lines)
+    temporary = f"{path}.{os.getpid()}.new"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, text.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.link(temporary, path)  # Fails if the file exists: keys are never replaced.
+    except FileExistsError:
+        raise ConfigError(f"{path} exists: remove it, if no cluster uses it, or name another file") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write the key file {path}: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def _read(path: str) -> list[list[str]]:
+    """The words of each line."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise ConfigError(f"cannot read the key file {path}: {error.strerror}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _no_key_file(path)
+        if status.st_uid not in (os.getuid(), 0):
+            raise ConfigError(f"the key file {path} belongs to another user: make a copy of your own")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise ConfigError(f"others can read the key file {path}: run chmod 600 {path}")
+        data = os.read(descriptor, FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > FILE_BYTES_MAX or not data.isascii():
+        raise _no_key_file(path)
+    lines = [line for line in data.decode("ascii").splitlines() if line.strip() and not line.startswith("#")]
+    return [line.split() for line in lines]
+
+
+def _pair(path: str, words: list[str]) -> KeyPair:
+    pair = KeyPair(*(_key(path, word) for word in words))
+    if zmq.curve_public(pair.secret) != pair.public:
+        raise _no_key_file(path)
+    return pair
+
+
+def _key(path: str, word: str) -> bytes:
+    key = word.encode()
+    try:
+        whole = len(key) == KEY_CHARACTERS and len(z85.decode(key)) == 32
+    except (KeyError, ValueError, struct.error):
+        whole = False
+    if not whole:
+        raise _no_key_file(path)
+    return key
+
+
+def _no_key_file(path: str) -> ConfigError:
+    return ConfigError(f"{path} is no key file of zfabric, or it is damaged")
