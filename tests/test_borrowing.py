@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_alone import FUNCTION, JOB, OWN, Node, row
+from scheduler_alone import FUNCTION, JOB, OWN, Node, row, task_id
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, first_attempt
@@ -98,16 +98,63 @@ def test_a_hold_at_the_home_that_delegated_needs_no_waiting_on_another_link(node
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
 
 
-def test_a_ref_that_is_dropped_is_released_and_one_that_comes_back_meanwhile_is_not(node: Executor) -> None:
+def test_a_ref_that_is_dropped_is_released_once_its_hold_is_registered(node: Executor) -> None:
     worker = node.delegated(1, OTHER, homes=((OTHER, HOME_C),))
     node.send(CLIENT + worker, m.Hold((OTHER,)))
     (borrow,) = node.told(HOME_C)
     node.end(worker, 1)
     node.send(CLIENT + worker, m.Release((OTHER,)))
-    assert node.told(HOME_C) == [], "behind the hold, which is not registered yet"
+    assert node.told(HOME_C) == []
     node.hear(HOME_C, m.Borrowed(borrow.number))
     assert node.told(HOME_C) == [m.Release((OTHER,))]
     assert node.scheduler.tables.objects == {}
+
+
+def test_a_ref_that_comes_back_before_its_release_has_left_is_not_released(node: Executor) -> None:
+    worker = node.delegated(1, OTHER, homes=((OTHER, HOME_C),))
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    (borrow,) = node.told(HOME_C)
+    node.end(worker, 1)
+    node.send(CLIENT + worker, m.Release((OTHER,)))
+    worker = node.delegated(2, OTHER, homes=((OTHER, HOME_C),))
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    node.hear(HOME_C, m.Borrowed(borrow.number))
+    assert node.told(HOME_C) == [], "neither a release, which would be of the new hold, nor a second request"
+    node.end(worker, 2)
+    node.send(CLIENT + worker, m.Release((OTHER,)))
+    assert node.told(HOME_C) == [m.Release((OTHER,))]
+
+
+def test_a_large_value_is_retained_for_its_home_and_refs_to_it_here_do_not_keep_each_other(node: Executor) -> None:
+    worker = node.delegated(1)
+    value = task_id(1) + bytes(4)
+    node.complete(worker, 1, first_attempt(0, 1), m.OK, (4096, 200_000))
+    (ended,) = node.told(HOME_A)
+    assert m.Completed(*ended.completed).outputs == ((200_000,),)
+    other = node.delegated(2, value)
+    node.send(CLIENT + other, m.Hold((value,)))
+    (borrow,) = node.told(HOME_A)
+    assert borrow.object_ids == (value,)
+    node.hear(HOME_A, m.Borrowed(borrow.number), m.EndsReceived(ended.number))
+    node.end(other, 2)
+    node.send(CLIENT + other, m.Release((value,)))
+    assert [type(each) for each in node.told(HOME_A)] == [m.Ended, m.Release]
+    assert value in node.scheduler.tables.objects, "the home has not released it"
+    node.hear(HOME_A, m.Release((value,)))
+    assert node.scheduler.tables.objects == {}
+
+
+def test_a_node_that_is_asked_for_what_it_no_longer_has_sends_the_asker_back_to_the_home(node: Executor) -> None:
+    node.hear(HOME_A, m.FetchValues((OTHER,)))
+    assert node.told(HOME_A) == [m.FetchedValues(((OTHER, m.OK, (), ()),), ())]
+    worker = node.delegated(1, OTHER)
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    node.send(CLIENT + worker, m.Fetch((OTHER,)))
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (HOME_C,), ()),), ()))
+    assert node.told(HOME_C) == [m.FetchValues((OTHER,))]
+    node.told(HOME_A)
+    node.hear(HOME_C, m.FetchedValues(((OTHER, m.OK, (), ()),), ()))
+    assert node.told(HOME_A) == [m.FetchValues((OTHER,))]
 
 
 def test_an_object_of_this_node_inside_a_value_stays_until_its_receiver_is_registered(node: Executor) -> None:

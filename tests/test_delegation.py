@@ -130,11 +130,19 @@ def test_the_end_of_a_job_is_acknowledged_by_every_node_before_its_driver_leaves
     assert max(index for index, kind in enumerate(kinds) if kind is m.JobGone) < kinds.index(m.Farewell)
 
 
-def test_a_value_that_cannot_travel_is_made_at_home() -> None:
-    world, sent = run(call(0, task(5, ("sleep", 0.3))), call(1, task(6, size=3_000_000)), get((0, 162), (1, 193)))
-    statuses = [status for _, _, message in sent if isinstance(message, m.Ended) for status in m.Completed(*message.completed).statuses]
-    assert statuses == [m.STAYS]
-    assert world.states["delegated"] == 1
+def test_a_large_value_stays_where_it_was_made_until_it_is_requested() -> None:
+    _, sent = run(call(0, task(5, ("sleep", 0.3))), call(1, task(6, size=3_000_000)), ("sleep", 0.1), get((0, 162), (1, 193)))
+    (ended,) = [m.Completed(*message.completed) for _, _, message in sent if isinstance(message, m.Ended)]
+    assert (ended.statuses, ended.outputs) == ((m.OK,), ((3_000_000,),))
+    kinds = [type(message) for _, _, message in sent]
+    assert kinds.index(m.Ended) < kinds.index(m.FetchValues) < kinds.index(m.ValueRead) < kinds.index(m.FetchedValues)
+    assert any(isinstance(message, m.Release) and source == "scheduler1" and to == "scheduler2" for source, to, message in sent)
+
+
+def test_a_task_runs_where_its_large_argument_is_without_a_copy() -> None:
+    producer, consumer = call(1, task(6, size=3_000_000)), call(2, task(7, ("sleep", 0.01)), needs=(1,))
+    _, sent = run(call(0, task(5, ("sleep", 0.5))), producer, consumer, ("drop", 1), get((2, 12934), (0, 162)))
+    assert not any(isinstance(message, m.FetchValues) for _, _, message in sent)
 
 
 HOME, OTHER, THIRD = b"\x01home...", b"\x01other..", b"\x01third.."

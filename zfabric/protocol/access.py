@@ -73,6 +73,7 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.Borrowed,
             m.FetchValues,
             m.FetchedValues,
+            m.CopyLost,
             m.Release,
             m.EndJob,
             m.JobGone,

@@ -238,9 +238,10 @@ class Invariants:
 
 
 def borrowed_by(node: Node) -> list[bytes]:
-    """List the objects of other nodes that a node has borrowed."""
-    objects = node.daemon.scheduler.tables.objects.values()
-    return [record.object_id for record in objects if record.home and getattr(record, "borrowed", False)]
+    """List the objects of other nodes that a node has borrowed, and those of its own that others retain for it."""
+    values = node.daemon.scheduler.tables.values()
+    borrowed = [record.object_id for record in values if record.home and getattr(record, "borrowed", False)]
+    return borrowed + [record.object_id for record in values if hasattr(record.value, "place")]
 
 
 def _describe(record: Any) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.records import AnyObject, Stored
+    from zfabric.machines.local_scheduler.records import AnyObject, Elsewhere, Stored
 
 
 class InlineValues:
@@ -25,7 +25,7 @@ class InlineValues:
         """Bytes of all values in records."""
         return self._counts["inline_bytes"]
 
-    def replace(self, record: AnyObject, value: bytes | Stored | None) -> None:
+    def replace(self, record: AnyObject, value: bytes | Stored | Elsewhere | None) -> None:
         """Set the value of a record in the tables, or None."""
         before, record.value = record.value, value
         if isinstance(before, bytes):

@@ -535,6 +535,7 @@ class LocalScheduler:
             m.Borrow: self.borrowing.on_borrow,
             m.Borrowed: self.borrowing.on_borrowed,
             m.FetchValues: self.borrowing.on_fetch_values,
+            m.CopyLost: self.borrowing.on_copy_lost,
             m.FetchedValues: self.borrowing.on_values,
             m.ValueRead: self.borrowing.on_value_read,
             m.EndJob: self.jobs.on_end_job,

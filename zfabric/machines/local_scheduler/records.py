@@ -52,6 +52,19 @@ class Stored:
         self.size = size
 
 
+class Elsewhere:
+    """A value of this node that lies in the object store of another one, which retains it for this node."""
+
+    __slots__ = ("asked", "place", "size")
+
+    def __init__(self, size: int, place: bytes) -> None:
+        self.size = size
+        self.place = place
+        """The node."""
+        self.asked = False
+        """Whether that node was asked for it."""
+
+
 class ObjectRecord:
     """A value that exists or will exist. ``holders`` is None, one process incarnation, or a set of them.
 
@@ -65,7 +78,7 @@ class ObjectRecord:
         self.id = identifier
         self.task = task
         self.status = PENDING
-        self.value: bytes | Stored | None = None
+        self.value: bytes | Stored | Elsewhere | None = None
         self.holders: bytes | set[bytes] | None = holder
         self.pins = 0
         self.named = 0
@@ -94,8 +107,15 @@ class BorrowedRecord(ObjectRecord):
         self.home = home
         self.borrowed = False
         """Whether this node is registered at the home as a holder, or is about to be."""
-        self.asked = False
-        """Whether the home was asked for the value."""
+        self.asked = b""
+        """The node that was asked for the value; empty if none was."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether something of this node needs the object. Its home may hold it here, too: then this node retains the value for it."""
+        holders = self.holders
+        held = holders is not None and (len(holders - {self.home}) > 0 if isinstance(holders, set) else holders != self.home)
+        return held or self.pins > 0
 
 
 class TaskRecord:
@@ -129,7 +149,7 @@ class TaskRecord:
         self.attempt = attempt
         self.worker: WorkerRecord | None = None
         self.status = PENDING
-        self.value: bytes | Stored | None = None
+        self.value: bytes | Stored | Elsewhere | None = None
         self.holders: bytes | set[bytes] | None = submitter
         self.pins = 0
         self.named = 0

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Stored, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
@@ -174,6 +174,9 @@ class References:
                         self.tables.transitions.append(StreamUnreferenced(record))
                 elif not record.fetchers:
                     self._free(record)
+            elif isinstance(record, BorrowedRecord) and record.borrowed and not record.is_needed:
+                record.borrowed = False  # Its home holds it here, and is not to be held there by this node.
+                self.tables.given_up.append((record.home, record.id))
         while self.lineage_bytes > self.tables.config.lineage_bytes and self._lineage:
             self.evicted += 1
             self._forget(next(iter(self._lineage.values())))
@@ -208,6 +211,8 @@ class References:
         """Free a value, even if it is needed."""
         if type(record.value) is Stored:
             self.tables.freed.append(record.object_id)
+        elif isinstance(record.value, Elsewhere):
+            self.tables.given_up.append((record.value.place, record.object_id))
         self.tables.inline.replace(record, None)
 
     def _free(self, record: AnyObject) -> None:

@@ -10,9 +10,11 @@ from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord
 from zfabric.machines.local_scheduler.inline_values import InlineValues
 from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
+    PENDING,
     QUEUES_MOST,
     AnyObject,
     BorrowedRecord,
+    Elsewhere,
     JobRecord,
     NodeRecord,
     ObjectRecord,
@@ -62,8 +64,8 @@ class Tables:
         """Objects of other nodes that a process of this one began to hold since the last turn."""
         self.to_borrow: list[BorrowedRecord] = []
         """Objects whose homes are to register this node as a holder."""
-        self.to_fetch: list[BorrowedRecord] = []
-        """Objects whose values are to be requested from their homes."""
+        self.to_fetch: list[tuple[bytes, AnyObject]] = []
+        """Values that are to be requested: (the node to ask, record)."""
         self.given_up: list[tuple[bytes, bytes]] = []
         """Holds that this node gives up: (home, object)."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
@@ -172,10 +174,15 @@ class Tables:
         return self.objects.get(object_id)
 
     def want(self, record: AnyObject) -> None:
-        """Request the value of an object of another node, which something here waits for. Objects of this node come by themselves."""
-        if isinstance(record, BorrowedRecord) and not record.asked:
-            record.asked = True
-            self.to_fetch.append(record)
+        """Request a value that lies on another node, which something here waits for. Other values come by themselves."""
+        value = record.value
+        if isinstance(value, Elsewhere):
+            if not value.asked:
+                value.asked = True
+                self.to_fetch.append((value.place, record))
+        elif isinstance(record, BorrowedRecord) and record.status == PENDING and not record.asked:
+            record.asked = record.home
+            self.to_fetch.append((record.home, record))
 
     def queue_for(self, job: JobRecord, shape: Shape) -> ShapeQueue:
         """The queue of a job's tasks of this shape, made on first use."""

@@ -105,6 +105,7 @@ from zfabric.protocol.messages.delegation import LOST as LOST
 from zfabric.protocol.messages.delegation import STAYS as STAYS
 from zfabric.protocol.messages.delegation import Borrow as Borrow
 from zfabric.protocol.messages.delegation import Borrowed as Borrowed
+from zfabric.protocol.messages.delegation import CopyLost as CopyLost
 from zfabric.protocol.messages.delegation import Delegate as Delegate
 from zfabric.protocol.messages.delegation import Ended as Ended
 from zfabric.protocol.messages.delegation import EndJob as EndJob

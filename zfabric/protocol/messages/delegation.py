@@ -15,7 +15,7 @@ LOST = 5
 signal, peak, stderr, memory)``: whether the worker ran the task when it died, how it died, and whether it was killed for its memory."""
 
 STAYS = 6
-"""A status of ``Ended``: the attempt ended, and its outcome is too large for a message or has refs inside. The task runs again at home."""
+"""A status of ``Ended``: the attempt ended with refs to actors or streams, which do not leave their node. The task runs again at home."""
 
 
 class RegisterNode(NamedTuple):
@@ -34,8 +34,8 @@ class Delegate(NamedTuple):
 
     ``job`` is ``(job id, namespace, home of the job)``. ``functions`` are those of the rows that this node has not received yet, as in
     ``Export``. ``attempts`` lists the rows that are not attempt ``attempt``: ``(index in rows, attempt)``. ``values`` are those of the
-    rows' dependencies: ``(object_id, inline bytes, refs contained)``. ``homes`` are rows ``(object_id, node)`` of all objects named here
-    whose home is not the sender.
+    rows' dependencies: ``(object_id, inline bytes or None, refs contained)``. ``homes`` are rows ``(object_id, node)`` of all objects
+    named here whose home is not the sender.
     """
 
     job: Row
@@ -57,7 +57,8 @@ class StopDelegated(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """executor -> home. Attempts that ended. ``completed`` has the fields of ``Completed``; a status may be ``LOST``.
+    """executor -> home. Attempts that ended. ``completed`` has the fields of ``Completed``, with two differences: a status may be ``LOST``
+    or ``STAYS``, and of a large value only its size is there: the executor retains it until the home sends ``Release``.
 
     ``number`` counts these messages. The executor retains them, and pins the objects that they name, until ``EndsReceived``. ``homes`` is
     as in ``Delegate``.
@@ -88,16 +89,26 @@ class Borrowed(NamedTuple):
 
 
 class FetchValues(NamedTuple):
-    """any node -> home of objects. Requests values; ``FetchedValues`` answers as soon as they exist."""
+    """any node -> the home of objects, or a node that has them. Requests values; ``FetchedValues`` answers as soon as they exist."""
 
     object_ids: Ids
 
 
 class FetchedValues(NamedTuple):
-    """home of objects -> any node. Requested values: rows ``(object_id, status, value, refs contained)``; ``homes`` as in ``Delegate``."""
+    """any node -> any node. Requested values: rows ``(object_id, status, value, refs contained)``; ``homes`` as in ``Delegate``.
+
+    A value is bytes, or ``(node,)``: the node that has it and is to be asked next; ``()`` if it is unknown here.
+    """
 
     rows: Rows
     homes: Rows
+
+
+class CopyLost(NamedTuple):
+    """any node -> home of an object. The value is lost that this node retained for the home."""
+
+    object_id: bytes
+    reason: str
 
 
 class EndJob(NamedTuple):

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from typing import Any
 
-from zfabric.config import ROWS_MAX
-from zfabric.machines.local_scheduler.records import PENDING, AnyObject, BorrowedRecord, Stored
+from zfabric.config import DURABLE_BYTES_MAX, ROWS_MAX
+from zfabric.machines.local_scheduler.records import PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -39,8 +40,8 @@ class Borrowing:
         """Homes that have not acknowledged a ``Borrow``, by its number, in order."""
         self._behind: deque[tuple[int, bytes, m.Message]] = deque()
         """Messages that wait for all ``Borrow`` up to a number: (number, node, message)."""
-        self._released: defaultdict[bytes, dict[bytes, None]] = defaultdict(dict)
-        """Holds that this node gives up, by home."""
+        self._released: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)
+        """Holds that this node gives up, by home: by object, the number of the last ``Borrow`` before."""
 
     # -- ids that cross between nodes --
 
@@ -62,7 +63,7 @@ class Borrowing:
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if isinstance(record, BorrowedRecord):
-                if record.holders is not None or record.pins > 0:
+                if record.is_needed:
                     self._borrow(record)
                 else:
                     self.tables.spare.append(record)
@@ -78,7 +79,7 @@ class Borrowing:
         if record.borrowed:
             return
         record.borrowed = True
-        if self._released[record.home].pop(record.id, 0) == 0:  # Else it is still registered.
+        if self._released[record.home].pop(record.id, None) is None:  # Else it is still registered.
             self.tables.to_borrow.append(record)
 
     # -- the order in which things leave --
@@ -87,7 +88,7 @@ class Borrowing:
         """Send the holds of this turn, before anything that may end a hold of somebody else."""
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for record in self.tables.first_held:
-            if record.pins > 0 or record.holders is not None:
+            if record.is_needed:
                 self._borrow(record)
         self.tables.first_held.clear()
         for record in self.tables.to_borrow:
@@ -113,13 +114,19 @@ class Borrowing:
                 self.tables.send_to_node(home, m.FetchValues(tuple(object_ids[start : start + ROWS_MAX])))
         self._answer()
         for home, object_id in self.tables.given_up:
-            self._released[home][object_id] = None
+            self._released[home][object_id] = self._last
         self.tables.given_up.clear()
-        for home, released in self._released.items():
-            object_ids = list(released)
-            released.clear()
-            for start in range(0, len(object_ids) if home in self.tables.nodes else 0, ROWS_MAX):
-                self.send_behind(home, m.Release(tuple(object_ids[start : start + ROWS_MAX])))
+        self._release()
+
+    def _release(self) -> None:
+        """Give up holds, once all that were asked for before are registered."""
+        oldest = next(iter(self._open), None)
+        for home, waiting in self._released.items():
+            due = [object_id for object_id, number in waiting.items() if oldest is None or number < oldest]
+            for object_id in due:
+                del waiting[object_id]
+            for start in range(0, len(due) if home in self.tables.nodes else 0, ROWS_MAX):
+                self.tables.send_to_node(home, m.Release(tuple(due[start : start + ROWS_MAX])))
 
     def on_borrowed(self, now: float, source: Address, message: m.Borrowed) -> None:
         """A home has registered this node as a holder."""
@@ -132,6 +139,7 @@ class Borrowing:
             _, node, message = self._behind.popleft()
             if node in self.tables.nodes:
                 self.tables.send_to_node(node, message)
+        self._release()
 
     def node_died(self, node: bytes) -> None:
         """A home is dead: nothing there is held any more, and nobody waits for it."""
@@ -139,11 +147,18 @@ class Borrowing:
         self._released.pop(node, None)
         self._flush()
         text = "its home, the node where it was made, is dead"
-        for record in [each for each in self.tables.objects.values() if each.home == node]:
-            if record.status == PENDING:
-                self.outcomes.set_failure(record, FAILED, pack_failure("ObjectLostError", f"object {short(record.id)} is lost: {text}"))
-                self.outcomes.announce(record)
-            if record.holders is None and record.pins <= 0:
+        for record in self.tables.values():
+            if isinstance(record.value, Elsewhere) and record.value.place == node:
+                self.rebuilding.copy_lost(record, "the node that had it is dead")
+            elif isinstance(record, BorrowedRecord) and record.status == PENDING and node in (record.home, record.asked):
+                if record.home == node:
+                    payload = pack_failure("ObjectLostError", f"object {short(record.id)} is lost: {text}")
+                    self.outcomes.set_failure(record, FAILED, payload)
+                    self.outcomes.announce(record)
+                else:
+                    record.asked = b""
+                    self.tables.want(record)
+            if record.home == node and record.holders is None and record.pins <= 0:
                 self.tables.spare.append(record)
 
     # -- at home --
@@ -164,9 +179,7 @@ class Borrowing:
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
             if record is None:
-                text = f"object {short(object_id)} is unknown at its home: its last reference was dropped, or its job has ended"
-                row = (object_id, FAILED, pack_failure("ObjectFreedError", text), ())
-                self.tables.send_to_node(node, m.FetchedValues((row,), ()))
+                self.tables.send_to_node(node, m.FetchedValues(((object_id, OK, (), ()),), ()))
                 continue
             if record.status == OK and record.value is None:
                 self.rebuilding.make_available(record, "evicted")
@@ -183,7 +196,14 @@ class Borrowing:
         for node, record in wanted:
             if node not in self.tables.nodes:
                 continue
-            if isinstance(record.value, Stored):
+            if isinstance(record.value, Elsewhere):
+                row = (record.object_id, record.status, (record.value.place,), record.contained)
+                self.tables.send_to_node(node, m.FetchedValues((row,), self.homes_of(record.contained)))
+            elif isinstance(record.value, Stored) and record.value.size > DURABLE_BYTES_MAX:
+                size = f"{record.value.size / 2**20:.0f} MiB, and a value between nodes has at most {DURABLE_BYTES_MAX / 2**20:.0f} MiB"
+                failure = pack_failure("ObjectTooLargeError", f"object {short(record.object_id)} has {size}")
+                self.tables.send_to_node(node, m.FetchedValues(((record.object_id, FAILED, failure, ()),), ()))
+            elif isinstance(record.value, Stored):
                 askers = self.tables.locating.setdefault(record.object_id, [])
                 if not any(asker in self.tables.nodes for asker in askers):
                     self.tables.locates.append((record.object_id, self.tables.address[1:]))
@@ -218,28 +238,59 @@ class Borrowing:
     # -- away from home --
 
     def _take_fetches(self) -> dict[bytes, list[bytes]]:
-        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        for record in self.tables.to_fetch:
-            if record.status == PENDING and record.home in self.tables.nodes:
-                by_home[record.home].append(record.id)
+        by_node: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for node, record in self.tables.to_fetch:
+            if node in self.tables.nodes:
+                by_node[node].append(record.object_id)
         self.tables.to_fetch.clear()
-        return by_home
+        return by_node
 
     def on_values(self, now: float, source: Address, message: m.FetchedValues) -> None:
-        """Values that this node has fetched from their home."""
+        """Values that this node has fetched, or where they are."""
         for object_id, status, value, contained in message.rows:
             record = self.tables.find(object_id)
-            if not isinstance(record, BorrowedRecord) or record.status != PENDING:
-                continue
-            refs = contained if status == OK else refs_in(value)
-            self.refer(refs, message.homes, source[1:])
-            if status == OK:
-                self.outcomes.set_value(record, value, contained, b"", False)
-                if len(value) > self.tables.config.inline_bytes:
-                    self.references.move_to_arena(record)
-            else:
-                self.outcomes.set_failure(record, status, value)
-            self.settle(refs)
-            self.outcomes.announce(record)
-            if record.holders is None and record.pins <= 0:
-                self.tables.spare.append(record)
+            if isinstance(record, BorrowedRecord) and record.status == PENDING:
+                self._receive(record, status, value, contained, message.homes, source[1:])
+            elif record is not None and isinstance(record.value, Elsewhere) and record.value.place == source[1:]:
+                self._receive_own(record, status, value)
+
+    def _receive(self, record: BorrowedRecord, status: int, value: Any, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
+        """Take in the value of an object of another node."""
+        if isinstance(value, tuple) and (value or sender != record.home):
+            record.asked = value[0] if value else record.home  # The node that had it has let it go since the home named it.
+            self.tables.to_fetch.append((record.asked, record))
+            return
+        if isinstance(value, tuple):
+            text = f"object {short(record.id)} is unknown at its home: its last reference was dropped, or its job has ended"
+            status, value = FAILED, pack_failure("ObjectFreedError", text)
+        refs = contained if status == OK else refs_in(value)
+        self.refer(refs, homes, sender)
+        if status == OK:
+            self.outcomes.set_value(record, value, contained, b"", False)
+            if len(value) > self.tables.config.inline_bytes:
+                self.references.move_to_arena(record)
+        else:
+            self.outcomes.set_failure(record, status, value)
+        self.settle(refs)
+        self.outcomes.announce(record)
+        if record.holders is None and record.pins <= 0:
+            self.tables.spare.append(record)
+
+    def _receive_own(self, record: AnyObject, status: int, value: Any) -> None:
+        """Take in a value of this node that another one has retained for it, which may let it go now."""
+        if status != OK or isinstance(value, tuple):
+            self.rebuilding.copy_lost(record, "lost on the node that had it")
+            return
+        self.tables.given_up.append((record.value.place, record.object_id))  # type: ignore[union-attr]
+        self.tables.inline.replace(record, value)
+        if len(value) > self.tables.config.inline_bytes:
+            self.references.move_to_arena(record)
+        self.outcomes.announce(record)
+        if record.holders is None:
+            self.tables.spare.append(record)
+
+    def on_copy_lost(self, now: float, source: Address, message: m.CopyLost) -> None:
+        """Another node has lost a value that it retained for this one."""
+        record = self.tables.find(message.object_id)
+        if record is not None and isinstance(record.value, Elsewhere) and record.value.place == source[1:]:
+            self.rebuilding.copy_lost(record, message.reason)

@@ -46,15 +46,15 @@ class Delegations:
         return len(batch)
 
     def may_travel(self, task: TaskRecord) -> bool:
-        """Whether another node could run a task: it makes a value, its arguments are small, and no ref is to an actor or a stream."""
+        """Whether another node could run a task: it makes a value, and no ref in its arguments is to an actor or a stream."""
         function = task.function
         if function.actor is not None or function.stream is not None or (task.rare is not None and task.rare.stays):
             return False
         may = self.references.may_travel
-        for record in self._dependencies(task):
-            if type(record.value) is not bytes or record.status != OK or not all(map(may, record.contained)):
-                return False
-        return all(map(may, task.contains()))
+        dependencies = self._dependencies(task)
+        if any(record.status != OK or record.value is None for record in dependencies):
+            return False  # Something was lost since it became ready.
+        return all(map(may, task.contains())) and all(may(each) for record in dependencies for each in record.contained)
 
     def _dependencies(self, task: TaskRecord) -> list[Any]:
         return [self.tables.find(object_id) for object_id in task.row[3]]
@@ -77,7 +77,8 @@ class Delegations:
             if task.attempt != first:
                 attempts.append((len(rows), task.attempt))
             for record in self._dependencies(task):
-                values[record.object_id] = (record.object_id, record.value, record.contained)
+                inline = record.value if type(record.value) is bytes else None
+                values[record.object_id] = (record.object_id, inline, record.contained)
                 named += (record.object_id, *record.contained)
             named += task.contains()
             rows.append(task.row)

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
-from zfabric.machines.local_scheduler.records import PENDING, FunctionRecord, JobRecord, TaskRecord
+from zfabric.machines.local_scheduler.records import PENDING, Elsewhere, FunctionRecord, JobRecord, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -57,7 +57,7 @@ class Executions:
             self._set_demand(task)
             self.references.pin(row[3])
             self.references.pin(task.contains())
-            self.outcomes.make_ready(task)
+            self._await_values(task)
         self.borrowing.forget_unneeded([row[0] for row in message.values])
         self.tables.counts["received_delegated"] += len(message.rows)
 
@@ -74,9 +74,23 @@ class Executions:
         for object_id, value, contained in values:
             self.borrowing.refer((object_id, *contained), homes, sender)
             record = self.tables.find(object_id)
-            if record is not None and record.home and record.status == PENDING:
+            if record is not None and record.home and record.status == PENDING and value is not None:
                 self.outcomes.set_value(record, value, contained, b"", False)
                 self.outcomes.announce(record)
+
+    def _await_values(self, task: TaskRecord) -> None:
+        """Have the task wait for values that are not here yet; they are fetched at once, before a worker is free for it."""
+        missing = 0
+        for object_id in task.row[3]:
+            record = self.tables.find(object_id)
+            if record is not None and (record.status == PENDING or isinstance(record.value, Elsewhere)):
+                missing += 1
+                record.dependents = [*(record.dependents or ()), task]
+                self.tables.want(record)
+        if missing:
+            task.wait(missing)
+        else:
+            self.outcomes.make_ready(task)
 
     def _set_demand(self, task: TaskRecord) -> None:
         """Take over what a call asks for on its own. Its deadline is the home's matter."""

@@ -8,7 +8,7 @@ to pin it for the process that wants it, and its answer is passed on.
 from __future__ import annotations
 
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, PENDING, ObjectRecord, ProcessRecord, Stored
+from zfabric.machines.local_scheduler.records import DONE, PENDING, Elsewhere, ObjectRecord, ProcessRecord, Stored
 from zfabric.machines.local_scheduler.references import References, add_holder, holders_of
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -117,7 +117,7 @@ class Values:
                 continue
             if record.status == OK and record.value is None:
                 self.rebuilding.make_available(record, "evicted")
-            if record.status == PENDING:
+            if record.status == PENDING or isinstance(record.value, Elsewhere):
                 if record.fetchers is None:
                     record.fetchers = set()
                 record.fetchers.add(process.incarnation)

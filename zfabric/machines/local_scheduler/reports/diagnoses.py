@@ -18,6 +18,7 @@ from zfabric.machines.local_scheduler.records import (
     WORKER_STATES,
     AnyObject,
     BlockedTask,
+    Elsewhere,
     Stored,
     TaskRecord,
     WorkerRecord,
@@ -222,6 +223,12 @@ def failed(task: TaskRecord) -> bool:
     return any(record.status not in (OK, PENDING) for record in task.values())
 
 
+def _where(value: bytes | Stored | Elsewhere | None) -> str:
+    if value is None:
+        return "nowhere"
+    return "inline" if isinstance(value, bytes) else "store" if isinstance(value, Stored) else f"node {value.place.hex()}"
+
+
 def object_row(record: AnyObject) -> dict[str, Any]:
     """An object as listings show it."""
     value = record.value
@@ -229,8 +236,8 @@ def object_row(record: AnyObject) -> dict[str, Any]:
     return {
         "object_id": record.object_id.hex(),
         "state": "pending" if record.status == PENDING else "ready" if record.status == OK else "error",
-        "where": "store" if type(value) is Stored else "inline" if value is not None else "nowhere",
-        "size": value.size if isinstance(value, Stored) else len(value) if value is not None else 0,
+        "where": _where(value),
+        "size": len(value) if isinstance(value, bytes) else value.size if value is not None else 0,
         "holders": 0 if holders is None else len(holders) if isinstance(holders, set) else 1,
         "pins": record.pins,
         "named": record.named,

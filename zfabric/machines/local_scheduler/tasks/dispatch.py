@@ -25,6 +25,7 @@ from zfabric.machines.local_scheduler.records import (
     STARTING,
     WAITING,
     BlockedTask,
+    Elsewhere,
     ShapeQueue,
     Stored,
     TaskRecord,
@@ -412,9 +413,11 @@ class Dispatcher:
             if record.status not in (OK, PENDING):  # It existed when this task became ready, and could not be rebuilt.
                 self.outcomes.end_with(task, record.status, value if type(value) is bytes else b"")
                 return None
-            if value is None:
+            if value is None or isinstance(value, Elsewhere):
                 self.outcomes.wait_again(task, record)
-                if record.status == OK:
+                if value is not None or record.status != OK:
+                    self.tables.want(record)
+                else:
                     self.rebuilding.make_available(record, "evicted")
                 return None
             if type(value) is Stored and object_id not in missing:

@@ -13,10 +13,13 @@ from typing import NamedTuple
 from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler.records import (
     DONE,
+    PENDING,
     READY,
     WAITING,
     AnyObject,
+    BorrowedRecord,
     DirectLease,
+    Elsewhere,
     ProcessRecord,
     Stored,
     StreamRecord,
@@ -25,7 +28,7 @@ from zfabric.machines.local_scheduler.records import (
     attempt_text,
     prefixes_of,
 )
-from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.references import References, add_holder
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnwanted, RemakeEnded, StreamMakerEnded
 from zfabric.protocol import messages as m
@@ -215,12 +218,14 @@ class Outcomes:
         self._done(task, OK)
 
     def set_value(self, record: AnyObject, value: object, refs: tuple[bytes, ...], writer: bytes, rebuildable: bool) -> None:
-        """Record a value: inline bytes, or a place in the arena that ``writer`` wrote."""
+        """Record a value: inline bytes, a place in the arena that ``writer`` wrote, or the size of one that the node ``writer`` has."""
         record.status = OK
         if isinstance(value, tuple):
             offset, size = value
             self.tables.inline.replace(record, Stored(size))
             self.tables.sealed.append((record.object_id, offset, size, writer, rebuildable))
+        elif isinstance(value, int):
+            self.tables.inline.replace(record, Elsewhere(value, writer))
         elif isinstance(value, bytes):
             self.tables.inline.replace(record, value)
         self._contain(record, refs)
@@ -265,7 +270,11 @@ class Outcomes:
             self.tables.send(WORKER + worker.process.incarnation, m.OutcomesRecorded((task_id,)))
 
     def drop_copy(self, worker: WorkerRecord, identifier: bytes, value: object) -> None:
-        """Free a second copy of a value in the arena, under an id that nothing else has."""
+        """Free a second copy of a value in the arena, under an id that nothing else has; or have the node drop it that has it."""
+        if isinstance(value, int) and worker.remote:
+            record = self.tables.find(identifier)
+            if record is None or not (isinstance(record.value, Elsewhere) or record.status == PENDING):
+                self.tables.given_up.append((worker.token, identifier))
         if isinstance(value, tuple) and self.tables.store_address is not None:
             name = b"\xff" * 4 + identifier[4:16] + int(value[0] % 2**32).to_bytes(4, "big")
             writer = worker.process.incarnation if worker.process else b""
@@ -408,11 +417,13 @@ class Outcomes:
         """An attempt of a task of another node has ended: it is that node's to decide what follows. Nothing of the task stays here."""
         worker = task.worker
         contained = contained_in((task.id, task.attempt, status, outputs), extra) if status != LOST else ()
-        if any(type(each) is not bytes for each in outputs) or not all(map(self.references.may_travel, contained)):
+        if not all(map(self.references.may_travel, contained)):
             for index, value in enumerate(outputs):
                 if worker is not None:
                     self.drop_copy(worker, object_id(task.id, index), value)
             status, outputs, extra, contained = STAYS, (), None, ()
+        elif status == OK and worker is not None:
+            outputs = tuple(self._retain_for_home(task, worker, index, value, extra) for index, value in enumerate(outputs))
         self.references.pin(contained)
         task.finish()
         if worker is not None:
@@ -421,6 +432,25 @@ class Outcomes:
         self._unpin_row(task)
         self.tables.tasks.pop(task.id, None)
         self.tables.delegated_ends.append((task, status, outputs, extra, contained))
+
+    def _retain_for_home(
+        self, task: TaskRecord, worker: WorkerRecord, index: int, value: object, extra: tuple[m.Row, m.Row] | None
+    ) -> object:
+        """Retain a large value of a delegated task in this node's store, for its home. Return its size, or the value if it is small."""
+        if not isinstance(value, tuple):
+            return value
+        identifier = object_id(task.id, index)
+        record = self.tables.find(identifier)
+        if record is None:
+            record = self.tables.objects[identifier] = BorrowedRecord(identifier, task.submitter)
+        add_holder(record, task.submitter)
+        if record.status == OK and record.value is not None:
+            self.drop_copy(worker, identifier, value)
+        else:
+            refs = extra[0][index] if extra is not None and index < len(extra[0]) else ()
+            self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", False)
+            self.announce(record)
+        return value[1]
 
     def _lost_elsewhere(self, task: TaskRecord, node: WorkerRecord, outputs: m.Row) -> None:
         """A worker of another node died, which had the task."""
@@ -500,6 +530,9 @@ class Outcomes:
         """Send an existing value to a process: at once if it is inline, else once the store has located it."""
         if incarnation in self.tables.nodes:
             self.tables.for_nodes.append((incarnation, record))
+        elif isinstance(record.value, Elsewhere):
+            record.fetchers = (record.fetchers or set()) | {incarnation}
+            self.tables.want(record)
         elif type(record.value) is Stored:
             self.tables.locates.append((record.object_id, incarnation))
             self.tables.locating.setdefault(record.object_id, []).append(incarnation)

@@ -7,7 +7,7 @@ reason takes its place.
 from __future__ import annotations
 
 from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Stored, TaskRecord
-from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.references import References, drop_holder, holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.transitions import RemakeWanted
@@ -109,6 +109,9 @@ class Rebuilding:
         if askers:
             record.fetchers = (record.fetchers or set()) | set(askers)
         self.tables.inline.replace(record, None)
+        if isinstance(record, BorrowedRecord) and record.home in holders_of(record):  # It was all that the home had of it.
+            drop_holder(record, record.home)
+            self.tables.send_to_node(record.home, m.CopyLost(identifier, reason))
         if record.task is not None and record.task.state != DONE:
             return
         if reason == "evicted" and not record.fetchers and not record.dependents:
@@ -116,6 +119,12 @@ class Rebuilding:
         if record.holders is None and record.pins <= 0 and not record.fetchers:
             return
         self.make_available(record, reason)
+
+    def copy_lost(self, record: AnyObject, reason: str) -> None:
+        """Handle a value of this node of which another one had the only copy. It is rebuilt once something waits for it."""
+        self.tables.inline.replace(record, None)
+        if record.fetchers or record.dependents:
+            self.make_available(record, reason)
 
     def durable_found(self, now: float, identifier: bytes, answer: m.Found) -> None:
         """Store the control store's copy of a durable value whose other copies were lost."""
@@ -138,7 +147,7 @@ class Rebuilding:
         """Rebuild a value, or record why that is impossible."""
         if isinstance(record, BorrowedRecord):  # A copy is lost: the home has the value, or decides what follows.
             record.status = PENDING
-            record.asked = False
+            record.asked = b""
             self.tables.want(record)
             return
         if not isinstance(record, TaskRecord) and record.durable:
