@@ -21,11 +21,12 @@ from zfabric.protocol.ids import (
     first_attempt,
     next_attempt,
     node_of,
+    object_id,
     pack_counter,
     tries_of,
 )
 from zfabric.sim.network import Faults
-from zfabric.sim.programs import Program
+from zfabric.sim.programs import Program, mix
 from zfabric.sim.scenarios import STEADY, call, get, task
 from zfabric.sim.world import World
 
@@ -217,6 +218,35 @@ def test_numbers_of_attempts_of_two_nodes_never_meet() -> None:
     assert all(number < 2**64 for number in numbers)
 
 
+def tree(depth: int, seconds: float = 0.01) -> tuple[Any, int]:
+    """The spec of a task that waits for two smaller trees, and its value."""
+    if not depth:
+        return task(5, ("sleep", seconds)), mix(5, 0)
+    spec, number = tree(depth - 1, seconds)
+    total = mix(mix(depth, number), number)
+    return task(depth, call(0, spec), call(1, spec), ("sleep", seconds), get((0, number), (1, number))), mix(total, 0)
+
+
+@pytest.mark.parametrize("blocked", [1, 32])
+@pytest.mark.parametrize("nodes", [3, 4])
+def test_recursion_over_nodes_of_one_cpu_ends(nodes: int, blocked: int) -> None:
+    """A task that waits for one on another node cannot run it on top: its worker is replaced, or the row comes home."""
+    spec, number = tree(5)
+    world, sent = run(call(0, spec), get((0, number)), nodes=nodes, workers_blocked_max=blocked, spill_after=0.001)
+    assert between_nodes(sent)["Delegate"] > 3
+    assert world.states["workers_started"] <= nodes * (1 + 1 + blocked)
+    assert (world.states["handed_back"] > 0) == (blocked == 1)
+
+
+def test_a_home_takes_back_what_has_not_begun() -> None:
+    """The last tasks are longer than the first ones, and are given away: the home ends its share before the other node does."""
+    times: list[float] = []
+    statements = [call(slot, task(5, ("sleep", 0.05 if slot < 4 else 0.5))) for slot in range(8)]
+    _, sent = run(*statements, get(*((slot, 162) for slot in range(8))), times=times)
+    assert between_nodes(sent)["Reclaim"] == between_nodes(sent)["Reclaimed"] > 0
+    assert ended_at(sent, times) < 1.5
+
+
 # --- a home, message by message ---------------------------------------------------------------------------------------------------
 
 NODES = (b"node", *(bytes([index]) * 8 for index in (2, 3, 4)))
@@ -317,3 +347,72 @@ def test_a_heartbeat_has_the_queue_and_how_long_its_tasks_take() -> None:
     beats = home.take(m.Heartbeat)
     assert {to for to, _ in beats} == set(PLACERS)
     assert {(beat.queued, beat.mean_seconds) for _, beat in beats} == {(3, 2.0)}
+
+
+def test_tasks_are_reclaimed_one_request_at_a_time_and_keep_order_and_attempt() -> None:
+    home = Home()
+    home.submit(*(row(number) for number in range(1, 9)))
+    home.wait(home.config.spill_after)
+    ((placer, _),) = home.questions()
+    home.placed(placer, (NODES[1], 8))
+    assert home.delegated() == {NODES[1]: list(range(1, 9))}
+    assert home.take(m.Reclaim) == []
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    assert home.take(m.Reclaim) == [(b"L" + NODES[1], m.Reclaim(tuple(task_id(number) for number in range(5, 9))))]
+    home.wait(1.0)
+    assert home.take(m.Reclaim) == []
+    home.send(b"L" + NODES[1], m.Reclaimed((task_id(7), task_id(8)), False))
+    assert home.dispatched() == [(home.worker, 7, first_attempt(0, 1)), (home.worker, 8, first_attempt(0, 1))]
+    for number in (7, 8):
+        home.complete(home.worker, number, first_attempt(0, 1))
+    assert len(home.take(m.Reclaim)) == 1
+    home.send(b"L" + NODES[1], m.Reclaimed((), False))
+    home.wait(1.0)
+    assert home.take(m.Reclaim) == []  # All that is left there has begun.
+
+
+def test_an_executor_returns_what_has_not_begun() -> None:
+    executor = Home()
+    about, functions = (JOB, "", NODES[1]), ((FUNCTION, "f", b"payload", ()),)
+    rows = tuple(row(100 + number) for number in range(3))
+    executor.complete(executor.worker, 0, first_attempt(0, 1))
+    executor.send(b"L" + NODES[1], m.Delegate(about, functions, rows, (), (), (), first_attempt(0, 2)))
+    assert [number for _, number, _ in executor.dispatched()] == [100]
+    reclaim = m.Reclaim(tuple(each[0] for each in rows))
+    executor.send(b"L" + NODES[2], reclaim)
+    assert executor.take(m.Reclaimed) == [(b"L" + NODES[2], m.Reclaimed((), False))]  # They are none of its.
+    executor.send(b"L" + NODES[1], reclaim)
+    assert executor.take(m.Reclaimed) == [(b"L" + NODES[1], m.Reclaimed((rows[1][0], rows[2][0]), False))]
+    executor.send(b"W" + executor.worker, m.Completed.of(((rows[0][0], first_attempt(0, 2), m.OK, (b"",)),)))
+    assert executor.dispatched() == []
+    assert len(executor.take(m.Ended)) == 1
+
+
+def test_what_an_executor_cannot_begin_stays_at_home() -> None:
+    home = Home()
+    home.submit(row(1), row(2))
+    home.wait(home.config.spill_after)
+    ((placer, _),) = home.questions()
+    home.placed(placer, (NODES[1], 2))
+    home.delegated()
+    home.send(b"L" + NODES[1], m.Reclaimed((task_id(1), task_id(2)), True))
+    home.wait(home.config.spill_after)
+    ((placer, _),) = home.questions()
+    home.placed(placer, (NODES[1], 2))
+    assert home.delegated() == {}
+    home.wait(10 * home.config.spill_after)
+    assert home.questions() == []
+
+
+def test_a_task_that_waits_for_a_value_of_another_node_is_replaced() -> None:
+    """Two tasks of another node wait for a value of a third one, which may need the next task here. They count as more than CPUs."""
+    executor = Home()
+    executor.complete(executor.worker, 0, first_attempt(0, 1))
+    about, functions = (JOB, "", NODES[1]), ((FUNCTION, "f", b"payload", ()),)
+    value = object_id(task_id(50), 0)
+    for number in range(100, 104):
+        given = m.Delegate(about, functions, (row(number, contains=(value,)),), (), (), ((value, NODES[2]),), first_attempt(0, 2))
+        executor.send(b"L" + NODES[1], given)
+        executor.workers()
+        ((worker, _, _),) = executor.dispatched()
+        executor.send(b"W" + worker, m.Blocked(task_id(number), (value,), (), True))

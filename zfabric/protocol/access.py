@@ -67,6 +67,8 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.Ready,
             m.Delegate,
             m.StopDelegated,
+            m.Reclaim,
+            m.Reclaimed,
             m.Ended,
             m.EndsReceived,
             m.Borrow,

@@ -36,6 +36,7 @@ from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.peers import Peers
+from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.nodes.spilling import Spilling
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
@@ -198,6 +199,7 @@ class LocalScheduler:
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, node)
         self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.jobs, self.borrowing)
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
+        self.reclaiming = Reclaiming(self.tables, self.pool, self.outcomes)
         self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
         self.copies = Copies(self.tables)
         self.peers = Peers(
@@ -307,7 +309,10 @@ class LocalScheduler:
             self.direct.end_of_turn(now)
             self._overdue_at = self._look_again(self._overdue_at, now)
             self.placement_requests.ask(now)
-            self.spilling.end_of_turn(now)
+            if tables.nodes:
+                self.executions.hand_back(self.workers.take_stuck())
+                self.spilling.end_of_turn(now)
+                self.reclaiming.end_of_turn()
             self.starvation.end_of_turn(now)
             if self._trim_at is None:
                 self._trim_at = self.workers.trim(now)
@@ -529,6 +534,8 @@ class LocalScheduler:
             m.NodeTable: self.peers.on_node_table,
             m.RegisterNode: self.peers.on_register_node,
             m.Delegate: self.executions.on_delegate,
+            m.Reclaim: self.executions.on_reclaim,
+            m.Reclaimed: self.reclaiming.on_reclaimed,
             m.StopDelegated: self.executions.on_stop_delegated,
             m.Ended: self.delegations.on_ended,
             m.EndsReceived: self.executions.on_ends_received,

@@ -659,7 +659,7 @@ class WorkerRecord:
 class NodeRecord(WorkerRecord):
     """Another node, as it is to the home of tasks: a worker that runs many of them at once, in any order."""
 
-    __slots__ = ("ends_received", "name", "next_end", "number", "pinned", "resources", "unreceived")
+    __slots__ = ("ends_received", "name", "next_end", "number", "pinned", "reclaimable", "resources", "unreceived")
 
     remote = True
 
@@ -668,6 +668,8 @@ class NodeRecord(WorkerRecord):
         self.number = number
         self.name = name
         self.resources = resources
+        self.reclaimable = False
+        """As home: whether it may have tasks of this node that it has not begun: some were sent since it last had none to return."""
         self.ends_received: int | None = None
         """As home: the newest message of ended attempts that is to be acknowledged in this turn."""
         self.next_end = 1

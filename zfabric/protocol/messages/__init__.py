@@ -114,6 +114,8 @@ from zfabric.protocol.messages.delegation import FetchedValues as FetchedValues
 from zfabric.protocol.messages.delegation import FetchValues as FetchValues
 from zfabric.protocol.messages.delegation import JobGone as JobGone
 from zfabric.protocol.messages.delegation import JobOutput as JobOutput
+from zfabric.protocol.messages.delegation import Reclaim as Reclaim
+from zfabric.protocol.messages.delegation import Reclaimed as Reclaimed
 from zfabric.protocol.messages.delegation import RegisterNode as RegisterNode
 from zfabric.protocol.messages.delegation import StopDelegated as StopDelegated
 from zfabric.protocol.messages.node import MemoryPressure as MemoryPressure

@@ -47,6 +47,23 @@ class Delegate(NamedTuple):
     attempt: int
 
 
+class Reclaim(NamedTuple):
+    """home -> executor. Return those of these tasks that have not begun: the home has room. ``Reclaimed`` is the answer."""
+
+    task_ids: Ids
+
+
+class Reclaimed(NamedTuple):
+    """executor -> home. Tasks that were not begun here and will not be: the home has them again, as the same attempts.
+
+    It answers ``Reclaim``, empty if all have begun. With ``blocked`` nobody asked: as many workers of the executor are blocked as may be,
+    so that the tasks are to run at home, on top of what waits for them.
+    """
+
+    task_ids: Ids
+    blocked: bool
+
+
 class StopDelegated(NamedTuple):
     """home -> executor. Stop an attempt. ``reason`` is "cancelled", "timeout" or "force"; ``recursive`` stops what it submitted as well."""
 

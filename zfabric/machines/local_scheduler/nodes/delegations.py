@@ -86,6 +86,8 @@ class Delegations:
         homes = self.borrowing.homes_of(named)
         columns = (tuple(functions.values()), tuple(rows), tuple(attempts), tuple(values.values()), homes)
         self.tables.send_to_node(node.token, m.Delegate(about, *columns, first))
+        node.reclaimable = True
+        self.tables.became_ready += 1  # A blocked task that waits for one of these now counts as one to be replaced.
         self.tables.counts["delegated"] += len(batch)
 
     def on_ended(self, now: float, source: Address, message: m.Ended) -> None:

@@ -7,10 +7,11 @@ nothing of the task stays here. The home retries, cancels, fails.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
-from zfabric.machines.local_scheduler.records import PENDING, Elsewhere, FunctionRecord, JobRecord, TaskRecord
+from zfabric.machines.local_scheduler.records import PENDING, READY, WAITING, Elsewhere, FunctionRecord, JobRecord, ShapeQueue, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -108,6 +109,34 @@ class Executions:
         tasks = self.stopping.with_children([task]) if message.recursive else [task]
         for each in tasks:
             self.stopping.stop(each, message.reason, now)
+
+    def on_reclaim(self, now: float, source: Address, message: m.Reclaim) -> None:
+        """A home has room for tasks that it has delegated to this node."""
+        if source[1:] not in self.tables.nodes:
+            return
+        tasks = [task for task in map(self.tables.tasks.get, message.task_ids) if task is not None and task.submitter == source[1:]]
+        returned = [task for task in tasks if task.state in (READY, WAITING)]
+        for task in returned:
+            if task.state == READY:
+                self.tables.queue_of(task).stop_one()
+        self._return(source[1:], returned, blocked=False)
+
+    def hand_back(self, queues: Iterable[ShapeQueue]) -> None:
+        """Return the tasks of queues for which no worker may start: what waits for them is blocked, here or on other nodes."""
+        by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
+        for queue in queues:
+            for task in queue.tasks:
+                if task.state == READY:
+                    by_home[task.submitter].append(task)
+            queue.tasks.clear()
+        for home, tasks in by_home.items():
+            self._return(home, tasks, blocked=True)
+
+    def _return(self, home: bytes, tasks: list[TaskRecord], blocked: bool) -> None:
+        for task in tasks:
+            self.outcomes.remove_delegated(task)
+        self.tables.counts["handed_back" if blocked else "returned"] += len(tasks)
+        self.tables.send_to_node(home, m.Reclaimed(tuple(task.id for task in tasks), blocked))
 
     def end_of_turn(self) -> None:
         """Report the attempts that ended in this turn."""

@@ -23,6 +23,8 @@ from zfabric.protocol.ids import Address
 
 WORTH_SECONDS = 50e-6
 """Shorter tasks stay: a delegated task costs both daemons about as much."""
+STAY_SECONDS = 1.0
+"""How long a queue is left alone of which no task could be sent: each may only run here."""
 LOOKED_AT = 16
 """Tasks of a queue whose inputs are measured to estimate those of all."""
 
@@ -60,9 +62,7 @@ class Spilling:
         """Selects the global scheduler that this node asks first: the nodes share them evenly."""
 
     def end_of_turn(self, now: float) -> None:
-        """Ask about the queues that have waited long enough. Without other nodes there is nothing to ask."""
-        if not self.tables.nodes:
-            return
+        """Ask about the queues that have waited long enough."""
         waiting = {queue.token: queue for queue in self.tables.queues.values() if queue.tasks and is_own_work(queue)}
         self._asked = {token: question for token, question in self._asked.items() if token in waiting}
         self._since = {token: self._since.get(token) or (now, queue.tasks[0].id) for token, queue in waiting.items()}
@@ -115,13 +115,11 @@ class Spilling:
                 continue  # Another global scheduler has answered before.
             if queue is None:
                 continue
-            if queue.tasks:
-                self._since[token] = now, queue.tasks[0].id
             self.placement_requests.answered(queue, bool(places))
-            for node_id, count in places:
-                node = self.tables.nodes.get(node_id)
-                if node is not None and node.process is not None and node.process.ready:
-                    self.delegations.give(queue, node, count, now)
+            elsewhere = [(self.tables.nodes[node], count) for node, count in places if node in self.tables.nodes]
+            given = sum(self.delegations.give(queue, node, count, now) for node, count in elsewhere if node.process and node.process.ready)
+            if queue.tasks:
+                self._since[token] = now if given or not elsewhere else now + STAY_SECONDS, queue.tasks[0].id
 
     def next_deadline(self) -> float | None:
         """When the next queue will have waited long enough, for others or for an answer."""

@@ -553,6 +553,8 @@ class Dispatcher:
             object_id = agenda.pop()
             record = find(object_id)
             task = record.task if record is not None else None
+            if record is not None and record.home:
+                frame.barring = True  # Another node makes it, where what it needs may wait for workers of this one.
             if is_call(object_id):
                 frame.barring = True  # An actor will run it, which may yet have to be made: not on this worker.
             if task is None or object_id in seen:
@@ -564,6 +566,8 @@ class Dispatcher:
                 waiting = self._frames.get(task.id)
                 if waiting is not None:
                     agenda.extend(waiting.wanted)
+                if task.worker is not None and task.worker.remote:
+                    frame.barring = True
                 if task.function.concurrency or (waiting is not None and not waiting.inline):
                     frame.barring = True  # In an event loop, or in threads, it may wait for objects that are not reported.
             elif task.state == READY and not self._may_run_inline(task, worker):

@@ -425,13 +425,18 @@ class Outcomes:
         elif status == OK and worker is not None:
             outputs = tuple(self._retain_for_home(task, worker, index, value, extra) for index, value in enumerate(outputs))
         self.references.pin(contained)
+        self.remove_delegated(task)
+        self.tables.delegated_ends.append((task, status, outputs, extra, contained))
+
+    def remove_delegated(self, task: TaskRecord) -> None:
+        """Remove a task of another node."""
+        worker = task.worker
         task.finish()
         if worker is not None:
             worker.inflight.pop(task.id, None)
             self._unpin_places(worker, task)
         self._unpin_row(task)
         self.tables.tasks.pop(task.id, None)
-        self.tables.delegated_ends.append((task, status, outputs, extra, contained))
 
     def _retain_for_home(
         self, task: TaskRecord, worker: WorkerRecord, index: int, value: object, extra: tuple[m.Row, m.Row] | None

@@ -18,6 +18,8 @@ class WorkerPool:
         self._next_token = first_token
         self.held_up = False
         """Whether no worker was started in this turn because too many are blocked."""
+        self._stuck: dict[int, ShapeQueue] = {}
+        """Queues of delegated tasks for which no worker may start, by token: as many as may be are blocked."""
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
     def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
@@ -55,10 +57,17 @@ class WorkerPool:
         plain, others = self._count_blocked(queue)
         if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
             self.held_up = True
+            if queue.delegated and others > self.tables.config.workers_blocked_max:
+                self._stuck[queue.token] = queue
             return
         if active >= self.tables.config.workers_max + plain + others and not self._end_one_idle(queue):
             return
         self.spawn(queue.job, queue.environment, now)
+
+    def take_stuck(self) -> list[ShapeQueue]:
+        """The queues of delegated tasks that are to go home, since no worker may start for them."""
+        stuck, self._stuck = self._stuck, {}
+        return list(stuck.values())
 
     def _count_blocked(self, queue: ShapeQueue) -> tuple[int, int]:
         """Numbers of blocked workers on which tasks of ``queue`` may run on top, and on which they may not.

@@ -1,0 +1,64 @@
+"""Tasks that come back: a home with nothing to run takes back what other nodes have not begun, and receives what they cannot begin."""
+
+from __future__ import annotations
+
+from zfabric.machines.common.resources import ResourcePool
+from zfabric.machines.local_scheduler.records import ASSIGNED, NodeRecord, TaskRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+
+RECLAIMED_MOST = 256
+"""Most tasks that are reclaimed by one message: more than a node runs while it and the answer are under way."""
+
+
+class Reclaiming:
+    """Reclaims delegated tasks, over the shared tables."""
+
+    def __init__(self, tables: Tables, pool: ResourcePool, outcomes: Outcomes) -> None:
+        self.tables = tables
+        self.pool = pool
+        self.outcomes = outcomes
+        self._asked = b""
+        """The node that was asked and has not answered yet."""
+
+    def end_of_turn(self) -> None:
+        """If this node has room and nothing to run, ask the node with the most tasks for the last half of those that it was given."""
+        if self._asked in self.tables.nodes:
+            return
+        given = [node for node in self.tables.nodes.values() if node.reclaimable and node.inflight]
+        if not given or any(queue.tasks and queue.feasible is not False for queue in self.tables.queues.values()):
+            return
+        node = max(given, key=lambda each: len(each.inflight))
+        tasks = self._last_half(node)
+        if tasks and self.pool.fits(self.tables.queue_of(tasks[-1]).demand):
+            self._asked = node.token
+            node.reclaimable = False  # Unless some are returned, or more are sent meanwhile.
+            self.tables.send_to_node(node.token, m.Reclaim(tuple(task.id for task in tasks)))
+
+    def _last_half(self, node: NodeRecord) -> list[TaskRecord]:
+        most = min(RECLAIMED_MOST, (len(node.inflight) + 1) // 2)
+        found: list[TaskRecord] = []
+        for task in reversed(node.inflight.values()):
+            if len(found) == most:
+                break
+            if task.state == ASSIGNED and self.tables.queue_of(task).feasible is not False:
+                found.append(task)
+        return found[::-1]
+
+    def on_reclaimed(self, now: float, source: Address, message: m.Reclaimed) -> None:
+        """A node returns tasks that it has not begun."""
+        node = self.tables.nodes.get(source[1:])
+        if node is None:
+            self.tables.counts["refused"] += 1
+            return
+        tasks = [node.inflight[task_id] for task_id in message.task_ids if task_id in node.inflight]
+        if message.blocked:
+            for task in tasks:
+                task.facts().stays = True
+        else:
+            self._asked = b""
+            node.reclaimable |= bool(tasks)
+        self.outcomes.give_back(tasks)
+        self.tables.counts["reclaimed"] += len(tasks)
