@@ -269,3 +269,10 @@ def test_a_node_that_finds_no_head_ends() -> None:
     machine = member()
     machine.take_effects(0.0)
     assert any(isinstance(each, EndNode) for each in step(machine, 10.0))
+
+
+def test_a_node_whose_daemon_died_ends_and_others_run_what_it_ran() -> None:
+    machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2))
+    effects = machine.take_effects(0.0)
+    assert [type(each) for each in effects] == [Silence, EndNode]
+    assert machine.next_deadline() is None

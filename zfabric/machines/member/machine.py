@@ -14,6 +14,8 @@ from zfabric.protocol.effects import ConnectNodes, Effect, EndNode, Say, Send, S
 from zfabric.protocol.ids import HEAD, REGISTRY, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 
+RESTARTED = "its daemon died, and the daemons of other nodes cannot go on with another one yet"
+"""Why a node ends whose daemon was restarted: what it had delegated and borrowed is not repeated to the next one (``docs/limits.md``)."""
 JOIN_EVERY = 1.0
 """Seconds between two requests to join."""
 RENEWALS = 4
@@ -77,6 +79,8 @@ class Member:
         """Return what was decided."""
         if self._began is None:
             self._began = now
+            if self._join.number:
+                self._end(RESTARTED)
             self._try_to_join(now)
         effects, self._effects = self._effects, []
         return effects
