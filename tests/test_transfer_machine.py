@@ -383,10 +383,19 @@ def test_room_that_comes_for_a_stopped_pull_is_returned() -> None:
 
 def test_bytes_that_cannot_be_written_fail_the_pull_and_return_the_room() -> None:
     agent = Alone()
-    agent.pulling(5 * MiB, A)
-    said = agent(b"X" + SELF, m.ChunkFailed(VALUE, False, "no space left"))
-    assert (SCHEDULER, m.PullFailed(VALUE, "disk", "no space left")) in said
-    assert (STORE, m.ReturnGrant(4096, 0)) in said
+    want = agent.pulling(MiB, A)
+    assert agent(TRANSFER_AGENT + A, m.Chunk(want.token, 0, MiB))[-1] == e.SealValue(VALUE, 4096 + HEADER_BYTES, MiB)
+    assert agent(SCHEDULER, m.Pull(VALUE, MiB, (A,))) == []
+    said = agent(b"X" + SELF, m.ValueSealed(VALUE, "no space left"))
+    assert said == [(STORE, m.ReturnGrant(4096, 0)), (SCHEDULER, m.PullFailed(VALUE, "disk", "no space left"))]
+
+
+def test_bytes_that_cannot_be_read_send_readers_elsewhere() -> None:
+    agent = Alone()
+    agent(TRANSFER_AGENT + A, m.Want(1, VALUE, MiB, 0, MiB))
+    agent(SCHEDULER, m.Objects(((VALUE, OK, (-64, MiB), ()),)))
+    said = agent(b"X" + SELF, m.ChunkFailed(VALUE, "it is damaged"))
+    assert said == [(TRANSFER_AGENT + A, m.Unavailable(1, "it is damaged")), (STORE, m.Unpin((VALUE,)))]
 
 
 def test_a_value_stays_pinned_until_its_last_byte_has_left() -> None:

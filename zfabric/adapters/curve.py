@@ -65,8 +65,11 @@ def make_pair() -> KeyPair:
     return KeyPair(*zmq.curve_keypair())
 
 
-def listen(context: Context, endpoint: str, keys: KeyPair, queued: int) -> Socket:
-    """A socket that accepts connections at ``endpoint`` from those whom the authenticator of the context lets in."""
+def listen(context: Context, endpoint: str, keys: KeyPair, queued: int, bound: int = -1) -> Socket:
+    """A socket that accepts connections at ``endpoint`` from those whom the authenticator of the context lets in.
+
+    ``bound`` is the descriptor of a TCP socket that listens there already.
+    """
     socket = context.socket(zmq.ROUTER)
     try:
         _common(socket, keys, queued)
@@ -75,6 +78,8 @@ def listen(context: Context, endpoint: str, keys: KeyPair, queued: int) -> Socke
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        if bound >= 0:
+            socket.setsockopt(zmq.USE_FD, bound)
         socket.bind(endpoint)
     except BaseException:
         socket.close(0)

@@ -43,11 +43,15 @@ class SpillFiles:
 
     def fill(self, number: int, object_id: bytes, pieces: Iterable[bytes | memoryview]) -> None:
         """Write an object into a file that ``SpillDirectory.make`` has made. Raises OSError if the disk is full."""
-        descriptor = os.open(self._file(number, _PARTIAL), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        writer = self.begin(number)
         try:
-            _fill(descriptor, object_id, pieces)
+            _fill(writer, object_id, pieces)
         finally:
-            os.close(descriptor)
+            writer.close()
+
+    def begin(self, number: int) -> SpillWriter:
+        """Begin to write an object, piece by piece, into a file that ``SpillDirectory.make`` has made. Raises OSError."""
+        return SpillWriter(os.open(self._file(number, _PARTIAL), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
 
     def map(self, number: int, size: int) -> memoryview:
         """Map the payload of a whole file privately: writes stay in this process. Raises OSError if that fails."""
@@ -95,7 +99,7 @@ class SpillDirectory(SpillFiles):
         descriptor = self._create(number)
         try:
             try:
-                _fill(descriptor, object_id, (data,))
+                _fill(SpillWriter(descriptor), object_id, (data,))
             finally:
                 os.close(descriptor)
             self.take_over(number)
@@ -159,18 +163,36 @@ class SpillDirectory(SpillFiles):
         return sorted(found, key=lambda row: row[2])
 
 
-def _fill(descriptor: int, object_id: bytes, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object's bytes, and then the header before them."""
-    os.lseek(descriptor, _HEADER.size, os.SEEK_SET)
-    checksum = size = 0
-    for piece in pieces:
+class SpillWriter:
+    """Writes one object into the file at ``descriptor``: its bytes in order, and the header last. All methods may raise OSError."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._size = self._checksum = 0
+        os.lseek(descriptor, _HEADER.size, os.SEEK_SET)
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """Write the next bytes."""
         data = memoryview(piece)
         for start in range(0, len(data), _CHUNK):
             chunk = data[start : start + _CHUNK]
-            checksum = zlib.crc32(chunk, checksum)
-            _write_all(descriptor, chunk)
-        size += len(data)
-    os.pwrite(descriptor, _HEADER.pack(_MAGIC, size, checksum, object_id), 0)
+            self._checksum = zlib.crc32(chunk, self._checksum)
+            _write_all(self._descriptor, chunk)
+        self._size += len(data)
+
+    def finish(self, object_id: bytes) -> None:
+        """Write the header."""
+        os.pwrite(self._descriptor, _HEADER.pack(_MAGIC, self._size, self._checksum, object_id), 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def _fill(writer: SpillWriter, object_id: bytes, pieces: Iterable[bytes | memoryview]) -> None:
+    for piece in pieces:
+        writer.write(piece)
+    writer.finish(object_id)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:

@@ -196,7 +196,10 @@ class WriteChunk(NamedTuple):
 
 
 class SealValue(NamedTuple):
-    """Seal the object whose payload, at ``offset``, has been written; or (``size`` is negative) give up writing there."""
+    """Seal the object whose payload, at ``offset``, has been written; the shell answers ``ValueSealed``.
+
+    If ``size`` is negative, nothing more is written there, and there is no answer.
+    """
 
     object_id: bytes
     offset: int

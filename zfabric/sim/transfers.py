@@ -191,6 +191,7 @@ class SimAgent:
         if end != effect.size:
             self.world.fail(f"{short(effect.object_id)} is sealed with {end} of {effect.size} bytes")
         self.node.arena.write(effect.offset, Content(effect.object_id, effect.size, effect.object_id))
+        self.event(SHELL + self.incarnation, m.ValueSealed(effect.object_id, ""))
 
     @property
     def idle(self) -> bool:

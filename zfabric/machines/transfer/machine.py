@@ -128,17 +128,11 @@ class TransferAgent:
             m.Queued: self.pulls.on_queued,
             m.Redirect: self.pulls.on_redirect,
             m.Unavailable: self.pulls.on_unavailable,
-            m.ChunkFailed: self.on_chunk_failed,
+            m.ValueSealed: self.pulls.on_value_sealed,
             m.Objects: self.supplies.on_objects,
             m.Want: self.supplies.on_want,
             m.Credit: self.supplies.on_credit,
             m.StopWant: self.supplies.on_stop_want,
             m.ChunkSent: self.supplies.on_chunk_sent,
+            m.ChunkFailed: self.supplies.on_chunk_failed,
         }
-
-    def on_chunk_failed(self, now: float, source: Address, message: m.ChunkFailed) -> None:
-        """The shell could not read or write bytes of a value."""
-        if message.reading:
-            self.supplies.reading_failed(message.object_id, message.error)
-        else:
-            self.pulls.writing_failed(message.object_id, message.error)

@@ -90,6 +90,8 @@ class Pulls:
         self._perform = perform
         self._waiting: dict[bytes, PullRecord] = {}
         self._active: dict[bytes, PullRecord] = {}
+        self._sealing: dict[bytes, PullRecord] = {}
+        """Pulls of which every byte has come."""
         self._rooms: dict[int, PullRecord] = {}
         """Pulls whose room was requested, by token."""
         self._unrequested: dict[bytes, PullRecord] = {}
@@ -100,7 +102,7 @@ class Pulls:
         """Requests by token, while their chunks are accepted."""
 
     def __len__(self) -> int:
-        return len(self._active) + len(self._waiting)
+        return len(self._active) + len(self._waiting) + len(self._sealing)
 
     def _token(self) -> int:
         self._next_token += 1
@@ -113,6 +115,8 @@ class Pulls:
         known = self._find(message.object_id)
         if known is not None:
             self._set_sources(known, message.sources, now)
+        elif message.object_id in self._sealing:
+            pass  # Its answer follows.
         elif len(self._waiting) >= WAITING_MAX:
             self._tell_scheduler(m.PullFailed(message.object_id, "busy", f"this node copies {WAITING_MAX} other values already"))
         else:
@@ -192,11 +196,18 @@ class Pulls:
         if pull is not None:
             self._fail(pull, message.kind, message.text)
 
-    def writing_failed(self, object_id: bytes, error: str) -> None:
-        """The shell could not write bytes of a value."""
-        pull = self._active.get(object_id)
-        if pull is not None:
-            self._fail(pull, "disk", error)
+    def on_value_sealed(self, now: float, source: Address, message: m.ValueSealed) -> None:
+        """A value is whole and sealed, or the shell could not write it."""
+        pull = self._sealing.pop(message.object_id)
+        assert pull.offset is not None
+        if message.error:
+            self._tell_store(m.ReturnGrant(pull.offset - HEADER_BYTES, 0))
+            self._counts["pulls_failed"] += 1
+            self._tell_scheduler(m.PullFailed(pull.object_id, "disk", message.error))
+        else:
+            self._counts["pulled"] += 1
+            self._counts["bytes_pulled"] += pull.size
+            self._tell_scheduler(m.Pulled(pull.object_id, pull.offset, pull.size))
 
     # -- requests --
 
@@ -317,11 +328,9 @@ class Pulls:
 
     def _complete(self, pull: PullRecord) -> None:
         assert pull.offset is not None
-        self._counts["pulled"] += 1
-        self._counts["bytes_pulled"] += pull.size
         self._forget(pull, complete=True)
+        self._sealing[pull.object_id] = pull
         self._perform(e.SealValue(pull.object_id, pull.offset, pull.size))
-        self._tell_scheduler(m.Pulled(pull.object_id, pull.offset, pull.size))
 
     def on_queued(self, now: float, source: Address, message: m.Queued) -> None:
         """A source serves others first: ask another one as well."""

@@ -235,12 +235,12 @@ class Supplies:
             self._remove(delivery)
         self._settle(supply)
 
-    def reading_failed(self, object_id: bytes, error: str) -> None:
+    def on_chunk_failed(self, now: float, source: Address, message: m.ChunkFailed) -> None:
         """The shell could not read bytes of a value."""
-        supply = self._supplies.get(object_id)
+        supply = self._supplies.get(message.object_id)
         if supply is not None:
             supply.unsent -= 1
-            self._refuse(supply, error)
+            self._refuse(supply, message.error)
 
     def on_chunk_sent(self, now: float, source: Address, message: m.ChunkSent) -> None:
         """Bytes of a chunk are on their way, and may change here."""

@@ -187,6 +187,7 @@ from zfabric.protocol.messages.transfer import Redirect as Redirect
 from zfabric.protocol.messages.transfer import StopPull as StopPull
 from zfabric.protocol.messages.transfer import StopWant as StopWant
 from zfabric.protocol.messages.transfer import Unavailable as Unavailable
+from zfabric.protocol.messages.transfer import ValueSealed as ValueSealed
 from zfabric.protocol.messages.transfer import Want as Want
 from zfabric.protocol.messages.values import Fetch as Fetch
 from zfabric.protocol.messages.values import Hold as Hold

@@ -119,8 +119,14 @@ class ChunkSent(NamedTuple):
 
 
 class ChunkFailed(NamedTuple):
-    """shell -> transfer agent. Bytes of this object cannot be written, or (``reading``) read."""
+    """shell -> transfer agent. The bytes of one chunk of this object cannot be read."""
 
     object_id: bytes
-    reading: bool
+    error: str
+
+
+class ValueSealed(NamedTuple):
+    """shell -> transfer agent. All bytes of this object are written, and it is sealed; or (``error`` not empty) they could not be."""
+
+    object_id: bytes
     error: str

@@ -1,0 +1,274 @@
+"""The TCP sockets of a transfer agent: one that others dial for values of this node, and one to each node that has values for it.
+
+A frame is an encoded message, behind a ``Chunk`` a second part with its bytes. These are sent from the memory where they lie, without a
+copy: whoever sends them learns when that memory may change (``sent``). Frames may be lost, with a connection or for want of room in a
+queue. Agents repeat what they want, so ZeroMQ may make connections again by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import zmq
+import zmq.backend
+
+from zfabric.adapters import curve
+from zfabric.adapters.curve import Authenticator, Context, KeyPair, Socket
+from zfabric.exceptions import ConnectionLostError
+from zfabric.protocol.access import FROM_AGENTS
+from zfabric.protocol.codec import MalformedFrame, decode, encode
+from zfabric.protocol.ids import TRANSFER_AGENT
+from zfabric.protocol.messages import Chunk, Message, Row
+
+QUEUED_MAX = 64
+"""Frames that a socket queues for one connection. Chunks are bounded by credit, and messages are few."""
+FRAMES_PER_TURN = 16
+"""Most frames that one ``receive`` reads from each socket: their chunks are in memory until they are written."""
+MESSAGE_BYTES_MAX = 4096
+"""Largest message of an agent."""
+RECONNECT_MS, RECONNECT_MS_MAX = 100, 2000
+REDIAL_SECONDS = 5.0
+"""A connection over which nothing has come for so long, although requests were sent, is made anew: ZeroMQ gives up one that was refused."""
+
+POLLIN, DONTWAIT, SNDMORE = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.SNDMORE)
+_recv: Any = zmq.backend.Socket.recv
+_send: Any = zmq.backend.Socket.send
+"""As in ``adapters.sockets``: the enumerations in the methods of ``zmq.Socket`` cost more than the calls."""
+
+
+class Received(NamedTuple):
+    """A message of another agent. ``data`` are the bytes of a chunk."""
+
+    node: bytes
+    message: Message
+    data: memoryview
+
+
+class _Source:
+    """A connection to the agent of another node."""
+
+    __slots__ = ("address", "asked_at", "heard_at", "key", "socket")
+
+    def __init__(self, address: str, key: bytes, socket: Socket, now: float) -> None:
+        self.address = address
+        self.key = key
+        self.socket = socket
+        self.heard_at = now
+        self.asked_at = now
+
+
+class ChunkSockets:
+    """The sockets of one agent, used by one thread that never waits in them.
+
+    ``bound`` is a listening TCP socket's descriptor: its port outlives agents. Without one, the agent listens at ``endpoint``. Without
+    ``keys`` nothing is encrypted and nobody refused: only measurements do that.
+    """
+
+    def __init__(self, context: Context, keys: KeyPair | None, endpoint: str, bound: int = -1) -> None:
+        self._context = context
+        self._keys = keys
+        self.refused: Counter[str] = Counter()
+        """What was refused, by reason."""
+        self._rows: dict[bytes, Row] = {}
+        self._by_key: dict[bytes, bytes] = {}
+        self._readers: dict[bytes, bytes] = {}
+        """The newest connection of each node that reads from this one."""
+        self._nodes: dict[bytes, bytes] = {}
+        """Nodes of connections, where there are no keys."""
+        self._sources: dict[bytes, _Source] = {}
+        self._unsent: deque[tuple[Any, bytes]] = deque()
+        """Chunks whose memory ZeroMQ still reads: (tracker, object id)."""
+        self.authenticator = Authenticator(context) if keys is not None else None
+        try:
+            self.server = self._listen(endpoint, bound)
+        except zmq.ZMQError as error:
+            if self.authenticator is not None:
+                self.authenticator.close()
+            raise ConnectionLostError(f"the transfer agent cannot listen at {endpoint}: {error.strerror}") from None
+        self.address = self.server.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        """The endpoint at which it listens, with the port."""
+        self.sources: list[tuple[Any, int]] = []
+        """What to poll. It changes when a connection is made."""
+        self._poll()
+
+    def _listen(self, endpoint: str, bound: int) -> Socket:
+        if self._keys is None:
+            socket: Socket = self._context.socket(zmq.ROUTER)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.bind(endpoint)
+            return socket
+        return curve.listen(self._context, endpoint, self._keys, QUEUED_MAX, bound)
+
+    def _poll(self) -> None:
+        keys = [(self.authenticator.socket, POLLIN)] if self.authenticator is not None else []
+        self.sources = [(self.server, POLLIN), *keys, *((each.socket, POLLIN) for each in self._sources.values())]
+
+    # -- which nodes there are --
+
+    def connect(self, rows: dict[bytes, Row]) -> None:
+        """Take in the rows of a ``NodeTable``, by node: nobody else is let in, and no other connection kept."""
+        self._rows = rows
+        self._by_key = {row[5]: node for node, row in rows.items()}
+        if self.authenticator is not None:
+            self.authenticator.admit(frozenset(self._by_key))
+        for node, source in list(self._sources.items()):
+            row = rows.get(node)
+            if row is None or (row[4], row[5]) != (source.address, source.key):
+                self._close(node)
+        self._readers = {node: connection for node, connection in self._readers.items() if node in rows}
+
+    def _source(self, node: bytes, now: float) -> _Source | None:
+        """The connection to a node, made on first use; None for a node that has no agent."""
+        found = self._sources.get(node)
+        if found is not None and found.asked_at - found.heard_at > REDIAL_SECONDS:
+            self._close(node)
+            found = None
+        row = self._rows.get(node)
+        if found is not None or row is None or not row[4]:
+            return found
+        if self._keys is None:
+            socket: Socket = self._context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.ROUTING_ID, row[5])
+        else:
+            socket = curve.dealer(self._context, self._keys, row[5], QUEUED_MAX)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
+        socket.connect(row[4])
+        made = self._sources[node] = _Source(row[4], row[5], socket, now)
+        self._poll()
+        return made
+
+    def _close(self, node: bytes) -> None:
+        self._sources.pop(node).socket.close(0)
+        self._poll()
+
+    # -- sending --
+
+    def ask(self, node: bytes, message: Message, now: float) -> None:
+        """Send a message to the agent of a node that has values."""
+        source = self._source(node, now)
+        if source is not None:
+            source.asked_at = now
+            self._write(source.socket, (_encoded(message),))
+
+    def answer(self, node: bytes, message: Message) -> None:
+        """Send a message to the agent of a node that reads values of this one."""
+        connection = self._readers.get(node)
+        if connection is not None:
+            self._write(self.server, (connection, _encoded(message)))
+
+    def send_chunk(self, node: bytes, message: Chunk, object_id: bytes, data: memoryview) -> None:
+        """Send a chunk to a node that reads the value. The bytes may change once ``sent`` returns the value's id for it."""
+        connection = self._readers.get(node)
+        tracker = None
+        if connection is not None and self._write(self.server, (connection, _encoded(message)), more=True):
+            tracker = self.server.send(data, DONTWAIT, copy=False, track=True)
+        self._unsent.append((tracker, object_id))
+
+    def _write(self, socket: Socket, parts: tuple[bytes, ...], more: bool = False) -> bool:
+        """Write a frame; return False if it was dropped, since its connection has ended or takes no more."""
+        try:
+            for index, part in enumerate(parts, 1):
+                _send(socket, part, DONTWAIT | (SNDMORE if more or index < len(parts) else 0))
+        except zmq.ZMQError:
+            self.refused["frames_dropped"] += 1
+            return False
+        return True
+
+    def sent(self) -> Iterator[bytes]:
+        """The object ids of chunks whose memory may change now, each once."""
+        while self._unsent and (self._unsent[0][0] is None or self._unsent[0][0].done):
+            yield self._unsent.popleft()[1]
+
+    @property
+    def sending(self) -> bool:
+        """Whether the memory of a chunk is still read. Nobody is woken when that ends."""
+        return bool(self._unsent)
+
+    # -- receiving --
+
+    def receive(self, now: float) -> Iterator[Received]:
+        """What other agents have sent, up to a limit. The sender is whose key it is."""
+        if self.authenticator is not None:
+            self._authenticate(now)
+        yield from self._take(self.server, self._from_reader)
+        for node, source in list(self._sources.items()):
+            for received in self._take(source.socket, partial(_from_source, node)):
+                source.heard_at = now
+                yield received
+
+    def _authenticate(self, now: float) -> None:
+        assert self.authenticator is not None
+        try:
+            for _ in range(FRAMES_PER_TURN):
+                self.authenticator.answer(now)
+        except zmq.Again:
+            pass
+        self.authenticator.expire(now)
+
+    def next_deadline(self) -> float | None:
+        """When ``receive`` is due even if nothing has arrived."""
+        return self.authenticator.next_deadline() if self.authenticator is not None else None
+
+    def _from_reader(self, parts: list[Any]) -> tuple[bytes, list[Any]] | None:
+        connection = parts[0].bytes
+        node = self._by_key.get(connection if self._keys is None else curve.user_of(parts[-1]))
+        if node is None:
+            return None
+        self._readers[node] = connection
+        return node, parts[1:]
+
+    def _take(self, socket: Socket, sender_of: Callable[[list[Any]], tuple[bytes, list[Any]] | None]) -> Iterator[Received]:
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                parts = [_recv(socket, DONTWAIT, False)]
+            except zmq.Again:
+                return
+            while parts[-1].more:
+                parts.append(_recv(socket, DONTWAIT, False))
+                if len(parts) > 4:
+                    parts[3:] = parts[-1:]
+            found = sender_of(parts)
+            received = _decoded(*found) if found is not None else None
+            if received is None:
+                self.refused["frames_refused"] += 1
+            else:
+                yield received
+
+    def close(self) -> None:
+        """Close every socket."""
+        for source in self._sources.values():
+            source.socket.close(0)
+        self._sources.clear()
+        self.server.close(0)
+        if self.authenticator is not None:
+            self.authenticator.close()
+
+
+def _from_source(node: bytes, parts: list[Any]) -> tuple[bytes, list[Any]]:
+    return node, parts
+
+
+def _encoded(message: Message) -> bytes:
+    return encode(0, 0, [(TRANSFER_AGENT, TRANSFER_AGENT, message)])
+
+
+def _decoded(node: bytes, parts: list[Any]) -> Received | None:
+    """The message in these parts; None for anything that an agent does not send."""
+    if not parts or len(parts[0].buffer) > MESSAGE_BYTES_MAX:
+        return None
+    try:
+        _, _, body = decode(parts[0].bytes)
+    except MalformedFrame:
+        return None
+    if not isinstance(body, list) or len(body) != 1 or type(body[0][2]) not in FROM_AGENTS:
+        return None
+    message = body[0][2]
+    data = parts[1].buffer if len(parts) == 2 else memoryview(b"")
+    if len(data) != (message.size if isinstance(message, Chunk) else 0) or len(parts) > 2:
+        return None
+    return Received(node, message, data)

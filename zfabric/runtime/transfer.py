@@ -1,0 +1,213 @@
+"""The process of a node's transfer agent, ``zf-transfer``: one thread, one loop, around ``machines.transfer``.
+
+The supervisor forks it when the daemon asks for it, and again when it dies, but ends it with that daemon. It has two kinds of connections:
+a local one with its daemon, as every process of the node, and encrypted ones with the agents of other nodes. Bytes of values go from the
+arena to a socket and from a socket to the arena, or to a file of the spill directory.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import zmq
+from zmq import zmq_poll
+
+from zfabric.adapters.arena import Arena
+from zfabric.adapters.chunk_sockets import ChunkSockets
+from zfabric.adapters.curve import Context, KeyPair
+from zfabric.adapters.processes import start_ticks
+from zfabric.adapters.sockets import Transport
+from zfabric.adapters.spill import SpillFiles, SpillWriter
+from zfabric.exceptions import ConnectionLostError
+from zfabric.machines.common.extents import file_number
+from zfabric.machines.transfer import TransferAgent
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import SHELL, TRANSFER_AGENT, Address
+from zfabric.protocol.messages import Envelope
+from zfabric.runtime.connect import new_incarnation
+from zfabric.runtime.session import Session
+
+clock = time.monotonic
+
+FRAMES_PER_TURN = 32
+"""Frames of the daemon received before the machine decides."""
+SENT_EVERY = 0.005
+"""Seconds between looks whether chunks have left, while some have not: their values stay pinned for so much longer."""
+_TO_SOURCE = (m.Want, m.Credit, m.StopWant)
+"""Messages to the agent of a node that has the value; all others go to one that reads it."""
+
+
+class ValueFiles:
+    """Reads and writes chunks: in the arena, or in files of the spill directory."""
+
+    def __init__(self, arena: Arena, spill: str) -> None:
+        self._arena = arena
+        self._files = SpillFiles(spill)
+        self._writers: dict[int, SpillWriter] = {}
+        """Files that are being written, by the offset that stands for them."""
+
+    def read(self, offset: int, value_size: int, position: int, size: int) -> memoryview:
+        """The bytes of a chunk. Raises OSError."""
+        if offset >= 0:
+            return self._arena.view(offset + position, size)
+        return self._files.map(file_number(offset), value_size)[position : position + size]
+
+    def write(self, offset: int, position: int, data: memoryview) -> None:
+        """Write a chunk, which is the next one of its value. Raises OSError."""
+        if offset >= 0:
+            self._arena.writable(offset + position, len(data))[:] = data
+            return
+        if not position:
+            self.give_up(offset)
+            self._writers[offset] = self._files.begin(file_number(offset))
+        self._writers[offset].write(data)
+
+    def seal(self, offset: int, object_id: bytes, size: int) -> None:
+        """Seal a value whose bytes are written. Raises OSError."""
+        if offset >= 0:
+            self._arena.seal(offset, object_id, size)
+            return
+        writer = self._writers.pop(offset, None) or self._files.begin(file_number(offset))
+        try:
+            writer.finish(object_id)
+        finally:
+            writer.close()
+
+    def give_up(self, offset: int) -> None:
+        """Write no more there."""
+        writer = self._writers.pop(offset, None)
+        if writer is not None:
+            writer.close()
+
+
+class TransferProcess:
+    """One incarnation of a node's transfer agent, under one incarnation of its daemon."""
+
+    def __init__(self, session: Session, daemon: bytes, keys: KeyPair | None, endpoint: str, bound: int = -1) -> None:
+        description = session.describe()
+        config = session.config()
+        self.incarnation = new_incarnation()
+        self._daemon = daemon
+        self._context: Context = zmq.Context(1)
+        self._post = Transport(self._context, session.sockets, self.incarnation, config)
+        self.sockets = ChunkSockets(self._context, keys, endpoint, bound)
+        self.machine = TransferAgent(TRANSFER_AGENT + self.incarnation, config, daemon)
+        arena = Arena(str(description["arena"]), int(description["arena_size"]), writable=True)
+        self._files = ValueFiles(arena, description.get("spill") or f"{session.directory}/spill")
+        self._chunks: dict[tuple[Address, int, int], memoryview] = {}
+        """Bytes of the chunks of this turn, by source, token and position."""
+        self._failed: dict[int, str] = {}
+        """Errors of writes, by the offset of the value."""
+        self._events: list[m.Message] = []
+        """Messages of this shell to its machine."""
+        self._version = -1
+        self._shell = SHELL + self.incarnation
+        self.machine.register(m.Register(m.PROTOCOL_VERSION, "agent", os.getpid(), start_ticks(os.getpid()), b"", b"", b"", "", ""))
+
+    def run(self) -> None:
+        """Run until the daemon refuses this process. The supervisor ends it with the daemon."""
+        self.turn(clock())
+        while not self.machine.refused:
+            self.step(60.0)
+        raise ConnectionLostError(f"the daemon has refused the transfer agent: {self.machine.refused}")
+
+    def step(self, patience: float) -> None:
+        """Wait for something to do, up to ``patience`` seconds, and do it."""
+        now = clock()
+        due = [
+            each for each in (self.machine.next_deadline(), self._post.next_deadline(), self.sockets.next_deadline()) if each is not None
+        ]
+        wait = min([patience, *(max(0.0, each - now) for each in due)])
+        if self.sockets.sending:
+            wait = min(wait, SENT_EVERY)
+        if self._events or self._post.congested:
+            wait = min(wait, 0.0 if self._events else 0.002)
+        ready: dict[Any, int] = dict(zmq_poll(self._post.sources + self.sockets.sources, int(wait * 1000 + 0.999)))
+        now = clock()
+        if self._post.polled(ready):
+            self._receive(now)
+        self._receive_chunks(now)
+        events, self._events = self._events, []
+        for message in (*events, *map(m.ChunkSent, self.sockets.sent())):
+            self.machine.step(now, self._shell, message)
+        self.machine.tick(now)
+        self.turn(now)
+        self._post.tick(now)
+
+    def _receive(self, now: float) -> None:
+        for _ in range(FRAMES_PER_TURN):
+            taken = self._post.take()
+            if taken is None:
+                return
+            sender, frame = taken
+            if sender != self._daemon:
+                self._post.refused += 1
+                continue
+            for _, role, message in self._post.accept(sender, frame, now):
+                self.machine.step(now, role + sender, message)
+                if type(message) is m.NodeTable:
+                    self.sockets.connect(self.machine.peers)
+            if not self._post.readable:
+                return
+
+    def _receive_chunks(self, now: float) -> None:
+        for node, message, data in self.sockets.receive(now):
+            source = TRANSFER_AGENT + node
+            if isinstance(message, m.Chunk):
+                self._chunks[source, message.token, message.position] = data
+            self.machine.step(now, source, message)
+
+    def turn(self, now: float) -> None:
+        """Perform what the machine decides."""
+        outgoing: list[Envelope] = []
+        for effect in self.machine.take_effects(now):
+            if isinstance(effect, e.WriteChunk):
+                self._write(effect)
+            elif isinstance(effect, e.SendChunk):
+                self._send(effect)
+            elif isinstance(effect, e.SealValue):
+                self._seal(effect)
+            elif isinstance(effect, e.Send) and effect.to[:1] != TRANSFER_AGENT:
+                outgoing.append((effect.to[:1], TRANSFER_AGENT, effect.message))
+            elif isinstance(effect, e.Send) and isinstance(effect.message, _TO_SOURCE):
+                self.sockets.ask(effect.to[1:], effect.message, now)
+            elif isinstance(effect, e.Send):
+                self.sockets.answer(effect.to[1:], effect.message)
+        self._chunks.clear()
+        if outgoing:
+            self._post.send_envelopes(self._daemon, outgoing, now)
+
+    def _write(self, effect: e.WriteChunk) -> None:
+        try:
+            self._files.write(effect.offset, effect.position, self._chunks[effect.source, effect.token, effect.position])
+        except OSError as error:
+            self._failed[effect.offset] = str(error)  # The value cannot be sealed then.
+
+    def _seal(self, effect: e.SealValue) -> None:
+        error = self._failed.pop(effect.offset, "")
+        if effect.size < 0 or error:
+            self._files.give_up(effect.offset)
+        else:
+            try:
+                self._files.seal(effect.offset, effect.object_id, effect.size)
+            except OSError as raised:
+                error = str(raised)
+        if effect.size >= 0:
+            self._events.append(m.ValueSealed(effect.object_id, error and f"the value cannot be written: {error}"))
+
+    def _send(self, effect: e.SendChunk) -> None:
+        try:
+            data = self._files.read(effect.offset, effect.position + effect.size, effect.position, effect.size)
+        except OSError as error:
+            self._events.append(m.ChunkFailed(effect.object_id, f"the value cannot be read: {error}"))
+            return
+        self.sockets.send_chunk(effect.reader[1:], m.Chunk(effect.token, effect.position, effect.size), effect.object_id, data)
+
+    def close(self) -> None:
+        """Close every socket."""
+        self.sockets.close()
+        self._post.close()
+        self._context.term()
