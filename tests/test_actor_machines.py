@@ -394,6 +394,30 @@ def test_a_result_that_a_new_daemon_has_recorded_may_be_promised(client: Client)
     assert not client.calls.expectant
 
 
+@pytest.mark.parametrize("returns", [1, 2])
+@pytest.mark.parametrize("status", [OK, ERROR])
+def test_a_result_that_came_after_its_last_ref_is_repeated_while_an_unfinished_row_names_it(
+    client: Client, returns: int, status: int
+) -> None:
+    call_id, task = (1).to_bytes(16, "big"), b"t" * 16
+    names = tuple(call_value(call_id, index) for index in range(returns))
+    client.calls.call(ACTOR, (call_id, "method", b""), returns, 0)
+    client.tasks.submit((task, b"f" * 16, b"", names), 1)
+    client.dropped.extend(names)
+    lives(client, HOME)
+    assert sent(client) == [1]
+    outputs = (b"value",) * returns if status == OK else (b"error",)
+    client.step(0.0, CLIENT + HOME, m.Returned(((call_id, status, outputs),)))
+    data = b"value" if status == OK else b"error"
+    offers = [(name, status, data, ()) for name in names]
+    assert [row for message in messages_of(client, m.OfferResults) for row in message.rows] == offers
+    client.rejoin(REGISTER)
+    assert [row for message in messages_of(client, m.OfferResults) for row in message.rows] == offers
+    client.step(0.0, b"L" + DAEMON, m.Results(((task, OK, (b"done",)),)))
+    client.rejoin(REGISTER)
+    assert not {row[0] for message in messages_of(client, m.OfferResults) for row in message.rows} & set(names)
+
+
 def test_a_kill_is_repeated_until_the_actor_is_dead(client: Client) -> None:
     client.calls.kill(ACTOR, True)
     assert messages_of(client, m.KillActor) == [m.KillActor(ACTOR, True)]

@@ -544,6 +544,7 @@ class Calls:
                 if known or shared:
                     self._outbox.add(m.Release, identifier)
                 results.remove(identifier)
+                self._retained.retire(identifier, ObjectEntry(0, status, data, None), None)
                 continue
             if known:
                 results.add(identifier)
