@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_alone import DRIVER, JOB, Node, died, task_id
+from scheduler_alone import DRIVER, JOB, OLD, Node, Restarted, died, task_id
 
 from zfabric.machines.local_scheduler.actors.deadlocks import LOOK_EVERY, LOOKS
 from zfabric.protocol import messages as m
@@ -261,6 +261,34 @@ def test_a_circle_through_an_actor_that_shares_its_process(world: World, certain
     assert f"it waits for itself: K.ask (a) -> Light (1-{third[4:6].hex()}-2) -> K.ask (a)" in world.reason(A)
     assert "-> K.ask (a) -> Light" in world.reason(third)
     assert len(world.warned()) == certain
+
+
+def test_a_circle_in_a_shared_process_is_found_though_its_report_came_before_all_had_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler looks for circles only after a report, and does not know any actor before it has recovered."""
+    light, options = b"l" * 16, (("actor", b"blueprint"), ("max_retries", 0), ("lightweight", True))
+    second = child(FIRST)
+    made = tuple(((actor, light, b"", (), ()), 0) for actor in (A, B))
+    delays = m.HostDelays(b"", ((A, FIRST, (call_value(second, 0),), (B,), True), (B, second, (call_value(child(second), 0),), (A,), True)))
+    node = Restarted()
+    plain = node.send
+
+    def look() -> None:
+        node.now += LOOK_EVERY
+        node.scheduler.tick(node.now)
+        node.turn()
+
+    def send(source: bytes, message: Any) -> None:
+        if source == CLIENT + DRIVER and type(message) is m.Register:
+            plain(WORKER + OLD, delays)
+            look()
+        plain(source, message)
+
+    monkeypatch.setattr(node, "send", send)
+    held = m.Hold((A + FIRST_RETURN, B + FIRST_RETURN))
+    node.rejoin((), (CLIENT, m.HostedActors(made)), functions=((light, "Light", b"payload", options),), held=(held,))
+    for _ in range(LOOKS):
+        look()
+    assert [to for to, message in node.take(m.Notice) if "wait for each other" in message.text] == [CLIENT + DRIVER]
 
 
 def test_a_circle_of_a_program_without_a_driver_is_in_the_log_of_the_daemon(world: World) -> None:

@@ -73,6 +73,7 @@ HELD = frozenset(
         m.Hold,
         m.Blocked,
         m.WaitDetails,
+        m.HostDelays,
         m.Completed,
         m.Yielded,
         m.TakenBack,
