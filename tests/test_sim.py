@@ -18,6 +18,7 @@ from zfabric.config import FRAME_BYTES_MIN
 from zfabric.protocol import messages as m
 from zfabric.protocol import pieces
 from zfabric.protocol.codec import encode
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER
 from zfabric.sim import __main__ as command
 from zfabric.sim import network
 from zfabric.sim.actors import ActorAuthor
@@ -483,6 +484,23 @@ def test_a_cancelled_task_does_not_run_again_for_the_next_daemon() -> None:
     parent = task(1, *stopped, refs=tuple(range(9)))
     lost = get((1, ("ObjectLostError", "TaskCancelledError")))
     assert after_a_restart(call(0, parent), get((0, mix(1, 0))), ("open", 0, 0, 1), ("sleep", 2.0), lost) == ""
+
+
+def test_a_process_does_not_join_a_daemon_that_has_died_though_its_request_comes_late() -> None:
+    world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", 0.5))), get((0, 162))), 0), cpus=1)
+    dead = bytes(8)
+
+    def ask() -> None:
+        for process in world.processes():
+            process.deliver(dead, CLIENT, LOCAL_SCHEDULER + dead, m.RegisterAgain(""))
+        for worker in world.workers.values():
+            worker._controlled(dead, LOCAL_SCHEDULER + dead, m.RegisterAgain(""))
+        joined.update(process.daemon for process in world.processes())
+
+    joined: set[bytes] = set()
+    world.after(0.1, ask)
+    assert world.run().failure == ""
+    assert joined == {world.nodes[0].published}
 
 
 @pytest.mark.parametrize("crashes", [3, 4])

@@ -148,7 +148,7 @@ class WorkerProcess(Process):
     def _controlled(self, sender: bytes, source: bytes, message: m.Message) -> None:
         self.world.delivered(CONTROL + self.incarnation, source, message)
         if type(message) is m.RegisterAgain:
-            if sender != self.daemon:
+            if self.daemon != sender == self.node.published:  # It may be late, from a daemon that has died since.
                 self.join(sender)
                 self.flush()
             return
