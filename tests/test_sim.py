@@ -503,22 +503,31 @@ def test_a_process_does_not_join_a_daemon_that_has_died_though_its_request_comes
     assert joined == {world.nodes[0].published}
 
 
+@pytest.mark.parametrize("pressure", [False, True])
 @pytest.mark.parametrize("crashes", [3, 4])
-def test_faults_kill_no_task_so_often_that_it_fails_for_good(crashes: int) -> None:
+def test_faults_kill_no_task_so_often_that_it_fails_for_good(crashes: int, pressure: bool) -> None:
     # Three deaths while it ran alone, after two that made it suspect, condemn a task: no value could be expected of it.
-    world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", 0.5))), get((0, 162))), 0), cpus=1)
+    program = Program((call(0, task(5, ("sleep", 0.5))), get((0, 162))), 0)
+    dispatched: list[Any] = []
+
+    def observe(now: float, source: str, to: str, message: Any) -> None:
+        if isinstance(message, m.Dispatch):
+            dispatched.append(message)
+
+    world = World(0, faults=STEADY, program=program, cpus=1, observer=observe)
 
     def crash() -> None:
         (running,) = world.daemon.scheduler.tables.tasks.values()  # type: ignore[union-attr]  # The daemon lives.
         running.facts().crashes = crashes
         running.facts().alone = max(0, crashes - 2)
-        world._crash_worker(random.Random(0), lambda worker: True)
-        doomed.append(any(worker.effects_left is not None for worker in world.workers.values()))
+        if pressure:
+            world._press()
+        else:
+            world._crash_worker(random.Random(0), lambda worker: True)
 
-    doomed: list[bool] = []
     world.after(0.1, crash)
     assert world.run().failure == ""
-    assert doomed == [crashes == 3]
+    assert len(dispatched) == 1 + (crashes == 3), "it was killed, and runs again"
 
 
 @pytest.mark.parametrize("asked_again", [True, False])
