@@ -545,6 +545,19 @@ def test_a_rebuilt_task_that_had_been_cancelled_may_run_to_its_end(asked_again: 
     assert outcome.states["forgotten cancel"] == asked_again
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_task_may_run_to_its_end_if_all_who_had_it_cancelled_and_their_daemon_have_died(alive: bool) -> None:
+    world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", FOREVER))), ("sleep", 0.2), ("drop", 0)), 0), cpus=2)
+
+    def forget() -> None:
+        (running,) = world.daemon.scheduler.tables.tasks.values()  # type: ignore[union-attr]  # The daemon lives.
+        world.cancellers[running.id] = {world.driver.incarnation if alive else b"gone"}
+        world.states["daemon restarted"] += 1
+
+    world.after(0.1, forget)
+    assert (world.run().failure == "") != alive
+
+
 @pytest.mark.parametrize("made_again", [True, False])
 def test_a_value_is_accepted_instead_of_an_error_that_was_not_durable(made_again: bool) -> None:
     # Nothing stops it here: only what is made again, and is known to a daemon that has forgotten the cancel, may come to its end.

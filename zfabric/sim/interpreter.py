@@ -246,7 +246,9 @@ def _do_abandon(state: _State, slot: int) -> None:
 
 
 def _do_cancel(state: _State, slot: int, force: bool, recursive: bool) -> None:
-    state.process.machine.cancel((state.slots[slot],), force, recursive)
+    identifier = state.slots[slot]
+    state.process.machine.cancel((identifier,), force, recursive)
+    state.process.world.cancellers.setdefault(identifier[:TASK_BYTES], set()).add(state.process.incarnation)
 
 
 def _do_lose(state: _State, share: float) -> None:

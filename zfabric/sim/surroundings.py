@@ -115,6 +115,8 @@ class Surroundings(Time, Protocol):
     """Whether actors of the program may wait for each other in circles."""
     cancel_forgotten: bool
     """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
+    cancellers: dict[bytes, set[bytes]]
+    """Incarnations of the processes that have cancelled each task."""
     calls: Any
     """Observer of actors' calls (``CallInvariants``). Observers import nodes, so their types cannot be named here."""
     wait_graph: Any

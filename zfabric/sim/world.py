@@ -109,6 +109,8 @@ class World:
         self._names = 0
         self.cancel_forgotten = False
         """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
+        self.cancellers: dict[bytes, set[bytes]] = {}
+        """Incarnations of the processes that have cancelled each task."""
         self.hoarding = actors and program is None and hoards(seed)
         author = CircleAuthor if circles else Hoarder if self.hoarding else ActorAuthor if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
@@ -462,16 +464,24 @@ class World:
                 return
 
     def _runs_to_its_end(self) -> bool:
-        """Whether a task runs again whose cancel a restarted daemon has lost (``docs/limits.md``)."""
+        """Whether a task runs whose cancel a restarted daemon has lost (``docs/limits.md``)."""
         tasks = self.daemon.scheduler.tables.tasks.values()
-        return any(task.state == ASSIGNED and task.rare is not None and task.rare.rebuilt for task in tasks)
+        return any(task.state == ASSIGNED and self._cancel_lost(task) for task in tasks)
+
+    def _cancel_lost(self, task: TaskRecord) -> bool:
+        """Whether a task runs again for its value, or all who had it cancelled have died, like the daemon that they had notified."""
+        if task.rare is not None and (task.rare.rebuilt or task.rare.stopped):
+            return task.rare.rebuilt
+        cancellers = self.cancellers.get(task.id, set())
+        alive = {process.incarnation for process in self.processes()}
+        return bool(cancellers and self.states["daemon restarted"]) and cancellers.isdisjoint(alive)
 
     def ran_to_its_end(self, frame: StackFrame) -> None:
         """Observe that a body computed to the end. If only an interrupt should have ended it, its dependents have uncertain values."""
         item, daemon = frame.item, self.daemon
         if self.now - frame.busy_since >= FOREVER and item is not None:
             task = daemon.scheduler.tables.tasks.get(item.row[0])
-            self.cancel_forgotten |= task is not None and task.rare is not None and task.rare.rebuilt
+            self.cancel_forgotten |= task is not None and self._cancel_lost(task)
 
     def before_release(self) -> Generator[tuple[Any, ...], Any, None]:
         """Wait for calm at the end of the driver's program, then compare the refs of processes with the holders in the daemon's tables."""
