@@ -206,7 +206,7 @@ class AgentNode:
     def _perform(self, effect: Any) -> None:
         if isinstance(effect, e.Store):
             self.core.committed(effect.sequence, "")
-        elif not isinstance(effect, e.Say | e.WatchProcess | e.SpawnWorker | e.KillProcess):
+        elif not isinstance(effect, e.Say | e.StartAgent | e.WatchProcess | e.SpawnWorker | e.KillProcess):
             self.storage.perform(effect)
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from zfabric.config import Config
 from zfabric.exceptions import FabricError
 from zfabric.machines.supervisor.restarts import RestartPolicy
 from zfabric.protocol.messages import ProcessDied, ProcessTable, WorkerSpawned
+from zfabric.runtime.keys import create_server_pair
 from zfabric.runtime.launch import Launched, launch, stop
 from zfabric.runtime.session import STARTED, Session, find_sessions, started_session, sweep, user_directory
 
@@ -676,3 +677,43 @@ def test_a_supervisor_never_waits_for_a_daemon_that_does_not_read() -> None:
     assert not supervisor.waiting
     for end in (supervisor, daemon, supervision):
         end.close()
+
+
+# --- the transfer agent -------------------------------------------------------------------------------------------------------
+
+
+def agents(fabric: Fabric) -> list[int]:
+    return [pid for pid in processes.children(fabric.launched.pid) if name_of(pid) == "zf-transfer"]
+
+
+def test_a_transfer_agent_is_restarted_ends_with_its_daemon_and_its_port_outlives_both(fabric: Callable[..., Fabric]) -> None:
+    f = fabric(transfer="127.0.0.1:0", arena_size=8 * 2**20)
+    keys = f"{f.session.directory}/key"
+    create_server_pair(keys)
+    endpoint = f.session.describe()["transfer"]
+    assert agents(f) == []
+    f.ask("start_agent", b"\x01daemon0", keys)
+    f.ask("start_agent", b"\x01daemon0", keys)
+    (first,) = until(lambda: agents(f), f.launched)
+    port = int(endpoint.rpartition(":")[2])
+    with open(f"/proc/{first}/cmdline") as file:
+        assert "key" not in file.read()
+    os.kill(first, signal.SIGKILL)
+    (second,) = until(lambda: [pid for pid in agents(f) if pid != first], f.launched)
+    socket.create_connection(("127.0.0.1", port), PATIENCE).close()
+    before = f.session.daemon()
+    os.kill(f.daemon, signal.SIGKILL)
+    f.connect(before)
+    assert gone(second)
+    assert agents(f) == []
+    socket.create_connection(("127.0.0.1", port), PATIENCE).close()
+    f.ask("start_agent", b"\x01daemon1", keys)
+    assert until(lambda: agents(f), f.launched)
+
+
+def test_without_a_transfer_port_there_is_no_agent_and_no_tcp_socket(fabric: Callable[..., Fabric]) -> None:
+    f = fabric()
+    assert f.session.describe()["transfer"] == ""
+    f.ask("start_agent", b"\x01daemon0", "nowhere")
+    f.spawn(SLEEP)
+    assert agents(f) == []

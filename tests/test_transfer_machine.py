@@ -633,3 +633,11 @@ def test_a_new_agent_is_asked_for_what_is_missing_and_knows_the_nodes() -> None:
     assert [message for _, message in node.sent][-2:] == [table, m.Pull(VALUE, 5 * MiB, (C,))]
     node.send(b"F" + again, m.PullFailed(VALUE, "lost", "nobody has it"))
     assert ended == [(VALUE, "lost", "nobody has it")]
+
+
+def test_an_agent_is_started_once_there_is_a_second_node() -> None:
+    node = Node()
+    rows = tuple((each, number, "", "", "", b"", (), (), 0) for number, each in enumerate((b"node", A, B), 1))
+    for version in (1, 2, 3):
+        node.send(b"N" + OWN, m.NodeTable(version, rows[:version]))
+        assert sum(type(each) is e.StartAgent for each in node.effects) == (version > 1)

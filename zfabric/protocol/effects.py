@@ -167,6 +167,10 @@ class EndNode(NamedTuple):
     reason: str
 
 
+class StartAgent(NamedTuple):
+    """Start the node's transfer agent, unless there is one: the cluster has several nodes."""
+
+
 class SendChunk(NamedTuple):
     """Send a reader ``Chunk(token, position, size)`` and the bytes that lie at ``position`` of the object whose payload is at ``offset``.
 
@@ -229,6 +233,7 @@ Effect: TypeAlias = (
     | WriteValue
     | ReadValue
     | WriteHeader
+    | StartAgent
     | SendChunk
     | WriteChunk
     | SealValue

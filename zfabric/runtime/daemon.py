@@ -103,6 +103,7 @@ class Daemon:
             e.Store: self._store,
             e.SpawnWorker: lambda effect: self.supervision.spawn(*effect),
             e.KillProcess: self._kill,
+            e.StartAgent: lambda effect: self._start_agent(),
             e.WatchProcess: lambda effect: self.supervision.watch(effect.pid, effect.started),
             e.Say: lambda effect: self.log(effect.level, effect.text),
         }
@@ -116,6 +117,12 @@ class Daemon:
     def log(self, level: str, text: str) -> None:
         """Write a line to the daemon's log."""
         log(f"{level}: {text}")
+
+    def _start_agent(self) -> None:
+        """Start the transfer agent, if the node has an arena to copy values to."""
+        description = self.session.describe()
+        if description.get("transfer") and description["arena_size"]:
+            self.supervision.start_agent(self.incarnation, f"{self.session.directory}/key")
 
     def _from_thread(self, message: m.Message) -> None:
         """Queue a message for the object store. Called by other threads; it is delivered in the next turn."""

@@ -128,11 +128,13 @@ def launch(
     daemon: str = DAEMON_ENTRY,
     worker: str = WORKER_ENTRY,
     imports: Sequence[str] = IMPORTS,
+    transfer: str = "",
 ) -> Launched:
     """Start a session and return at once. The daemon is ready when ``Session.daemon()`` names it; ``failure()`` describes a failed start.
 
     ``kind`` "embedded" ends with this process, "started" when ``stop`` is called. ``arena_size`` is in bytes, -1 for that of
-    ``config``, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``base`` is the directory
+    ``config``, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``transfer`` is as in
+    ``Specification``. ``base`` is the directory
     for temporary files. With ``ZFABRIC_KEEP`` in the environment, logs and tables remain when the session ends. Raises FabricError if the
     session cannot be made, ConfigError if ``config`` names a missing directory or more than the machine has.
     """
@@ -156,6 +158,7 @@ def launch(
         worker=worker,
         imports=tuple(imports),
         keep=os.environ.get(KEEP_VARIABLE, "0") not in ("", "0"),
+        transfer=transfer,
     )
     lifeline = -1
     try:

@@ -78,6 +78,8 @@ class Specification(NamedTuple):
     imports: tuple[str, ...]
     keep: bool = False
     """Whether logs and tables remain after the session's end."""
+    transfer: str = ""
+    """Where the transfer agent listens, "host:port" (port 0: any free one); empty if the node is in no cluster of several."""
 
     def pack(self) -> bytes:
         """Pack the specification into bytes."""
@@ -135,7 +137,8 @@ class Session:
         """Return ``session.json``. Raises FabricError if it has not been written, VersionMismatchError if another version wrote it.
 
         Keys: protocol, python (its version), directory, kind, supervisor (pid), started (its start ticks), launcher (pid), created (seconds
-        since the epoch), config (name → value), resources (name → amount), namespace, arena (path), arena_size, store, spill.
+        since the epoch), config (name → value), resources (name → amount), namespace, arena (path), arena_size, store, spill, transfer
+        (endpoint of the transfer agent, or empty).
         """
         if self._description is None:
             self._description = self._read()

@@ -158,6 +158,13 @@ class Supervision:
         """Request a report of the end of a process that is no child of the supervisor. If it has ended, the report comes at once."""
         self._channel.send("watch", pid, started)
 
+    def start_agent(self, daemon: bytes, keys: str) -> None:
+        """Request a transfer agent for this incarnation of the daemon, with which it ends; it is restarted until then.
+
+        ``keys`` is the path of the file with the node's key pair.
+        """
+        self._channel.send("agent", daemon, keys)
+
     def close(self) -> None:
         """Close the daemon's end."""
         self._channel.close()

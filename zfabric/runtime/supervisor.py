@@ -26,6 +26,7 @@ import importlib
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -45,11 +46,16 @@ LIFELINE, LOCK = 0, 3
 """Descriptors with which the supervisor is started."""
 ORDERLY_SECONDS = 1.0
 """Seconds within which the daemon must close its store when the session ends."""
+AGENT_BACKLOG = 128
+"""Connections that wait while there is no transfer agent."""
 ARENA_ALIGNMENT = 2 * 2**20
 ARENA_SHARE = 0.3
 ARENA_BYTES_MIN = 64 * 2**20
 
-DAEMON, TEMPLATE = "daemon", "template"
+DAEMON, TEMPLATE, AGENT = "daemon", "template", "transfer"
+AGENT_ENTRY = "zfabric.runtime.transfer:run"
+REAP_SECONDS = 0.005
+"""Pause before it is checked again whether the transfer agent of a dead daemon has ended: it may write into the arena until then."""
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 STOPPED = "the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor)"
 PROGRAM_ENDED = "the program that had started the cluster has ended, and the cluster with it"
@@ -68,6 +74,11 @@ class Supervisor:
         self._failure = ""
         self._daemon = 0
         self._template = 0
+        self._agent = 0
+        self._agent_arguments: tuple[bytes, str] | None = None
+        """What the daemon has requested a transfer agent with, if it has."""
+        self._transfer: socket.socket | None = None
+        """The listening socket of transfer agents: its port outlives them."""
         self._daemon_starts = 0
         self._daemon_before: object = None
         self._template_ready = False
@@ -80,7 +91,7 @@ class Supervisor:
         self._abandoned: set[bytes] = set()
         self._watched: dict[int, int] = {}
         self._due: dict[str, float] = {}
-        self._policies = {name: RestartPolicy(self._config.restart_backoff_max) for name in (DAEMON, TEMPLATE)}
+        self._policies = {name: RestartPolicy(self._config.restart_backoff_max) for name in (DAEMON, TEMPLATE, AGENT)}
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._wakeup, self._wakeup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -131,6 +142,7 @@ class Supervisor:
         """Make the arena, write the session's description, and import the modules that are to be shared."""
         size = self._make_arena()
         specification = self._specification
+        transfer = self._listen(specification.transfer) if specification.transfer else ""
         self._session.write_description(
             {
                 "protocol": PROTOCOL_VERSION,
@@ -147,6 +159,7 @@ class Supervisor:
                 "keep": specification.keep,
                 "arena": f"/proc/{self._pid}/fd/{self._arena}" if size else "",
                 "arena_size": size,
+                "transfer": transfer,
                 "store": specification.store or f"{specification.directory}/store",
                 "spill": specification.spill or self._session.spill_path(self._config.spill_directory),
             }
@@ -171,6 +184,15 @@ class Supervisor:
             except OSError as error:
                 raise FabricError(f"the object store's {size} bytes of shared memory cannot be made: {error}") from None
         return size
+
+    def _listen(self, place: str) -> str:
+        """Listen for transfer agents of other nodes; return the endpoint."""
+        host, _, port = place.rpartition(":")
+        try:
+            self._transfer = socket.create_server((host, int(port)), backlog=AGENT_BACKLOG)
+        except OSError as error:
+            raise FabricError(f"the transfer agent cannot listen at {place}: {error.strerror}") from None
+        return f"tcp://{host}:{self._transfer.getsockname()[1]}"
 
     def _request_end(self, reason: str) -> None:
         self._ending = self._ending or reason
@@ -233,7 +255,7 @@ class Supervisor:
             if ended is None:
                 return
             pid = ended.si_pid
-            if pid not in (*self._workers, self._daemon, self._template) and TEMPLATE in self._channels:
+            if pid not in (*self._workers, self._daemon, self._template, self._agent) and TEMPLATE in self._channels:
                 self._on_template()  # A worker is always reported before it becomes our child.
             if pid in self._workers:
                 processes.kill_group(pid)
@@ -247,6 +269,10 @@ class Supervisor:
         elif pid == self._template:
             self._template = 0
             self._on_template_death(code)
+        elif pid == self._agent:
+            self._agent = 0
+            if self._agent_arguments is not None and not self._ending:
+                self._restart(AGENT, code, True)
         elif pid in self._workers:
             token = self._workers.pop(pid)
             if not self._ending:  # Else it was killed here, and none of its tasks is to be retried.
@@ -274,8 +300,11 @@ class Supervisor:
 
     def _start_due(self) -> None:
         now = time.monotonic()
-        for name, start in ((DAEMON, self._start_daemon), (TEMPLATE, self._start_template)):
+        for name, start in ((DAEMON, self._start_daemon), (TEMPLATE, self._start_template), (AGENT, self._start_agent)):
             if name in self._due and self._due[name] <= now:
+                if name == DAEMON and self._agent:
+                    self._due[name] = now + REAP_SECONDS
+                    continue
                 del self._due[name]
                 self._policies[name].on_start(now)
                 start()
@@ -300,6 +329,10 @@ class Supervisor:
         self._close_channel(DAEMON)
         for pid in list(self._watched):
             self._unwatch(pid)
+        self._agent_arguments = None
+        self._due.pop(AGENT, None)
+        if self._agent:
+            os.kill(self._agent, signal.SIGKILL)
         self._abandoned.update(self._pending)  # The next daemon has not requested them.
         if self._ending:
             return
@@ -360,7 +393,22 @@ class Supervisor:
             self._unregister(descriptor)
             os.close(descriptor)
 
-    _requests: dict[str, Callable[..., None]] = {"spawn": _spawn, "kill": _kill, "watch": _watch}
+    def _request_agent(self, daemon: bytes, keys: str) -> None:
+        if self._transfer is not None and self._agent_arguments is None:
+            self._agent_arguments = daemon, keys
+            self._due[AGENT] = time.monotonic()
+
+    def _start_agent(self) -> None:
+        if self._transfer is None or self._agent_arguments is None:
+            return
+        descriptor, arguments = self._transfer.fileno(), self._agent_arguments
+
+        def body() -> None:
+            template.entry_point(AGENT_ENTRY)(self._specification.directory, descriptor, *arguments)
+
+        self._agent = self._fork(AGENT, self._transfer, body)
+
+    _requests: dict[str, Callable[..., None]] = {"spawn": _spawn, "kill": _kill, "watch": _watch, "agent": _request_agent}
 
     # -- template -----------------------------------------------------------------------------------------------------------
 
@@ -426,7 +474,7 @@ class Supervisor:
 
     # -- forking ------------------------------------------------------------------------------------------------------------
 
-    def _fork(self, name: str, keep: Channel, body: Callable[[], object]) -> int:
+    def _fork(self, name: str, keep: Channel | socket.socket, body: Callable[[], object]) -> int:
         """Fork a child that runs ``body``, has none of our descriptors except ``keep``, and does not outlive us."""
         if processes.thread_count() != 1:
             raise FabricError("the supervisor has more than one thread; it cannot fork safely")
@@ -440,7 +488,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         return pid
 
-    def _become(self, name: str, keep: Channel, body: Callable[[], object]) -> None:
+    def _become(self, name: str, keep: Channel | socket.socket, body: Callable[[], object]) -> None:
         signal.set_wakeup_fd(-1)
         for number in (*_SIGNALS, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)

@@ -7,6 +7,7 @@ arena to a socket and from a socket to the arena, or to a file of the spill dire
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from typing import Any
@@ -28,6 +29,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import SHELL, TRANSFER_AGENT, Address
 from zfabric.protocol.messages import Envelope
 from zfabric.runtime.connect import new_incarnation
+from zfabric.runtime.keys import read_server_pair
 from zfabric.runtime.session import Session
 
 clock = time.monotonic
@@ -211,3 +213,12 @@ class TransferProcess:
         self.sockets.close()
         self._post.close()
         self._context.term()
+
+
+def run(directory: str, bound: int, daemon: bytes, keys: str) -> None:
+    """Run a transfer agent as the supervisor starts it: ``bound`` is the listening socket's descriptor, ``keys`` a file."""
+    session = Session(directory)
+    endpoint = str(session.describe()["transfer"])
+    gc.collect()
+    gc.freeze()
+    TransferProcess(session, daemon, read_server_pair(keys), endpoint, bound).run()

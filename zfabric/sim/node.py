@@ -456,6 +456,8 @@ class SimDaemon:
                 self.node.supervisor.kill(effect.pid)
         elif isinstance(effect, e.WatchProcess):
             self.node.supervisor.watch(effect.pid)
+        elif isinstance(effect, e.StartAgent):
+            world.states["agent wanted"] += 1
         elif isinstance(effect, e.ConnectNodes):
             self.node.joined_as = next((row[1] for row in effect.rows if row[0] == self.node.identifier), 0)
         elif isinstance(effect, e.Silence):

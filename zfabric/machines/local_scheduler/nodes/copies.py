@@ -13,6 +13,7 @@ from zfabric.machines.local_scheduler.records import ProcessRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import AgentReady
 from zfabric.protocol import messages as m
+from zfabric.protocol.effects import StartAgent
 from zfabric.protocol.ids import Address
 
 Ended = Callable[[float, bytes, str, str], None]
@@ -34,6 +35,8 @@ class Copies:
         self.tables = tables
         self._wanted: dict[bytes, _Copy] = {}
         self._agent: ProcessRecord | None = None
+        self._requested = False
+        """Whether an agent has been started: it is restarted by itself."""
         self._nodes = m.NodeTable(0, ())
 
     def __len__(self) -> int:
@@ -64,6 +67,9 @@ class Copies:
     def nodes_changed(self, table: m.NodeTable) -> None:
         """Pass on which nodes there are: their agents' addresses and keys."""
         self._nodes = table
+        if len(table.rows) > 1 and not self._requested:
+            self._requested = True
+            self.tables.effects.append(StartAgent())
         self._tell(table)
 
     def on_agent_ready(self, transition: AgentReady) -> None:
