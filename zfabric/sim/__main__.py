@@ -13,7 +13,7 @@ from typing import Any
 
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
 from zfabric.sim.transfers import TransferResult, transfer_world
-from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
+from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_NODES, applied
 from zfabric.sim.world import World, WorldResult
 
 EXPECTED_STATES = (
@@ -200,6 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
         return survey_transfers(range(options.start, options.start + options.seeds))
     options.actors |= options.variant in WITH_ACTORS
     options.circles |= options.variant in WITH_CIRCLES
+    options.nodes = max(options.nodes, 3 if options.variant in WITH_NODES else 1)
     with applied(options.variant):
         if options.trace is not None:
             return trace(options.trace, actors=options.actors, circles=options.circles, nodes=options.nodes)

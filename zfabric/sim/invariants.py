@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.local_scheduler.records import DONE, ENDING
+from zfabric.machines.registry.machine import NUMBERS_KEY, TABLE
 from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from zfabric.sim.node import Node, Overview, SimDaemon
     from zfabric.sim.workers import WorkerProcess
 
+RESUMES = 0.01
+"""Seconds that a node has after a stop to find that its lease is over."""
+
 
 class Invariants:
     """Checks the tasks and values of one world."""
@@ -35,8 +39,8 @@ class Invariants:
         """The worker that began an attempt, by task and attempt."""
         self._numbers: dict[bytes, int] = {}
         self._outcomes: dict[AnyObject, int] = {}
-        self._between_nodes: set[type[Any]] = set()
-        """Kinds of messages that daemons of several nodes have sent each other."""
+        self._members: set[bytes] = set()
+        """Nodes of the last table that a registry has sent."""
 
     def begun(self, worker: WorkerProcess, item: Item) -> None:
         """Check an attempt that a worker begins."""
@@ -65,11 +69,24 @@ class Invariants:
     def between_nodes(self, daemon: SimDaemon, envelopes: list[Envelope]) -> None:
         """Check what a daemon sends to that of another node: nothing but requests for its lease, if that is nearly over."""
         for to, _, message in envelopes:
-            self._between_nodes.add(type(message))
             if type(message) is m.Delegate:
                 self._delegated(daemon, message)
             if to != REGISTRY and daemon.core.member is not None and daemon.core.member.silent:
                 self.world.fail(f"node {daemon.node.number} sends {type(message).__name__}, and its lease is nearly over")
+
+    def table_sent(self, daemon: SimDaemon, message: m.NodeTable) -> None:
+        """Check a node table that a registry sends: its rows are durable, and a node that is gone had ceased to act."""
+        members = {row[0] for row in message.rows}
+        durable = {key for key, _ in daemon.journal.scan(TABLE) if key != NUMBERS_KEY}
+        if members != durable:
+            self.world.fail(f"the registry names {len(members)} nodes, and {len(durable)} rows are durable")
+        for node in self.world.living:
+            member = node.daemon.core.member
+            if node.identifier not in self._members - members or member is None or member.silent or not member.number:
+                continue
+            if not node.stopped_until and self.world.now > node.went_on + RESUMES:
+                self.world.fail(f"node {node.number} is declared dead, and acts")
+        self._members = members
 
     def _delegated(self, daemon: SimDaemon, message: m.Delegate) -> None:
         for row in message.rows:

@@ -16,7 +16,7 @@ from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
-from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, OBJECT_STORE, Address
+from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, OBJECT_STORE, REGISTRY, Address
 from zfabric.protocol.machine import InvariantViolation, Machine
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.shell.node import SWEEP_EVERY, ClusterPart, NodeMachines
@@ -61,6 +61,8 @@ class Node:
         """Whether something happened to it that may cost it its lease."""
         self.stopped_until = 0.0
         """When all its processes go on, on the world's clock."""
+        self.went_on = 0.0
+        """When it went on after its last stop."""
         self.restarts = 0
         self.daemon = SimDaemon(self, f"{seed}/daemon0", 0)
         world.note("daemon 0 starts")
@@ -121,6 +123,7 @@ class Node:
         """Let all processes of the node run, if they are stopped."""
         if self.stopped_until and not self.dead:
             self.stopped_until = 0.0
+            self.went_on = self.world.now
             self.world.note(f"node {self.number} goes on")
             self.daemon.wake()
             for process in [each for each in self.world.processes() if each.node is self]:
@@ -292,6 +295,8 @@ class ObservedMachine:
             if type(effect) is e.Send:
                 ((to, _, message),) = decode_messages(encode_messages([(effect.to[:1], self.address[:1], effect.message)]))
                 daemon.world.invariants.sent(daemon, message)
+                if type(message) is m.NodeTable and self.address[:1] == REGISTRY:
+                    daemon.world.invariants.table_sent(daemon, message)
                 if type(message) is m.Notice:
                     daemon.world.wait_graph.warned(message.text, daemon.scheduler.deadlocks)
                 effect = e.Send(to + effect.to[1:], message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zfabric.sim.network import NodeFaults
 from zfabric.sim.programs import Program
@@ -36,24 +36,30 @@ def choose_node_faults(seed: int) -> NodeFaults:
         return random.Random(f"{seed}/{kind}").choice(counts)
 
     return NodeFaults(
-        kills=chosen("do nodes die", 0, 0, 0, 1, 2),
-        stops=chosen("do nodes stop", 0, 0, 0, 1, 2),
+        kills=chosen("do nodes die", 0, 0, 1, 2),
+        stops=chosen("do nodes stop", 0, 0, 1, 2),
         cuts=chosen("are nodes cut off", 0, 0, 0, 1, 3),
-        clogs=chosen("do frames clog", 0, 0, 0, 1, 2),
+        clogs=chosen("do frames clog", 0, 0, 1, 2),
         delays=chosen("are links slow", 0, 0, 0, 1, 2),
         clocks=chosen("do clocks differ", 0, 1) == 1,
         late_joins=chosen("do nodes join late", 0, 0, 1) == 1,
-        window=random.Random(f"{seed}/window of nodes").choice((1.0, 4.0, 8.0)),
+        window=random.Random(f"{seed}/window of nodes").choice((2.0, 6.0, 10.0)),
     )
 
 
-def with_pauses(program: Program, seed: int) -> Program:
-    """Add pauses to the root of a program, so that it still runs when a node has been declared dead."""
+def slowed_down(program: Program, seed: int) -> Program:
+    """Add pauses to the root of a program and to some of its tasks, so that they still run when a node has been declared dead."""
     rng = random.Random(f"{seed}/pauses")
-    statements = list(program.statements)
+    share = rng.choice((0.0, 0.2, 0.5))
+    statements = [_longer(each, rng) if each[0] == "call" and not each[4] and rng.random() < share else each for each in program.statements]
     for _ in range(rng.choice((0, 1, 3))):
         statements.insert(rng.randrange(len(statements) + 1), ("sleep", rng.choice((0.5, 1.5, 3.0))))
     return program._replace(statements=tuple(statements))
+
+
+def _longer(call: tuple[Any, ...], rng: random.Random) -> tuple[Any, ...]:
+    label, doomed, statements, returns = call[3]
+    return (*call[:3], (label, doomed, (("sleep", rng.choice((0.3, 1.0, 2.0))), *statements), returns), *call[4:])
 
 
 class ClusterFaults:
@@ -90,7 +96,7 @@ class ClusterFaults:
             self.world.after(faults.window, self._heal)
 
     def _plan(self, rng: random.Random, action: Action) -> None:
-        if rng.random() < 0.5:
+        if rng.random() < 0.7:
             delay = rng.choice((0.0, 0.001, 0.01, 0.05))
             number = rng.randrange(1, DELEGATED_MOST)
             self._waiting.append((number, lambda node: self.world.after(delay, partial(self._begin, action, node))))
@@ -173,7 +179,7 @@ class ClusterFaults:
             return
         node.excused = True
         self.world.states["clogged"] += 1
-        seconds = self.world.config.node_lease * self._clogs.choice((0.1, 0.7, 1.3, 1.6))
+        seconds = self.world.config.node_lease * self._clogs.choice((0.3, 1.3, 1.6))
         self.world.note(f"frames of node {node.number} are held back for {seconds:.2f} s")
         for other in others:
             self.world.network.clogged.setdefault((node.identifier, other.identifier), [])

@@ -18,8 +18,15 @@ from zfabric.machines.control_store.machine import ControlStore
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.lifecycle.departures import Departures
+from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
+from zfabric.machines.local_scheduler.nodes import spilling
+from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.peers import Peers
+from zfabric.machines.local_scheduler.records import DONE, TASKS, NodeRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
@@ -27,7 +34,9 @@ from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.starvation import Starvation
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
+from zfabric.machines.member import Member
 from zfabric.machines.object_store.tables import StoreTables
+from zfabric.machines.registry import Registry
 from zfabric.machines.worker.actor_queues import ActorQueues
 from zfabric.machines.worker.call_log import CallLog
 from zfabric.machines.worker.machine import Worker
@@ -36,8 +45,8 @@ from zfabric.machines.worker.quiescence import Gate
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 
-Patch = tuple[type[Any], str, Callable[[Any], Any]]
-"""(class, method, function from the right method to the broken one)"""
+Patch = tuple[Any, str, Callable[[Any], Any]]
+"""(class or module, method, function from the right method to the broken one)"""
 
 
 def _nothing(_: Any) -> Any:
@@ -417,6 +426,150 @@ def _limits_ignored(right: Any) -> Any:
     return lambda self, frame: True
 
 
+def _ends_of_the_dead_accepted(right: Any) -> Any:
+    """The end of a task is accepted from whatever node has run it, also from one that is dead."""
+
+    def on_ended(self: Delegations, now: float, source: bytes, message: m.Ended) -> None:
+        completed = m.Completed(*message.completed)
+        if source[1:] in self.tables.nodes:
+            right(self, now, source, message)
+            return
+        dead = NodeRecord(source[1:], 0, "", {}, now)
+        for task_id, attempt, _, _ in completed.rows:
+            task = self.tables.tasks.get(task_id)
+            if task is not None and task.state != DONE:
+                dead.inflight[task_id] = task
+                task.attempt = attempt
+        self.outcomes.completed(dead, completed, now)
+
+    return on_ended
+
+
+def _passed_on(right: Any) -> Any:
+    """A node passes on tasks that were delegated to it."""
+    return lambda queue: queue.shape[2] == TASKS
+
+
+def _lost_attempts_come_again(right: Any) -> Any:
+    """What a dead node ran runs again under the same number."""
+
+    def node_lost(self: Outcomes, node: Any) -> None:
+        lost = {task: task.attempt for task in node.inflight.values()}
+        right(self, node)
+        for task, attempt in lost.items():
+            task.attempt = attempt
+
+    return node_lost
+
+
+def _one_task_of_the_dead_runs_again(right: Any) -> Any:
+    """Of what a dead node ran, only the first task runs again."""
+
+    def node_lost(self: Outcomes, node: Any) -> None:
+        node.inflight = dict(list(node.inflight.items())[:1])
+        right(self, node)
+
+    return node_lost
+
+
+def _holds_of_the_dead_stay(right: Any) -> Any:
+    """A dead node remains the holder of what it held."""
+    return lambda self, process: None if process.kind == "node" else right(self, process)
+
+
+def _said_before_deleted(right: Any) -> Any:
+    """The registry says that a node is dead before its row is deleted."""
+
+    def end(self: Registry, identifier: bytes, node: Any, reason: str) -> None:
+        right(self, identifier, node, reason)
+        node.durable = False
+        self._changed = True
+
+    return end
+
+
+def _lives_on_without_lease(right: Any) -> Any:
+    """A node goes on although it cannot renew its lease."""
+
+    def watch(self: Member, now: float, lease: float) -> None:
+        self._until = now + lease
+        right(self, now, lease)
+
+    return watch
+
+
+def _numbers_come_again(right: Any) -> Any:
+    """A new node has the number of one that died."""
+
+    def on_join(self: Registry, now: float, source: bytes, message: m.Join) -> None:
+        self._last_number = len(self._nodes)
+        right(self, now, source, message)
+
+    return on_join
+
+
+def _early_registration_lost(right: Any) -> Any:
+    """A node that registers before the table with it arrives is not remembered."""
+
+    def on_register_node(self: Peers, now: float, source: bytes, message: m.RegisterNode) -> None:
+        right(self, now, source, message)
+        self._early.clear()
+
+    return on_register_node
+
+
+def _lease_of_the_dead_renewed(right: Any) -> Any:
+    """The registry renews the lease of a node whose row is being deleted, and then tells it that it is dead."""
+
+    def on_renew_lease(self: Registry, now: float, source: bytes, message: m.RenewLease) -> None:
+        self._effects.append(Send(source, m.LeaseRenewed(message.number)))
+        right(self, now, source, message)
+
+    return on_renew_lease
+
+
+def _functions_sent_once(right: Any) -> Any:
+    """A function that one node has received is not sent to others."""
+
+    def send(self: Delegations, queue: Any, node: Any, batch: Any, now: float) -> None:
+        for other in self.tables.nodes.values():
+            node.functions |= other.functions
+        right(self, queue, node, batch, now)
+
+    return send
+
+
+def _stays_is_forgotten(right: Any) -> Any:
+    """A task whose value cannot travel is delegated again."""
+
+    def may_travel(self: Delegations, task: Any) -> bool:
+        if task.rare is not None:
+            task.rare.stays = False
+        return bool(right(self, task))
+
+    return may_travel
+
+
+def _given_by_others_forgotten(right: Any) -> Any:
+    """An executor does not end a job on the nodes to which it has delegated tasks of it."""
+
+    def nodes_of(self: Jobs, job: Any) -> Any:
+        nodes = right(self, job)
+        return [] if job.home else nodes
+
+    return nodes_of
+
+
+def _late_tasks_of_ended_jobs(right: Any) -> Any:
+    """Tasks of a job that has ended are accepted if they arrive later."""
+
+    def on_delegate(self: Executions, now: float, source: bytes, message: m.Delegate) -> None:
+        self.jobs.ended_elsewhere.clear()
+        right(self, now, source, message)
+
+    return on_delegate
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-reported-again": ((Client, "rejoin", _pins_not_reported_again),),
     "release-before-hold": ((Client, "take_before_releases", _release_first),),
@@ -471,11 +624,32 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "stale-incarnation-commits": ((ActorLogs, "on_log_appended", _written_later), (ActorLogs, "process_gone", _nothing)),
     "circles-unseen": ((Deadlocks, "look_later", _nothing),),
     "limits-ignored": ((Deadlocks, "_lasts", _limits_ignored),),
+    "no-fence": ((Delegations, "on_ended", _ends_of_the_dead_accepted),),
+    "second-hop": ((spilling, "is_own_work", _passed_on),),
+    "lost-attempts-come-again": ((Outcomes, "node_lost", _lost_attempts_come_again),),
+    "one-lost-task-runs-again": ((Outcomes, "node_lost", _one_task_of_the_dead_runs_again),),
+    "death-not-noticed": ((Peers, "_died", _nothing),),
+    "orphans-go-on": ((Peers, "_end_orphans", _nothing),),
+    "holds-of-the-dead-stay": ((Departures, "release", _holds_of_the_dead_stay),),
+    "death-without-durability": ((Registry, "_end", _said_before_deleted),),
+    "lives-on-without-lease": ((Member, "_watch_lease", _lives_on_without_lease),),
+    "lease-of-the-dead-renewed": ((Registry, "on_renew_lease", _lease_of_the_dead_renewed),),
+    "stalled-registry-kills": ((Registry, "_notice_stall", _nothing),),
+    "node-numbers-come-again": ((Registry, "on_join", _numbers_come_again),),
+    "early-registration-lost": ((Peers, "on_register_node", _early_registration_lost),),
+    "functions-sent-to-one-node": ((Delegations, "_send", _functions_sent_once),),
+    "stays-is-forgotten": ((Delegations, "may_travel", _stays_is_forgotten),),
+    "job-ends-at-home-only": ((Jobs, "_nodes_of", _given_by_others_forgotten),),
+    "late-tasks-of-ended-jobs": ((Executions, "on_delegate", _late_tasks_of_ended_jobs),),
+    "leaving-jobs-hidden-from-joiners": ((Jobs, "node_joined", _nothing),),
+    "dead-nodes-awaited": ((Jobs, "node_died", _nothing),),
 }
 """name -> patches"""
-WITH_CIRCLES = frozenset(list(VARIANTS)[list(VARIANTS).index("circles-unseen") :])
+WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("no-fence") :])
+"""Variants whose mistake needs several nodes."""
+WITH_CIRCLES = frozenset(list(VARIANTS)[list(VARIANTS).index("circles-unseen") :]) - WITH_NODES
 """Variants whose mistake needs actors that wait for each other."""
-WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :]) - WITH_CIRCLES
+WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :]) - WITH_CIRCLES - WITH_NODES
 """Variants whose mistake needs programs with actors."""
 
 
@@ -493,4 +667,4 @@ def applied(name: str | None) -> Iterator[None]:
             setattr(owner, method, function)
 
 
-__all__ = ["VARIANTS", "WITH_ACTORS", "WITH_CIRCLES", "applied"]
+__all__ = ["VARIANTS", "WITH_ACTORS", "WITH_CIRCLES", "WITH_NODES", "applied"]

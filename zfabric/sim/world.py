@@ -31,7 +31,7 @@ from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
 from zfabric.sim.node import Node, SimDaemon
-from zfabric.sim.node_faults import CLOCKS_APART, RATES_APART, ClusterFaults, choose_node_faults, with_pauses
+from zfabric.sim.node_faults import CLOCKS_APART, RATES_APART, ClusterFaults, choose_node_faults, slowed_down
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import FOREVER, Author, Program
 from zfabric.sim.surroundings import Clock
@@ -85,7 +85,7 @@ class World:
         self.shape = random.Random(f"{seed}/shape")
         self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"), seed, actors)
         self.circling = circles
-        self.cpus = cpus or (random.Random(f"{seed}/cpus").choice((1, 1, 2)) if circles else self.shape.choice((1, 2, 2, 3)))
+        self.cpus = cpus or (random.Random(f"{seed}/cpus").choice((1, 1, 2)) if circles or nodes > 1 else self.shape.choice((1, 2, 2, 3)))
         quiesce = random.Random(f"{seed}/quiesce").choice((0.0, 0.01, 0.1))
         apart = {"quiesce_seconds": quiesce, **_direct_submission(random.Random(f"{seed}/introductions"))}
         if nodes > 1:
@@ -115,7 +115,7 @@ class World:
         author = CircleAuthor if circles else Hoarder if self.hoarding else ActorAuthor if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
         if nodes > 1 and program is None:
-            self.program = with_pauses(self.program, seed)
+            self.program = slowed_down(self.program, seed)
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))
         pieces = pieces or self._pieces()
         self.invariants = Invariants(self)

@@ -102,11 +102,18 @@ class Peers:
         self.outcomes.node_lost(node)
         if node.process is not None:
             self.departures.release(node.process)
-        for task in [each for each in self.tables.tasks.values() if each.submitter == node.token and each.function.delegated]:
-            self.stopping.stop(task, "cancelled", now)
+        self._end_orphans(node.token, now)
         for named in node.pinned.values():
             self.outcomes.references.unpin(named)
         for job in [each for each in self.tables.jobs.values() if each.home == node.token]:
             self.jobs.end_job(job, now)
         self.borrowing.node_died(node.token)
         self.jobs.node_died(node.token)
+
+    def _end_orphans(self, home: bytes, now: float) -> None:
+        """Stop the tasks that a dead node had delegated to this one, with all that they submitted: nobody will ever read it."""
+        orphans = [each for each in self.tables.tasks.values() if each.submitter == home and each.function.delegated]
+        for task in self.stopping.with_children(orphans):
+            if task.worker is not None and task.worker.remote:
+                task.facts().recursively = True
+            self.stopping.stop(task, "cancelled", now)
