@@ -197,6 +197,22 @@ def test_who_gave_tasks_of_a_job_to_a_node_has_it_end_there() -> None:
     assert not third.functions
 
 
+def test_a_task_that_is_in_its_queue_twice_is_delegated_once() -> None:
+    # It was taken out of turn, and its worker died: then it is put in front, and its first place in the queue is still there.
+    node = Node()
+    told(node, 1, OTHER)
+    node.send(LOCAL_SCHEDULER + OTHER, m.Ready())
+    node.driver()
+    node.submit(row(1))
+    (queue,) = (each for each in node.scheduler.tables.queues.values() if each.tasks)
+    queue.tasks.append(queue.tasks[0])
+    node.now += 1.0
+    node.turn()
+    node.send(GLOBAL_SCHEDULER + OTHER, m.Placed(((queue.token, ((OTHER, 2),)),)))
+    ((_, message),) = node.take(m.Delegate)
+    assert len(message.rows) == 1
+
+
 def test_a_job_that_ends_while_a_node_joins_ends_there_too() -> None:
     node = Node()
     told(node, 1, OTHER)

@@ -38,7 +38,11 @@ class Delegations:
             task = tasks.pop()
             if task.state != READY:
                 continue
-            (batch if self.may_travel(task) else stay).append(task)
+            if self.may_travel(task):
+                task.assign(node)  # At once: a task that was made ready again may be in its queue twice.
+                batch.append(task)
+            else:
+                stay.append(task)
         tasks.extend(reversed(stay))
         batch.reverse()
         for start in range(0, len(batch), ROWS_MAX):
@@ -68,7 +72,6 @@ class Delegations:
         values: dict[bytes, m.Row] = {}
         named: list[bytes] = []
         for task in batch:
-            task.assign(node)
             node.inflight[task.id] = task
             function = task.function
             if job.id + function.id not in node.functions:
