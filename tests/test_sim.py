@@ -27,7 +27,7 @@ from zfabric.sim.network import Faults
 from zfabric.sim.node import SimSupervisor
 from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
-from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
+from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_NODES, applied
 from zfabric.sim.world import Failure, World
 
 SEEDS = range(250)
@@ -235,7 +235,7 @@ def test_a_broken_variant_is_caught(name: str) -> None:
     first = FIRST.get(name, 0)
     with applied(name):
         order = (*range(first, first + 5), *range(VARIANT_SEEDS))
-        kinds = {"actors": name in WITH_ACTORS, "circles": name in WITH_CIRCLES}
+        kinds: dict[str, Any] = {"actors": name in WITH_ACTORS, "circles": name in WITH_CIRCLES, "nodes": 3 if name in WITH_NODES else 1}
         assert any(command.run_seed(seed, **kinds).failure for seed in order), f"no seed notices {name}"
 
 

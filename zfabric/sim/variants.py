@@ -539,27 +539,6 @@ def _functions_sent_once(right: Any) -> Any:
     return send
 
 
-def _stays_is_forgotten(right: Any) -> Any:
-    """A task whose value cannot travel is delegated again."""
-
-    def may_travel(self: Delegations, task: Any) -> bool:
-        if task.rare is not None:
-            task.rare.stays = False
-        return bool(right(self, task))
-
-    return may_travel
-
-
-def _given_by_others_forgotten(right: Any) -> Any:
-    """An executor does not end a job on the nodes to which it has delegated tasks of it."""
-
-    def nodes_of(self: Jobs, job: Any) -> Any:
-        nodes = right(self, job)
-        return [] if job.home else nodes
-
-    return nodes_of
-
-
 def _late_tasks_of_ended_jobs(right: Any) -> Any:
     """Tasks of a job that has ended are accepted if they arrive later."""
 
@@ -595,7 +574,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "direct-tasks-not-reported-again": ((DirectSubmissions, "_report_again", _nothing),),
     "late-end-counts": ((Outcomes, "give_up", _late_end_counts),),
     "given-up-is-over": ((Outcomes, "give_up", _given_up_is_over),),
-    "given-up-forgotten": ((Stopping, "goes_on", _nothing),),
+    "given-up-forgotten": ((Stopping, "still_running", _nothing),),
     "reported-once": ((Mailbox, "unrecorded", _reported_once),),
     "expected-not-reported-again": ((Recovery, "_take_expect", _nothing),),
     "callers-forgotten": ((ActorDirectory, "process_gone", _nothing),),
@@ -634,12 +613,9 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "death-without-durability": ((Registry, "_end", _said_before_deleted),),
     "lives-on-without-lease": ((Member, "_watch_lease", _lives_on_without_lease),),
     "lease-of-the-dead-renewed": ((Registry, "on_renew_lease", _lease_of_the_dead_renewed),),
-    "stalled-registry-kills": ((Registry, "_notice_stall", _nothing),),
     "node-numbers-come-again": ((Registry, "on_join", _numbers_come_again),),
     "early-registration-lost": ((Peers, "on_register_node", _early_registration_lost),),
     "functions-sent-to-one-node": ((Delegations, "_send", _functions_sent_once),),
-    "stays-is-forgotten": ((Delegations, "may_travel", _stays_is_forgotten),),
-    "job-ends-at-home-only": ((Jobs, "_nodes_of", _given_by_others_forgotten),),
     "late-tasks-of-ended-jobs": ((Executions, "on_delegate", _late_tasks_of_ended_jobs),),
     "leaving-jobs-hidden-from-joiners": ((Jobs, "node_joined", _nothing),),
     "dead-nodes-awaited": ((Jobs, "node_died", _nothing),),
