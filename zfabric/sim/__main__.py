@@ -132,6 +132,7 @@ EXPECTED_OF_NODES = (
     "slow link",
     "lost_with_nodes",
     "end of a dead node",
+    "connection ended",
 )
 """The same for worlds of several nodes."""
 

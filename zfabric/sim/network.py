@@ -1,13 +1,13 @@
 """The network of a simulated node. It loses, delays, duplicates and reorders frames; the links repair that.
 
 A frame is bytes, encoded and decoded by the production codec, so that no two processes share an object. Frames of a dead process may
-still arrive; frames to a dead process do not.
+still arrive; frames to a dead process do not. Between nodes there are connections, which deliver in order or end.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
@@ -68,6 +68,21 @@ class Faults(NamedTuple):
     """In a world of several nodes."""
 
 
+class NodeConnection:
+    """A connection that the daemon of one node has dialled to that of another. ``ended`` is called when the dialler notices its end."""
+
+    def __init__(self, dialler: bytes, acceptor: bytes, ended: Callable[[NodeConnection], None]) -> None:
+        self.dialler = dialler
+        self.acceptor = acceptor
+        self.ended = ended
+        self.over = False
+        """Whether nothing can be written any more."""
+        self.lost = False
+        """Whether a frame was lost, and with it all later ones."""
+        self.under_way: dict[bytes, deque[bytes]] = {dialler: deque(), acceptor: deque()}
+        """Frames that have not arrived yet, by sender."""
+
+
 class Network:
     """Delivers frames between incarnations, subject to faults."""
 
@@ -88,8 +103,8 @@ class Network:
         self.stack = 0
         self.cuts: set[tuple[bytes, bytes]] = set()
         """Pairs (source, target) whose frames are lost."""
-        self.clogged: dict[tuple[bytes, bytes], list[bytes]] = {}
-        """Frames that are held back, by pair (source, target)."""
+        self.clogged: dict[tuple[bytes, bytes], list[Callable[[], None]]] = {}
+        """Arrivals of frames that are held back, by pair (source, target)."""
         self.slow: dict[tuple[bytes, bytes], float] = {}
         """Seconds that frames of a pair (source, target) take in addition."""
         self.cut: Counter[str] = Counter()
@@ -97,6 +112,12 @@ class Network:
         self._loss = random.Random(seed + "/loss")
         self._delay = random.Random(seed + "/delay")
         self._receivers: dict[bytes, Callable[[bytes, bytes], None]] = {}
+        self._endings = random.Random(seed + "/endings")
+        self._listeners: dict[bytes, Callable[[NodeConnection, bytes, bytes], None]] = {}
+        self._connections: dict[tuple[bytes, bytes], NodeConnection] = {}
+        """The newest connection of each pair of nodes, by (dialler, acceptor)."""
+        self.ended = 0
+        """Connections between nodes that have ended."""
 
     def attach(self, incarnation: bytes, receive: Callable[[bytes, bytes], None]) -> None:
         """Have ``receive(sender, frame)`` called for each frame that arrives for ``incarnation``."""
@@ -117,7 +138,7 @@ class Network:
             copies = 0
         elif (source, target) in self.clogged:
             self.in_flight += 1
-            self.clogged[source, target].append(frame)
+            self.clogged[source, target].append(lambda: self._arrive(source, target, frame))
             copies = 0
         elif self.lossy:
             chance = self._loss.random()
@@ -126,26 +147,86 @@ class Network:
             elif chance < faults.loss + faults.duplication:
                 copies = 2
         for _ in range(copies):
-            delay = faults.delay
-            if faults.jitter:
-                delay *= 0.5 + self._delay.random()
-                if self.lossy and faults.late and self._delay.random() < faults.late:
-                    delay *= 100 * self._delay.random()
-            if self.slow:
-                delay += self.slow.get((source, target), 0.0)
             self.in_flight += 1
-            self._after(delay, lambda: self._arrive(source, target, frame))
+            self._after(self._duration(source, target), lambda: self._arrive(source, target, frame))
+
+    def _duration(self, source: bytes, target: bytes) -> float:
+        """How long a frame takes."""
+        faults = self.faults
+        delay = faults.delay
+        if faults.jitter:
+            delay *= 0.5 + self._delay.random()
+            if self.lossy and faults.late and self._delay.random() < faults.late:
+                delay *= 100 * self._delay.random()
+        if self.slow:
+            delay += self.slow.get((source, target), 0.0)
+        return delay
 
     def unclog(self, source: bytes, target: bytes) -> None:
         """Deliver what was held back between a pair."""
-        for frame in self.clogged.pop((source, target), ()):
-            self._arrive(source, target, frame)
+        for arrive in self.clogged.pop((source, target), ()):
+            arrive()
 
     def _arrive(self, source: bytes, target: bytes, frame: bytes) -> None:
         self.in_flight -= 1
         receive = self._receivers.get(target)
         if receive is not None and (source, target) not in self.cuts:
             receive(source, frame)
+
+    # -- connections between nodes --
+
+    def listen(self, node: bytes, receive: Callable[[NodeConnection, bytes, bytes], None]) -> None:
+        """Have ``receive(connection, sender, frame)`` called for each frame that arrives for a node."""
+        self._listeners[node] = receive
+
+    def leave(self, node: bytes) -> None:
+        """End all connections of a node: its daemon is dead. What it has sent may still arrive."""
+        self._listeners.pop(node, None)
+        for connection in self._connections.values():
+            if node in (connection.dialler, connection.acceptor):
+                self.end(connection)
+
+    def dial(self, dialler: bytes, acceptor: bytes, ended: Callable[[NodeConnection], None]) -> NodeConnection:
+        """Make a connection. Frames that are left on the one before may still arrive."""
+        connection = self._connections[dialler, acceptor] = NodeConnection(dialler, acceptor, ended)
+        return connection
+
+    def write(self, connection: NodeConnection, source: bytes, frame: bytes) -> None:
+        """Deliver a frame later, after those before it, or end the connection."""
+        self.stack += 1
+        target = connection.acceptor if source == connection.dialler else connection.dialler
+        if connection.over:
+            return
+        if (source, target) in self.cuts or (self.lossy and self._loss.random() < self.faults.loss):
+            self._lose(connection)
+            return
+        self.in_flight += 1
+        connection.under_way[source].append(frame)
+        if (source, target) in self.clogged:
+            self.clogged[source, target].append(lambda: self._deliver(connection, source, target))
+        else:
+            self._after(self._duration(source, target), lambda: self._deliver(connection, source, target))
+
+    def _deliver(self, connection: NodeConnection, source: bytes, target: bytes) -> None:
+        """Deliver the oldest frame under way from ``source``: none overtakes another."""
+        self.in_flight -= 1
+        frame = connection.under_way[source].popleft()
+        receive = self._listeners.get(target)
+        if receive is None or (source, target) in self.cuts:
+            self._lose(connection)
+        elif not connection.lost:
+            receive(connection, source, frame)
+
+    def _lose(self, connection: NodeConnection) -> None:
+        connection.lost = True
+        self.end(connection)
+
+    def end(self, connection: NodeConnection) -> None:
+        """End a connection. The node that has dialled it notices that later."""
+        if not connection.over:
+            connection.over = True
+            self.ended += 1
+            self._after(0.3 * self._endings.random(), lambda: connection.ended(connection))
 
 
 class SimTransport:

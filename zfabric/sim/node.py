@@ -22,7 +22,8 @@ from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.shell.node import SWEEP_EVERY, ClusterPart, NodeMachines
 from zfabric.sim.arena import SimArena, SimStorage
 from zfabric.sim.drivers import Driver
-from zfabric.sim.network import SimTransport
+from zfabric.sim.network import NodeConnection, SimTransport
+from zfabric.sim.node_links import SimNodeTransport
 from zfabric.sim.processes import Process
 from zfabric.sim.surroundings import Clock, Crashed, ProcessView, Surroundings
 from zfabric.sim.workers import WorkerProcess
@@ -320,7 +321,7 @@ class SimDaemon:
         self._random = random.Random(seed + "/commits")
         self._events: deque[tuple[bytes, m.Message]] = deque()
         self._frames: deque[tuple[bytes, bytes]] = deque()
-        self._node_frames: deque[tuple[bytes, bytes]] = deque()
+        self._node_frames: deque[tuple[NodeConnection, bytes, bytes]] = deque()
         self._awake_at = float("inf")
         self._sweep_at = self.now + SWEEP_EVERY
         total = (("CPU", node.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
@@ -328,10 +329,10 @@ class SimDaemon:
         self.scheduler, self.store = self.core.scheduler, self.core.store
         for role, machine in self.core.machines.items():
             self.core.machines[role] = ObservedMachine(self, machine)
-        self.node_transport = SimTransport(world.network, node.identifier, self.config)
+        self.node_transport = SimNodeTransport(world.network, node.identifier, incarnation, daemons, self.clock, self.wake)
         """Links to the daemons of other nodes."""
         world.network.attach(incarnation, self._receive)
-        world.network.attach(node.identifier, self._receive_from_node)
+        world.network.listen(node.identifier, self._receive_from_node)
         if daemons:
             self.core.recover(self.now, node.arena.found())
         else:
@@ -358,8 +359,8 @@ class SimDaemon:
         self._frames.append((sender, frame))
         self.wake()
 
-    def _receive_from_node(self, sender: bytes, frame: bytes) -> None:
-        self._node_frames.append((sender, frame))
+    def _receive_from_node(self, connection: NodeConnection, sender: bytes, frame: bytes) -> None:
+        self._node_frames.append((connection, sender, frame))
         self.wake()
 
     def wake(self, at: float | None = None) -> None:
@@ -419,8 +420,8 @@ class SimDaemon:
                 if self.core.refused > refused:
                     self.world.refused(sender, to, message)
         for _ in range(min(len(self._node_frames), FRAMES_PER_TURN)):
-            sender, frame = self._node_frames.popleft()
-            for to, role, message in self.node_transport.accept(sender, frame, now):
+            connection, sender, frame = self._node_frames.popleft()
+            for to, role, message in self.node_transport.accept(connection, sender, frame, now):
                 refused = self.core.refused
                 self.core.receive_from_node(now, sender, to, role, message)
                 if self.core.refused > refused:
@@ -465,6 +466,7 @@ class SimDaemon:
             world.states["agent wanted"] += 1
         elif isinstance(effect, e.ConnectNodes):
             self.node.joined_as = next((row[1] for row in effect.rows if row[0] == self.node.identifier), 0)
+            self.node_transport.connect(effect.rows, self.now)
         elif isinstance(effect, e.Silence):
             world.states["node silent"] += effect.silent
         elif isinstance(effect, e.EndNode):
@@ -493,7 +495,7 @@ class SimDaemon:
         self.alive = False
         self.storage.stop()
         self.world.network.detach(self.incarnation)
-        self.world.network.detach(self.node.identifier)
+        self.world.network.leave(self.node.identifier)
 
 
 class Overview(Surroundings, Protocol):

@@ -422,6 +422,7 @@ class World:
             self.note(f"FAILURE: {failure}")
         for node in self.living:
             node.collect_states()
+        self.states["connection ended"] += self.network.ended
         return WorldResult(self.seed, failure, self.events, self.states)
 
     def _to_the_end(self) -> None:
