@@ -236,3 +236,12 @@ def test_what_an_end_names_is_not_needed_any_more_once_its_home_is_dead(node: Ex
     rows = tuple(row for row in node.scheduler.peers.table.values() if row[0] != HOME_A)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     assert node.scheduler.tables.find(PUT) is None
+
+
+def test_what_a_dead_node_reports_is_refused(node: Executor) -> None:
+    """Its connection ends with the table in which it is missing. What was read before is refused here."""
+    living = [(each, number, "", "", "", b"", (), (), 0) for number, each in enumerate((SELF, HOME_C), 1)]
+    node.send(MEMBER + OWN, m.NodeTable(2, tuple(living)))
+    before = node.scheduler.tables.counts["refused"]
+    node.hear(HOME_A, m.Ended(1, tuple(m.Completed.of(((task_id(1), 0, m.OK, (b"late",)),))), ()))
+    assert node.scheduler.tables.counts["refused"] == before + 1

@@ -131,7 +131,6 @@ EXPECTED_OF_NODES = (
     "clogged",
     "slow link",
     "lost_with_nodes",
-    "end of a dead node",
     "connection ended",
 )
 """The same for worlds of several nodes."""

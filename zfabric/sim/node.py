@@ -283,7 +283,6 @@ class ObservedMachine:
             late = world.invariants.late_attempts(self._daemon, source, message)
         elif type(message) is m.Ended:
             late = world.invariants.late_attempts(self._daemon, source, m.Completed(*message.completed))
-            world.states["end of a dead node"] += source[1:] not in self._daemon.scheduler.tables.nodes
         self._machine.step(now, source, message)
         if late:
             world.invariants.not_accepted(late)
