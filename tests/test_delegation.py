@@ -432,3 +432,17 @@ def test_a_task_that_waits_for_a_value_of_another_node_is_replaced() -> None:
         executor.workers()
         ((worker, _, _),) = executor.dispatched()
         executor.send(b"W" + worker, m.Blocked(task_id(number), (value,), (), True))
+
+
+def test_a_task_that_is_returned_before_its_arguments_came_leaves_nothing() -> None:
+    """Its argument, which is fetched, has a ref inside: both have records until the task is gone."""
+    executor = Home()
+    about, functions = (JOB, "", NODES[1]), ((FUNCTION, "f", b"payload", ()),)
+    argument, inside = object_id(task_id(50), 0), object_id(task_id(51), 0)
+    given = m.Delegate(about, functions, (row(100, argument),), (), ((argument, None, (inside,)),), (), first_attempt(0, 2))
+    executor.send(b"L" + NODES[1], given)
+    assert [message.object_ids for _, message in executor.take(m.FetchValues)] == [(argument,)]
+    executor.send(b"L" + NODES[1], m.Reclaim((task_id(100),)))
+    assert executor.take(m.Reclaimed) == [(b"L" + NODES[1], m.Reclaimed((task_id(100),), False))]
+    executor.send(b"L" + NODES[1], m.FetchedValues(((argument, m.OK, b"value", (inside,)),), ()))
+    assert executor.scheduler.tables.objects == {}

@@ -59,7 +59,7 @@ class Executions:
             self.references.pin(row[3])
             self.references.pin(task.contains())
             self._await_values(task)
-        self.borrowing.forget_unneeded([row[0] for row in message.values])
+        self.borrowing.forget_unneeded([each for object_id, _, contained in message.values for each in (object_id, *contained)])
         self.tables.counts["received_delegated"] += len(message.rows)
 
     def _job(self, about: m.Row, now: float) -> JobRecord:

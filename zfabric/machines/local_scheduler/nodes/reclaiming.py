@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zfabric.machines.common.resources import ResourcePool
-from zfabric.machines.local_scheduler.records import ASSIGNED, NodeRecord, TaskRecord
+from zfabric.machines.local_scheduler.records import ASSIGNED, STARTING, NodeRecord, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
@@ -30,6 +30,8 @@ class Reclaiming:
         given = [node for node in self.tables.nodes.values() if node.reclaimable and node.inflight]
         if not given or any(queue.tasks and queue.feasible is not False for queue in self.tables.queues.values()):
             return
+        if any(worker.state == STARTING for worker in self.tables.workers.values()):
+            return  # Until it is ready, nothing that came back would begin.
         node = max(given, key=lambda each: len(each.inflight))
         tasks = self._last_half(node)
         if tasks and self.pool.fits(self.tables.queue_of(tasks[-1]).demand):
