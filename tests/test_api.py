@@ -26,9 +26,10 @@ import zfabric.util
 from zfabric.api import lifecycle
 from zfabric.config import Config
 from zfabric.protocol.ids import FIRST_RETURN, short
-from zfabric.protocol.options import RUNTIME_ENV_VARIABLE
+from zfabric.protocol.options import NODE_ID, RUNTIME_ENV_VARIABLE, SPREAD
 from zfabric.protocol.trace import pack_event, pack_times
 from zfabric.runtime import interface
+from zfabric.util.scheduling_strategies import DoesNotExist, Exists, In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy, NotIn
 
 
 @pytest.fixture
@@ -350,6 +351,9 @@ def test_retry_exceptions(client):
         ({"runtime_env": {"py_modules": ["/does/not/exist"]}}, "does not exist"),
         ({"runtime_env": {"py_modules": "/tmp"}}, "list"),
         ({"scheduling_strategy": "PACK"}, "scheduling_strategy"),
+        ({"label_selector": {"": "a"}}, "non-empty"),
+        ({"label_selector": {"zone": 1}}, "is a str"),
+        ({"label_selector": {"zone": "!"}}, "in\\(a, b\\)"),
         ({"accelerator_type": "A100"}, "not supported"),
         ({"placement_group": object()}, "not supported"),
         ({"inline": 1}, "inline"),
@@ -440,10 +444,51 @@ def test_options_of_actors_are_none_of_functions():
 
 def test_options_of_ray_without_meaning_here_are_accepted(client):
     remote = add.options(
-        memory=100, max_calls=1, scheduling_strategy="SPREAD", accelerator_type=None, label_selector={}, _metadata={}, num_cpus=None
+        memory=100, max_calls=1, scheduling_strategy="DEFAULT", accelerator_type=None, label_selector={}, _metadata={}, num_cpus=None
     )
     assert zf.get(remote.remote(1)) == 11
     assert client.rows[0][4] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "strategy"),
+    [
+        ({"scheduling_strategy": "SPREAD"}, SPREAD),
+        ({"scheduling_strategy": NodeAffinitySchedulingStrategy("ab", soft=True)}, (("soft", NODE_ID, "in", ("ab",)),)),
+        (
+            {"scheduling_strategy": NodeLabelSchedulingStrategy({"zone": In("a", "b"), "gpu": Exists()}, {"slow": DoesNotExist()})},
+            (("hard", "gpu", "in", ()), ("hard", "zone", "in", ("a", "b")), ("soft", "slow", "not in", ())),
+        ),
+        ({"scheduling_strategy": NodeLabelSchedulingStrategy(soft={"zone": NotIn("a")})}, (("soft", "zone", "not in", ("a",)),)),
+        (
+            {"label_selector": {"zone": "in(a, b)", "kind": "!slow", "rack": "7", "row": "!in(1,2)"}, "scheduling_strategy": "SPREAD"},
+            (
+                ("hard", "kind", "not in", ("slow",)),
+                ("hard", "rack", "in", ("7",)),
+                ("hard", "row", "not in", ("1", "2")),
+                ("hard", "zone", "in", ("a", "b")),
+            ),
+        ),
+    ],
+)
+def test_strategies_travel_with_the_call(client, options, strategy):
+    add.options(**options).remote(1)
+    assert client.rows[0][4] == (("strategy", strategy),)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: In(),
+        lambda: In(3),
+        lambda: NodeLabelSchedulingStrategy({"zone": "a"}),
+        lambda: NodeLabelSchedulingStrategy({3: In("a")}),
+        lambda: zf.remote(label_selector="zone=a"),
+    ],
+)
+def test_a_wrong_strategy_is_an_error_where_it_is_written(make):
+    with pytest.raises(zf.OptionError):
+        make()
 
 
 def test_only_functions_and_classes_can_be_remote():

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_alone import FUNCTION, JOB, OWN, Node, row, task_id
+from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, row, task_id
 
 from zfabric.protocol import messages as m
+from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import (
     CLIENT,
     DAEMONS_MAX,
@@ -25,6 +26,7 @@ from zfabric.protocol.ids import (
     pack_counter,
     tries_of,
 )
+from zfabric.protocol.options import NODE_ID, SPREAD, Strategy
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import Program, mix
 from zfabric.sim.scenarios import STEADY, call, get, task
@@ -281,10 +283,14 @@ class Home(Node):
         assert self.dispatched() == [(self.worker, 0, first_attempt(0, 1))]
         self.sent.clear()
 
-    def table(self, *nodes: bytes) -> None:
-        """The cluster has these nodes."""
-        resources = (("CPU", 10_000),)
-        rows = tuple((node, NODES.index(node) + 1, f"n{NODES.index(node) + 1}", "", "", b"", resources, (), 0) for node in nodes)
+    def table(self, *nodes: bytes, zones: str = "abcd") -> None:
+        """The cluster has these nodes, which have a label."""
+        numbers, resources = [NODES.index(node) + 1 for node in nodes], (("CPU", 10_000),)
+        labels = [(("zone", zones[number - 1]),) for number in numbers]
+        rows = tuple(
+            (node, number, f"n{number}", "", "", b"", resources, label, 0)
+            for node, number, label in zip(nodes, numbers, labels, strict=True)
+        )
         self.version = getattr(self, "version", 0) + 1
         self.send(b"N" + OWN, m.NodeTable(self.version, rows))
         for node in nodes[1:]:
@@ -446,3 +452,100 @@ def test_a_task_that_is_returned_before_its_arguments_came_leaves_nothing() -> N
     assert executor.take(m.Reclaimed) == [(b"L" + NODES[1], m.Reclaimed((task_id(100),), False))]
     executor.send(b"L" + NODES[1], m.FetchedValues(((argument, m.OK, b"value", (inside,)),), ()))
     assert executor.scheduler.tables.objects == {}
+
+
+# --- strategies -------------------------------------------------------------------------------------------------------------------
+
+
+def on(node: bytes, rank: str = "hard") -> Strategy:
+    return ((rank, NODE_ID, "in", (node.hex(),)),)
+
+
+def in_zones(*zones: str, rank: str = "hard", operator: str = "in") -> Strategy:
+    return ((rank, "zone", operator, zones),)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected", "own"),
+    [
+        (SPREAD, {NODES[1]: 2, NODES[2]: 2}, 2),
+        (on(NODES[2]), {NODES[2]: 6}, 0),
+        (on(NODES[2], "soft"), {NODES[2]: 6}, 0),
+        (on(b"node"), {}, 6),
+        (on(bytes(8), "soft"), {}, 6),
+        (in_zones("b", "c"), {NODES[1]: 3, NODES[2]: 3}, 0),
+        (in_zones("a", operator="not in"), {NODES[1]: 3, NODES[2]: 3}, 0),
+        (in_zones() + in_zones("c", "x", rank="soft"), {NODES[2]: 6}, 0),
+        (in_zones("x", rank="soft"), {}, 6),
+    ],
+)
+def test_tasks_with_a_strategy_are_dealt_out_at_once(strategy: Strategy, expected: dict[bytes, int], own: int) -> None:
+    home = Home()
+    home.submit(*(row(number, strategy=strategy) for number in range(1, 7)))
+    assert {node: len(tasks) for node, tasks in home.delegated().items()} == expected
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    done = 0
+    while given := home.dispatched():
+        for _, number, attempt in given:
+            home.complete(home.worker, number, attempt)
+            done += 1
+    assert done == own
+    assert home.take(m.Reclaim) == []
+
+
+def test_a_strategy_of_a_function_holds_for_its_calls_unless_they_set_one() -> None:
+    home = Home()
+    spread = b"s" * 16
+    home.send(CLIENT + DRIVER, m.Export(((spread, "s", b"payload", (("strategy", on(NODES[1])),)),)))
+    home.submit((task_id(1), spread, b"", ()), (task_id(2), spread, b"", (), (("strategy", on(NODES[2])),)))
+    assert home.delegated() == {NODES[1]: [1], NODES[2]: [2]}
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_node_that_does_not_exist_is_an_error(alone: bool) -> None:
+    home = Home(nodes=1 if alone else 3)
+    home.submit(row(1, strategy=on(bytes(8))), row(2, strategy=on(bytes(8), "soft")))
+    ((number, (status, (payload,))),) = home.results().items()
+    assert (number, status, unpack_failure(payload)[0]) == (1, m.FAILED, "TaskUnschedulableError")
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    assert [number for _, number, _ in home.dispatched()] == [2]
+
+
+def test_the_death_of_a_tasks_only_node_is_its_outcome() -> None:
+    home = Home()
+    home.submit(row(1, strategy=on(NODES[1])), row(2, strategy=on(NODES[1], "soft")))
+    assert home.delegated() == {NODES[1]: [1, 2]}
+    home.table(b"node", NODES[2])
+    ((number, (_, (payload,))),) = home.results().items()
+    assert (number, unpack_failure(payload)[0]) == (1, "TaskUnschedulableError")
+    home.wait(home.config.spill_after)
+    assert [count for _, count in home.questions()] == [1]  # The other one is placed as if it had no strategy.
+
+
+def test_tasks_for_labels_wait_for_a_node_that_has_them() -> None:
+    home = Home(infeasible_warning=5.0)
+    home.submit(row(1, strategy=in_zones("d")))
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    home.wait(6.0)
+    ((_, notice),) = home.take(m.Notice)
+    assert "on a node with label 'zone' d" in notice.text
+    assert home.dispatched() == [] == home.questions()
+    home.table(*NODES)
+    assert home.delegated() == {NODES[3]: [1]}
+
+
+def test_an_actor_that_requires_another_node_is_an_error() -> None:
+    home = Home()
+    home.send(CLIENT + DRIVER, m.Export(((ACTOR_CLASS, "A", b"payload", (("actor", b"blueprint"), ("strategy", on(NODES[1])))),)))
+    home.submit((task_id(1), ACTOR_CLASS, b"", ()))
+    ((_, (_, (payload,))),) = home.results().items()
+    assert "actors run on the node where they are created" in unpack_failure(payload)[1]
+
+
+def test_a_strategy_costs_nothing_on_one_node() -> None:
+    home = Home(nodes=1)
+    home.submit(row(1, strategy=SPREAD))
+    (queue,) = (each for each in home.scheduler.tables.queues.values() if each.strategy)
+    assert not queue.away
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    assert [number for _, number, _ in home.dispatched()] == [1]

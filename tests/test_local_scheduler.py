@@ -816,7 +816,7 @@ def test_reports_of_processes_of_an_ended_job_are_not_retained(node: Node) -> No
 
 
 def test_the_count_of_inline_bytes_matches_the_records() -> None:
-    inline = tables.Tables(b"", None, b"", b"", Config(), 0, False).inline
+    inline = tables.Tables(b"", b"", None, b"", b"", Config(), 0, False).inline
     record = records.ObjectRecord(ref(0), None, None)
     for value in (b"four", b"another", records.Stored(10**9), None, b"", b"one", None):
         inline.replace(record, value)

@@ -78,7 +78,8 @@ VALUES = {
     "num_cpus": 1, "num_gpus": 1, "resources": {"special": 1}, "num_returns": 2, "max_retries": 1, "retry_exceptions": True,
     "name": "named", "runtime_env": {"env_vars": {"A": "1"}}, "namespace": "apart", "lifetime": "detached", "max_restarts": 1,
     "max_task_retries": 1, "max_concurrency": 2, "concurrency_groups": {"io": 2}, "max_pending_calls": 10, "memory": 2**20, "max_calls": 5,
-    "enable_task_events": False, "checkpoint_every": 5,
+    "enable_task_events": False, "checkpoint_every": 5, "scheduling_strategy": "SPREAD",
+    "label_selector": {"zone": "in(a, b)"},
 }  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def test_options_are_taken_as_the_page_says() -> None:
     same = section("The same")
     honoured, effectless = same.split("Options of functions that are honoured:")[1].split("Options that are taken and have no effect")
     of_functions, of_classes = honoured.split("Options of classes:")
-    assert len(options_in(of_functions)) == 8
+    assert len(options_in(of_functions)) == 10
     for name in (*options_in(of_functions), *options_in(effectless)):
         checked({name: VALUES[name]})
     for name in (*options_in(of_classes), *options_in(effectless)):
@@ -99,7 +100,7 @@ def test_options_are_taken_as_the_page_says() -> None:
 
 def test_options_are_refused_as_the_page_says() -> None:
     refused = re.findall(r"`(\w+)=(.*?)`", section("Absent"))
-    assert len(refused) == 3
+    assert len(refused) == 2
     for name, value in refused:
         for check in (checked, checked_actor):
             with pytest.raises(zf.OptionError, match=name):

@@ -155,7 +155,7 @@ class JobEndedError(FabricError):
 
 
 class TaskUnschedulableError(FabricError):
-    """No node will ever have the resources the task asks for (raised with ``infeasible="raise"``)."""
+    """The node on which a task is to run does not exist, or no node will ever have what it asks for (with ``infeasible="raise"``)."""
 
 
 class RuntimeEnvSetupError(FabricError):

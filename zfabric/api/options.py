@@ -2,9 +2,9 @@
 
 Ray options that do not change what a program computes are accepted, so that Ray programs run: ``memory`` and ``object_store_memory`` (the
 node watches real memory instead of adding up promises), ``max_calls`` (workers do not exit after a number of calls),
-``scheduling_strategy="DEFAULT"`` and ``"SPREAD"``, ``enable_task_events``, ``_metadata``, ``_labels``, ``allow_out_of_order_execution``
+``enable_task_events``, ``_metadata``, ``_labels``, ``allow_out_of_order_execution``
 (calls of one caller begin in order; in actors that run several calls at once, no call waits for the arguments of another). Options for
-unsupported features (an accelerator type, a placement group, labels) raise OptionError unless they are empty.
+unsupported features (an accelerator type, a placement group) raise OptionError unless they are empty.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from numbers import Real
 from typing import Any
 
 from zfabric.api.errors import near
-from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
+from zfabric.api.strategies import check_selector, check_strategy, strategy_of
+from zfabric.exceptions import OptionError, OptionTypeError
 from zfabric.machines.common.resources import demand_of
 from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import (
@@ -105,48 +106,6 @@ def _flag(name: str) -> Callable[[Any], None]:
     return check
 
 
-def _strategy(value: Any) -> None:
-    if value not in ("DEFAULT", "SPREAD") and not isinstance(value, NodeAffinitySchedulingStrategy):
-        raise OptionTypeError(f"scheduling_strategy is 'DEFAULT', 'SPREAD' or a NodeAffinitySchedulingStrategy, not {value!r}")
-
-
-class NodeAffinitySchedulingStrategy:
-    """Run on the node with this id; with ``soft``, on another one if that node does not exist.
-
-    Used as ``scheduling_strategy`` of a function or class. The call raises TaskUnschedulableError if the node does not exist.
-
-    >>> import zfabric as zf
-    >>> from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-    >>> here = NodeAffinitySchedulingStrategy(node_id=zf.nodes()[0]["NodeID"], soft=False)
-    >>> zf.get(zf.remote(max).options(scheduling_strategy=here).remote(1, 2))
-    2
-    """
-
-    def __init__(self, node_id: str, soft: bool) -> None:
-        if not isinstance(node_id, str):
-            raise TypeError(f"node_id is an id as zf.nodes() and zf.get_runtime_context() give it, not {node_id!r}")
-        self.node_id = node_id
-        self.soft = bool(soft)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NodeAffinitySchedulingStrategy) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash((self.node_id, self.soft))
-
-    def __repr__(self) -> str:
-        return f"NodeAffinitySchedulingStrategy(node_id={self.node_id!r}, soft={self.soft})"
-
-
-def check_node(options: Mapping[str, Any], node: bytes, name: str) -> None:
-    """Raise TaskUnschedulableError if the options require a node other than ``node``. (There is one node so far.)"""
-    strategy = options.get("scheduling_strategy")
-    if isinstance(strategy, NodeAffinitySchedulingStrategy) and not strategy.soft and strategy.node_id != node.hex():
-        raise TaskUnschedulableError(
-            f"{name} is to run on node {strategy.node_id}, which is not in this cluster: zf.nodes() has ids; soft=True runs it elsewhere"
-        )
-
-
 def _nothing(name: str) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         if value not in (-1, "default") and (value or value == 0):
@@ -213,7 +172,8 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "max_concurrency": _whole("max_concurrency", 1, 100_000),
     "inline": _flag("inline"),
     "deterministic": _flag("deterministic"),
-    "scheduling_strategy": _strategy,
+    "scheduling_strategy": check_strategy,
+    "label_selector": check_selector,
     **{name: _bytes(name) for name in ("memory", "object_store_memory")},
     "max_calls": _whole("max_calls", 0, 2**31),
     **dict.fromkeys(("enable_task_events", "_metadata", "_labels"), _anything),
@@ -222,7 +182,6 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
         name: _nothing(name)
         for name in (
             "accelerator_type",
-            "label_selector",
             "fallback_strategy",
             "placement_group",
             "placement_group_bundle_index",
@@ -480,6 +439,9 @@ def pairs_of(options: Mapping[str, Any], default_env: Environment = NO_ENVIRONME
     for name in ("max_retries", "timeout", "name", "inline", "deterministic", "max_concurrency"):
         if value(name) is not None and (name, False) not in found:
             found.append((name, float(value(name)) if name == "timeout" else value(name)))
+    strategy = strategy_of(options)
+    if strategy:
+        found.append(("strategy", strategy))
     environment = inherited(value("runtime_env") or {}, default_env)
     if environment != NO_ENVIRONMENT:
         variables, directory, paths = environment

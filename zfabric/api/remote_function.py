@@ -24,9 +24,10 @@ from zfabric.adapters.serialization import (
 from zfabric.api.errors import a
 from zfabric.api.generators import Collected, ObjectRefGenerator
 from zfabric.api.lifecycle import connected, default_environment
-from zfabric.api.options import Pairs, check_node, checked, difference, mode_of, pairs_of, pairs_of_actor
+from zfabric.api.options import Pairs, checked, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
 from zfabric.api.signatures import shown
+from zfabric.api.strategies import check_node
 from zfabric.api.types import Given_co, Parameters
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import OBJECT_BYTES, object_id, task_of
@@ -156,7 +157,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
         client = connected()
         if self._client is not client:
             function, options, export = self._function, self._options, self._export
-            check_node(options, client.node, export.name)
+            check_node(options, client, export.name)
             export.bind(client)
             functools.update_wrapper(cast(Any, self), function, updated=())
             returns = options.get("num_returns")

@@ -336,6 +336,8 @@ def _options(name: str, options: tuple[Any, ...]) -> None:
             _ids(name, value, OBJECT_BYTES)
         elif key == "demand":
             _columns(name, value, {2}, (_STR, _INT))
+        elif key == "strategy":
+            _columns(name, value, {4}, (_STR, _STR, _STR, _TUPLE))
         elif key == "env" and tuple(map(type, value)) != (tuple, str, tuple):
             raise MalformedFrame(f"{name}: an environment is variables, a directory and paths")
         elif key == "num_returns" and not 0 <= value <= RETURNS_MAX:

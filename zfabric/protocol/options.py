@@ -13,6 +13,7 @@
 ``paths``               where the program that exported the function finds its modules (functions only; set by clients that joined a node)
 ``directory``           the working directory of that program, and of its functions if it exists (functions only; set as ``paths`` is)
 ``deterministic``       True: its values may be dropped and rebuilt instead of spilled
+``strategy``            where tasks may run: rows (rank, label, "in" or "not in", values), rank "hard", "soft" or "spread" (``accepts``)
 ``stream``              the task's value is the end of a stream: how many values it may be ahead of its consumer (0: as configured)
 ``dynamic``             True: the call's value is one over all that the method yields (call rows only)
 ``concurrency_groups``  most calls of an actor that run at the same time, by group; ``max_concurrency`` for the default group
@@ -28,6 +29,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 RESOURCE_UNIT = 10_000
@@ -44,6 +46,13 @@ VARIABLES_BYTES_MAX = 1024 * 1024
 NO_ENVIRONMENT: Environment = ((), "", ())
 RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
 """A variable with the whole runtime env as JSON, for tasks that a worker submits in turn. User code does not see it."""
+Strategy = tuple[tuple[str, str, str, tuple[str, ...]], ...]
+"""What a task says about the nodes where it may run: rows (rank, label, operator, values). Rank "hard": a node must accept the row. "soft":
+nodes that do come first. "spread": tasks are dealt out evenly, which needs no label. "here": this node's share of such tasks."""
+SPREAD: Strategy = (("spread", "", "", ()),)
+HERE: Strategy = (("here", "", "", ()),)
+NODE_ID = ""
+"""The label that each node has by itself: its id, as text."""
 ONE_CPU: Demand = (("CPU", RESOURCE_UNIT),)
 
 
@@ -65,6 +74,7 @@ CHECKPOINT_PARTS_MAX = 2**20
 OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "demand": (tuple,),
     "num_returns": (int,),
+    "strategy": (tuple,),
     "stream": (int,),
     "dynamic": (bool,),
     "max_retries": (int,),
@@ -103,3 +113,26 @@ def option(pairs: tuple[tuple[str, Any], ...] | None, name: str, default: Any = 
         if key == name:
             return value
     return default
+
+
+def accepts(labels: Mapping[str, str], terms: Iterable[tuple[str, str, str, tuple[str, ...]]]) -> bool:
+    """Whether a node with these labels satisfies rows of a strategy. A label without values to compare with must be set, or not be set.
+
+    >>> accepts({"zone": "a"}, [("hard", "zone", "in", ("a", "b")), ("hard", "slow", "not in", ())])
+    True
+    """
+    for _, label, operator, values in terms:
+        found = label in labels and (not values or labels[label] in values)
+        if found != (operator == "in"):
+            return False
+    return True
+
+
+def describe_strategy(strategy: Strategy) -> str:
+    """The nodes that a strategy accepts, as people read it: empty if it accepts all."""
+    parts = []
+    for rank, label, operator, values in strategy:
+        if rank == "hard":
+            what = "node" if label == NODE_ID else f"a node with label {label!r}"
+            parts.append(f"on {what} {'not ' if operator == 'not in' else ''}{' or '.join(map(str, values)) or 'set'}")
+    return " and ".join(parts)

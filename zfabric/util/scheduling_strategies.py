@@ -1,5 +1,5 @@
 """Strategies for the placement of tasks, under Ray's names."""
 
-from zfabric.api.options import NodeAffinitySchedulingStrategy
+from zfabric.api.strategies import DoesNotExist, Exists, In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy, NotIn
 
-__all__ = ["NodeAffinitySchedulingStrategy"]
+__all__ = ["DoesNotExist", "Exists", "In", "NodeAffinitySchedulingStrategy", "NodeLabelSchedulingStrategy", "NotIn"]

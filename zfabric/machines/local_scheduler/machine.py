@@ -38,6 +38,7 @@ from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.nodes.spilling import Spilling
+from zfabric.machines.local_scheduler.nodes.strategies import Strategies
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
@@ -105,7 +106,7 @@ class LocalScheduler:
         self.config = config
         self.pool = ResourcePool(total)
         self.blocks = BlockWriter()
-        self.tables = Tables(address, store, control, placer, config, first_attempt(daemons), daemons > 0)
+        self.tables = Tables(address, node, store, control, placer, config, first_attempt(daemons), daemons > 0)
         self.references = References(self.tables, self.blocks)
         self.requests = PendingRequests(self.tables)
         self.outcomes = Outcomes(self.tables, self.references, node)
@@ -198,6 +199,7 @@ class LocalScheduler:
         self.borrowing = Borrowing(self.tables, self.references, self.outcomes, self.rebuilding, node)
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, node)
         self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.jobs, self.borrowing)
+        self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
         self.reclaiming = Reclaiming(self.tables, self.pool, self.outcomes)
         self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
@@ -303,6 +305,8 @@ class LocalScheduler:
                 self._more_to_collect = self.references.collect()  # These may have been the last to refer to others.
             if tables.inline.total > self.config.inline_memory:
                 self._more_to_collect |= self.references.absorb()
+            if tables.any_away:
+                self.strategies.end_of_turn(now)
             self.dispatcher.turn(now)
             for source, message in self.direct.take_waiting():
                 self.step(now, source, message)

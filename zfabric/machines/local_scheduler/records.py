@@ -25,7 +25,7 @@ from zfabric.protocol.ids import (
     tries_of,
 )
 from zfabric.protocol.messages import Row
-from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, option
+from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, Strategy, option
 
 WAITING, READY, ASSIGNED, DONE = range(4)
 STATE_NAMES = ("waiting", "ready", "assigned", "finished")
@@ -357,6 +357,7 @@ class FunctionRecord:
         "plain",
         "queue",
         "shared",
+        "strategy",
         "stream",
     )
 
@@ -371,6 +372,7 @@ class FunctionRecord:
         """For a class: what a handle to an instance is made of. Calls of the class make actors."""
         self.demand: Demand = option(options, "demand", ONE_CPU if self.actor is None else ())
         self.environment: Environment = option(options, "env", NO_ENVIRONMENT)
+        self.strategy: Strategy = option(options, "strategy", ())
         self.num_returns: int = option(options, "num_returns", 1)
         self.stream: int | None = option(options, "stream")
         """For a streaming function: how many values a stream may be ahead (0: as configured)."""
@@ -390,7 +392,8 @@ class FunctionRecord:
     def shape(self) -> Shape:
         """Shape of its tasks that set no options of their own."""
         makes = TASKS if self.actor is None else SHARING if self.shared else ACTORS
-        return self.demand, self.environment, makes, self.concurrency, self.delegated
+        strategy = () if self.delegated else self.strategy
+        return self.demand, self.environment, makes, self.concurrency, self.delegated, strategy
 
     def learn(self, count: int, seconds: float) -> None:
         """Update ``mean`` with ``count`` runs that took ``seconds`` together."""
@@ -400,9 +403,9 @@ class FunctionRecord:
 
 TASKS, ACTORS, SHARING = range(3)
 """What tasks make: values, actors with a process each, or actors that share processes."""
-Shape = tuple[Demand, Environment, int, int, bool]
-"""What tasks of one queue share: demand, environment, what they make, how many run at the same time, and
-whether they are delegated."""
+Shape = tuple[Demand, Environment, int, int, bool, Strategy]
+"""What tasks of one queue share: demand, environment, what they make, how many run at the same time, whether they are delegated, and on
+which nodes they may run."""
 
 
 class ShapeQueue:
@@ -410,6 +413,7 @@ class ShapeQueue:
 
     __slots__ = (
         "actors",
+        "away",
         "concurrency",
         "delegated",
         "demand",
@@ -425,13 +429,16 @@ class ShapeQueue:
         "shape",
         "shared",
         "stopped",
+        "strategy",
         "tasks",
         "token",
         "warned",
     )
 
     def __init__(self, shape: Shape, job: JobRecord, token: int) -> None:
-        demand, environment, makes, concurrency, self.delegated = self.shape = shape
+        demand, environment, makes, concurrency, self.delegated, self.strategy = self.shape = shape
+        self.away = False
+        """Whether its tasks are dealt out to nodes by their strategy, and none is dispatched from here."""
         self.job = job
         self.concurrency = concurrency
         """Number of its tasks that one worker runs at the same time, in an event loop; 0: one, on its stack."""
@@ -659,15 +666,16 @@ class WorkerRecord:
 class NodeRecord(WorkerRecord):
     """Another node, as it is to the home of tasks: a worker that runs many of them at once, in any order."""
 
-    __slots__ = ("ends_received", "name", "next_end", "number", "pinned", "reclaimable", "resources", "unreceived")
+    __slots__ = ("ends_received", "labels", "name", "next_end", "number", "pinned", "reclaimable", "resources", "unreceived")
 
     remote = True
 
-    def __init__(self, node: bytes, number: int, name: str, resources: dict[str, int], now: float) -> None:
+    def __init__(self, node: bytes, number: int, name: str, resources: dict[str, int], labels: dict[str, str], now: float) -> None:
         super().__init__(node, None, NO_ENVIRONMENT, now)
         self.number = number
         self.name = name
         self.resources = resources
+        self.labels = labels
         self.reclaimable = False
         """As home: whether it may have tasks of this node that it has not begun: some were sent since it last had none to return."""
         self.ends_received: int | None = None

@@ -30,6 +30,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, LOCAL_SCHEDULER, PREFIX_BYTES, TASK_BYTES, Address, control_of
 from zfabric.protocol.messages import Row
+from zfabric.protocol.options import HERE, NODE_ID, accepts
 
 NOTICES_MAX = 20
 """Most notices to one driver that something runs again after a crash."""
@@ -39,7 +40,15 @@ class Tables:
     """Records and indexes of a local scheduler. Each fact is in one container; indexes say from which they derive."""
 
     def __init__(
-        self, address: Address, store: Address | None, control: Address, placer: Address, config: Config, first: int, recovering: bool
+        self,
+        address: Address,
+        node: bytes,
+        store: Address | None,
+        control: Address,
+        placer: Address,
+        config: Config,
+        first: int,
+        recovering: bool,
     ) -> None:
         self.address = address
         self.first_attempt = first
@@ -48,6 +57,10 @@ class Tables:
         self.control_address = control
         self.placers: tuple[Address, ...] = (placer,)
         """Global schedulers, in the order of their nodes' numbers."""
+        self.labels: dict[str, str] = {NODE_ID: node.hex()}
+        """Labels of this node."""
+        self.any_away = False
+        """Whether some queue is away."""
         self.usual_seconds = 0.0
         """Exponential average of the running time of all tasks of this node."""
         self.config = config
@@ -192,9 +205,21 @@ class Tables:
             self._next_queue += 1
             job.queues[shape] = queue
             self.queues[queue.token] = queue
+            self._find_out_if_away(queue)
             if len(job.queues) > job.queues_most:
                 self._drop_queues(job, queue)
         return queue
+
+    def _find_out_if_away(self, queue: ShapeQueue) -> None:
+        strategy = queue.strategy
+        hard = [term for term in strategy if term[0] == "hard"]
+        queue.away = bool(strategy) and strategy != HERE and (bool(self.nodes) or not accepts(self.labels, hard))
+        self.any_away |= queue.away
+
+    def nodes_changed(self) -> None:
+        """Find out anew which queues are away."""
+        for queue in self.queues.values():
+            self._find_out_if_away(queue)
 
     def _drop_queues(self, job: JobRecord, new: ShapeQueue) -> None:
         """Remove queues of a job that are empty and belong to no function: each call may have set options of its own."""

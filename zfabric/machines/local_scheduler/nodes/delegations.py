@@ -116,5 +116,5 @@ class Delegations:
 
 
 def is_own_work(queue: ShapeQueue) -> bool:
-    """Whether tasks of a queue may be given to other nodes at all: they are at home here, and make values."""
-    return not queue.delegated and queue.shape[2] == TASKS
+    """Whether tasks of a queue may be given to any other node: they are at home here, make values, and do not say where they are to run."""
+    return not queue.delegated and queue.shape[2] == TASKS and not queue.strategy

@@ -16,6 +16,7 @@ from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import GLOBAL_SCHEDULER, Address, first_attempt
+from zfabric.protocol.options import NODE_ID
 
 EARLY_MAX = 1000
 """Most nodes that are remembered because they registered before a table with them arrived."""
@@ -61,6 +62,7 @@ class Peers:
         own = self.table.get(self.node)
         if own is not None:
             self.tables.first_attempt = first_attempt(self.daemons, own[1])
+            self.tables.labels = labels_of(own)
         for node, row in self.table.items():
             if node != self.node and node not in self.tables.nodes:
                 self._joined(node, row, now)
@@ -69,10 +71,11 @@ class Peers:
         oldest = sorted(self.table.values(), key=lambda row: row[1])[: self.tables.config.placers]
         placers = tuple(self._local_placer if row[0] == self.node else GLOBAL_SCHEDULER + row[0] for row in oldest)
         self.tables.placers = placers or (self._local_placer,)
+        self.tables.nodes_changed()
         self.copies.nodes_changed(message)
 
     def _joined(self, node: bytes, row: m.Row, now: float) -> None:
-        record = NodeRecord(node, row[1], row[2], dict(row[6]), now)
+        record = NodeRecord(node, row[1], row[2], dict(row[6]), labels_of(row), now)
         process = ProcessRecord(node, "node", 0, 0, None, node, node)
         record.process = process
         process.ready = node in self._early  # It had nothing to repeat: ``Ready`` followed at once.
@@ -117,3 +120,8 @@ class Peers:
             if task.worker is not None and task.worker.remote:
                 task.facts().recursively = True
             self.stopping.stop(task, "cancelled", now)
+
+
+def labels_of(row: m.Row) -> dict[str, str]:
+    """The labels of a row of ``NodeTable``, its node's id included."""
+    return {**dict(row[7]), NODE_ID: row[0].hex()}

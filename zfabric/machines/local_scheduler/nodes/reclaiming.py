@@ -28,7 +28,7 @@ class Reclaiming:
         if self._asked in self.tables.nodes:
             return
         given = [node for node in self.tables.nodes.values() if node.reclaimable and node.inflight]
-        if not given or any(queue.tasks and queue.feasible is not False for queue in self.tables.queues.values()):
+        if not given or any(queue.tasks and queue.feasible is not False and not queue.away for queue in self.tables.queues.values()):
             return
         if any(worker.state == STARTING for worker in self.tables.workers.values()):
             return  # Until it is ready, nothing that came back would begin.
@@ -45,7 +45,8 @@ class Reclaiming:
         for task in reversed(node.inflight.values()):
             if len(found) == most:
                 break
-            if task.state == ASSIGNED and self.tables.queue_of(task).feasible is not False:
+            queue = self.tables.queue_of(task)
+            if task.state == ASSIGNED and queue.feasible is not False and not queue.strategy:
                 found.append(task)
         return found[::-1]
 

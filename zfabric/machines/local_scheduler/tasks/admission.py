@@ -57,11 +57,11 @@ class Admission:
     def set_terms(self, task: TaskRecord, now: float) -> None:
         """Apply options that a call sets itself: resources, an environment, a deadline."""
         options = task.options
-        if option(options, "demand") is not None or option(options, "env") is not None:
+        if any(option(options, name) is not None for name in ("demand", "env", "strategy")):
             function = task.function
             demand = option(options, "demand", function.demand)
             environment = option(options, "env", function.environment)
-            shape = (demand, environment, *function.shape[2:])
+            shape = (demand, environment, *function.shape[2:5], option(options, "strategy", function.strategy))
             task.facts().demand_queue = self.tables.queue_for(function.queue.job, shape)
         timeout = task.option("timeout")
         if timeout is not None:

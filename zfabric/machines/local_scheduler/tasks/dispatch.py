@@ -83,7 +83,7 @@ class Dispatcher:
         blocked = []
         self._looked_at = self.tables.became_ready
         self._unfinished = self.workers.held_up = False
-        queues = [queue for queue in self.tables.queues.values() if queue.tasks]
+        queues = [queue for queue in self.tables.queues.values() if queue.tasks and not queue.away]
         for worker in self.tables.workers.values():
             if worker.frames:
                 blocked.append(worker)
@@ -594,6 +594,7 @@ class Dispatcher:
         return (
             (queue is worker.queue or (queue.job is worker.job and queue.environment == worker.environment))
             and queue.light
+            and not queue.away
             and task.function.inline
             and (task.rare is None or not task.rare.crashes)
         )

@@ -7,6 +7,7 @@ from zfabric.machines.local_scheduler.records import READY, ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
+from zfabric.protocol.options import describe_strategy
 
 
 class PlacementRequests:
@@ -33,6 +34,8 @@ class PlacementRequests:
         """Ask for nodes for tasks whose demand exceeds this node's resources."""
         rows = []
         for queue in self.tables.queues.values():
+            if queue.away:
+                continue  # Its tasks are dealt out by their strategy.
             if queue.feasible is None:
                 queue.feasible = self.pool.fits_total(queue.demand)
             if queue.feasible:
@@ -69,8 +72,9 @@ class PlacementRequests:
             queue.warned = True
             driver = queue.job.driver
             if driver is not None:
+                where = describe_strategy(queue.strategy)
                 text = (
-                    f"{task.name} asks for {describe(queue.demand)}, which no node has or will have "
+                    f"{task.name} asks for {describe(queue.demand)}{where and ' '}{where}, which no node has or will have "
                     f"(this one has {describe(tuple(sorted(self.pool.total.items())))}); it stays pending. "
                     "Ask for less, add a node that has it, or set config infeasible='raise' to get an error instead."
                 )

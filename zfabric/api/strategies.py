@@ -1,0 +1,171 @@
+"""Strategies: which nodes may run a task or an actor, under Ray's names. Validated here, and encoded for messages (``protocol.options``).
+
+The options are ``scheduling_strategy`` and ``label_selector``. Nodes are identified by what ``zf.nodes()`` returns: ids and labels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
+from zfabric.protocol.names import check_length, is_text
+from zfabric.protocol.options import NODE_ID, SPREAD, Strategy
+from zfabric.runtime.interface import ClientInterface
+
+
+class NodeAffinitySchedulingStrategy:
+    """Run on the node with this id; with ``soft``, on another one if that node does not exist.
+
+    Used as ``scheduling_strategy`` of a function or class. The call raises TaskUnschedulableError if the node does not exist. If it dies
+    later, that is the outcome of the tasks that it had.
+
+    >>> import zfabric as zf
+    >>> from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    >>> here = NodeAffinitySchedulingStrategy(node_id=zf.nodes()[0]["NodeID"], soft=False)
+    >>> zf.get(zf.remote(max).options(scheduling_strategy=here).remote(1, 2))
+    2
+    """
+
+    def __init__(self, node_id: str, soft: bool) -> None:
+        if not isinstance(node_id, str):
+            raise TypeError(f"node_id is an id as zf.nodes() and zf.get_runtime_context() give it, not {node_id!r}")
+        self.node_id = node_id
+        self.soft = bool(soft)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NodeAffinitySchedulingStrategy) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.node_id, self.soft))
+
+    def __repr__(self) -> str:
+        return f"NodeAffinitySchedulingStrategy(node_id={self.node_id!r}, soft={self.soft})"
+
+
+class _Operator:
+    """How the value of a label is compared."""
+
+    operator = "in"
+
+    def __init__(self, *values: str) -> None:
+        for value in values:
+            if not isinstance(value, str):
+                raise OptionTypeError(f"{type(self).__name__}: the value of a label is a str, not {value!r}")
+        self.values = values
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.values))})"
+
+
+class In(_Operator):
+    """The label has one of these values."""
+
+    def __init__(self, *values: str) -> None:
+        super().__init__(*values)
+        if not values:
+            raise OptionError(f"{type(self).__name__} needs a value at least")
+
+
+class NotIn(In):
+    """The label has none of these values, or the node has no such label."""
+
+    operator = "not in"
+
+
+class Exists(_Operator):
+    """The node has the label."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class DoesNotExist(Exists):
+    """The node does not have the label."""
+
+    operator = "not in"
+
+
+class NodeLabelSchedulingStrategy:
+    """Run on nodes whose labels satisfy all of ``hard``; among these, on ones that satisfy all of ``soft``, if there are any.
+
+    Both map a label to ``In``, ``NotIn``, ``Exists`` or ``DoesNotExist``. Tasks are dealt out evenly to the nodes that fit. They wait while
+    there is none.
+
+    >>> from zfabric.util.scheduling_strategies import In, NodeLabelSchedulingStrategy
+    >>> NodeLabelSchedulingStrategy(hard={"zone": In("a", "b")})
+    NodeLabelSchedulingStrategy(hard={'zone': In('a', 'b')}, soft={})
+    """
+
+    def __init__(self, hard: Mapping[str, _Operator] | None = None, soft: Mapping[str, _Operator] | None = None) -> None:
+        self.hard = dict(hard or {})
+        self.soft = dict(soft or {})
+        for label, operator in (*self.hard.items(), *self.soft.items()):
+            _check_label(label)
+            if not isinstance(operator, _Operator):
+                raise OptionTypeError(f"label {label!r} is compared by In, NotIn, Exists or DoesNotExist, not {operator!r}")
+
+    def __repr__(self) -> str:
+        return f"NodeLabelSchedulingStrategy(hard={self.hard!r}, soft={self.soft!r})"
+
+
+def check_strategy(value: Any) -> None:
+    """Raise OptionTypeError unless this is a scheduling strategy."""
+    if value not in ("DEFAULT", "SPREAD") and not isinstance(value, NodeAffinitySchedulingStrategy | NodeLabelSchedulingStrategy):
+        raise OptionTypeError(
+            f"scheduling_strategy is 'DEFAULT', 'SPREAD', a NodeAffinitySchedulingStrategy or a NodeLabelSchedulingStrategy, not {value!r}"
+        )
+
+
+def check_selector(value: Any) -> None:
+    """Raise OptionError unless this is a label selector: a dict of a label to "value", "!value", "in(a, b)" or "!in(a, b)"."""
+    if not isinstance(value, Mapping):
+        raise OptionTypeError(f'label_selector is a dict such as {{"zone": "in(a, b)"}}, not {value!r}')
+    for label, text in value.items():
+        _check_label(label)
+        if not isinstance(text, str):
+            raise OptionTypeError(f"label_selector[{label!r}] is a str, not {text!r}")
+        if not any(_values(text.removeprefix("!"))):
+            raise OptionError(f"label_selector[{label!r}] is 'value', '!value', 'in(a, b)' or '!in(a, b)', not {text!r}")
+
+
+def _check_label(label: Any) -> None:
+    if not isinstance(label, str) or not label:
+        raise OptionTypeError(f"a label is a non-empty str, not {label!r}")
+    check_length("a label", label)
+    if not is_text(label):
+        raise OptionError(f"a label is text, and {label!r} is not (it has no UTF-8)")
+
+
+def _values(text: str) -> tuple[str, ...]:
+    several = re.fullmatch(r"in\((.*)\)", text)
+    return tuple(each.strip() for each in several[1].split(",")) if several is not None else (text,)
+
+
+def strategy_of(options: Mapping[str, Any]) -> Strategy:
+    """Encode what checked options say about nodes; empty if they say nothing."""
+    strategy, selector = options.get("scheduling_strategy"), options.get("label_selector") or {}
+    terms = [
+        ("hard", label, "not in" if text.startswith("!") else "in", _values(text.removeprefix("!")))
+        for label, text in sorted(selector.items())
+    ]
+    if isinstance(strategy, NodeAffinitySchedulingStrategy):
+        terms.append(("soft" if strategy.soft else "hard", NODE_ID, "in", (strategy.node_id,)))
+    elif isinstance(strategy, NodeLabelSchedulingStrategy):
+        for rank, labels in (("hard", strategy.hard), ("soft", strategy.soft)):
+            terms += [(rank, label, each.operator, each.values) for label, each in sorted(labels.items())]
+    elif strategy == "SPREAD" and not terms:
+        return SPREAD
+    return tuple(terms)
+
+
+def check_node(options: Mapping[str, Any], client: ClientInterface, name: str) -> None:
+    """Raise TaskUnschedulableError if the options require a node that is not in the cluster."""
+    strategy = options.get("scheduling_strategy")
+    if not isinstance(strategy, NodeAffinitySchedulingStrategy) or strategy.soft or strategy.node_id == client.node.hex():
+        return
+    if not any(dict(row)["node"] == strategy.node_id for row in client.query("nodes")):
+        raise TaskUnschedulableError(
+            f"{name} is to run on node {strategy.node_id}, which is not in this cluster: zf.nodes() has ids; soft=True runs it elsewhere"
+        )

@@ -1,0 +1,102 @@
+"""Tasks whose options say where they are to run: on a certain node, on nodes with certain labels, or spread over all of them.
+
+Their queues are *away* while there is a choice: no worker of this node is given their tasks. They are dealt out at the end of each turn: to
+other nodes by delegation, and this node's share to a queue of the same shape whose tasks stay here. Without other nodes, a queue is away
+only if this node is not one that its tasks accept.
+"""
+
+from __future__ import annotations
+
+from zfabric.machines.common.resources import ResourcePool, covers
+from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.records import READY, NodeRecord, ShapeQueue, TaskRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol.options import HERE, NODE_ID, Strategy, accepts, describe_strategy
+
+
+class Strategies:
+    """Deals out tasks with strategies, over the shared tables."""
+
+    def __init__(self, tables: Tables, pool: ResourcePool, outcomes: Outcomes, delegations: Delegations) -> None:
+        self.tables = tables
+        self.pool = pool
+        self.outcomes = outcomes
+        self.delegations = delegations
+        self._dealt = 0
+        """Number of tasks that were dealt out: the next goes to the node after the last one's."""
+
+    def end_of_turn(self, now: float) -> None:
+        """Deal out the tasks of all queues that are away."""
+        for queue in [queue for queue in self.tables.queues.values() if queue.away]:
+            while queue.tasks and queue.tasks[0].state != READY:
+                queue.tasks.popleft()
+            if queue.tasks:
+                self._deal(queue, now)
+            else:
+                queue.infeasible_since = None
+
+    def _deal(self, queue: ShapeQueue, now: float) -> None:
+        hard = [term for term in queue.strategy if term[0] == "hard"]
+        nodes = [node for node in self.tables.nodes.values() if accepts(node.labels, hard)]
+        here = accepts(self.tables.labels, hard)
+        if not nodes and not here:
+            self._nowhere(queue, hard, now)
+            return
+        able = [node for node in nodes if covers(node.resources, queue.demand) and node.process is not None and node.process.ready]
+        here = here and (self.pool.fits_total(queue.demand) or not able)
+        if not able and not here:
+            queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
+            return  # None of them has enough, or has registered yet.
+        queue.infeasible_since = None
+        soft = [term for term in queue.strategy if term[0] == "soft"]
+        preferred: list[NodeRecord | None] = [node for node in able if accepts(node.labels, soft)]
+        preferred += [None] if here and accepts(self.tables.labels, soft) else []
+        if preferred or not here:
+            self._give(queue, preferred or [*able], here, now)
+        else:
+            self._stay(queue, () if not hard else HERE)
+
+    def _give(self, queue: ShapeQueue, nodes: list[NodeRecord | None], here: bool, now: float) -> None:
+        """Give each of these nodes its share; None stands for this one. What cannot travel runs here, or not at all."""
+        tasks = len(queue.tasks)
+        share, more = divmod(tasks, len(nodes))
+        for index in range(len(nodes)):
+            node = nodes[(self._dealt + index) % len(nodes)]
+            count = share + (index < more)
+            if node is not None and count:
+                self.delegations.give(queue, node, count, now)
+        self._dealt += tasks
+        if here:
+            self._stay(queue, HERE)
+            return
+        for task in [task for task in queue.tasks if task.state == READY]:
+            self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} may run on another node only, and {_why(task)}", ())
+
+    def _stay(self, queue: ShapeQueue, strategy: Strategy) -> None:
+        """Move what is left to a queue of this node: one whose tasks stay, or one that is placed as if it had no strategy."""
+        moved = self.tables.queue_for(queue.job, (*queue.shape[:5], strategy))
+        for task in queue.tasks:
+            if task.state == READY:
+                task.facts().demand_queue = moved
+                moved.tasks.append(task)
+        queue.tasks.clear()
+
+    def _nowhere(self, queue: ShapeQueue, hard: list[tuple[str, str, str, tuple[str, ...]]], now: float) -> None:
+        """Fail tasks for a node that does not exist; those for labels wait for a node that has them."""
+        queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
+        if self.tables.config.infeasible != "raise" and not any(key == NODE_ID for _, key, _, _ in hard):
+            return
+        text = f"is to run {describe_strategy(queue.strategy)}, and this cluster has none: zf.nodes() has them; soft=True runs it elsewhere"
+        for task in [task for task in queue.tasks if task.state == READY]:
+            self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} {text}", ())
+
+
+def _why(task: TaskRecord) -> str:
+    if task.function.actor is not None:
+        return "actors run on the node where they are created"
+    if task.function.stream is not None:
+        return "tasks that make a stream run on the node where they are submitted"
+    if task.rare is not None and task.rare.stays:
+        return "that node returned it: as many of its workers are blocked as may be, or its value cannot travel"
+    return "its arguments cannot travel"
