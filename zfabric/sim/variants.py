@@ -434,7 +434,7 @@ def _ends_of_the_dead_accepted(right: Any) -> Any:
         if source[1:] in self.tables.nodes:
             right(self, now, source, message)
             return
-        dead = NodeRecord(source[1:], 0, "", {}, now)
+        dead = NodeRecord(source[1:], 0, "", {}, {}, now)
         for task_id, attempt, _, _ in completed.rows:
             task = self.tables.tasks.get(task_id)
             if task is not None and task.state != DONE:
