@@ -233,7 +233,7 @@ def test_what_an_end_names_is_not_needed_any_more_once_its_home_is_dead(node: Ex
     assert any(isinstance(message, m.Ended) for message in node.told(HOME_A))
     node.send(CLIENT + worker, m.Release((PUT,)))
     assert node.scheduler.tables.find(PUT) is not None, "its home has not read the end yet"
-    rows = tuple(row for row in node.scheduler.peers.table.values() if row[0] != HOME_A)
+    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_A)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     assert node.scheduler.tables.find(PUT) is None
 

@@ -20,6 +20,7 @@ from zfabric.protocol.ids import (
     child_prefix,
     daemons_of,
     first_attempt,
+    job_id,
     next_attempt,
     node_of,
     object_id,
@@ -32,6 +33,7 @@ from zfabric.sim.programs import Program, mix
 from zfabric.sim.scenarios import STEADY, call, get, task
 from zfabric.sim.world import World
 
+TOOL = CLIENT + b"\x03tool..."
 MEMBERSHIP = {"Join", "Joined", "NodeTable", "RenewLease", "LeaseRenewed"}
 TRACE = Path(__file__).parent / "scenarios" / "delegated.txt"
 
@@ -226,6 +228,47 @@ def test_a_job_that_ends_while_a_node_joins_ends_there_too() -> None:
     assert node.take(m.Farewell) == []
     told(node, 3, OTHER)
     assert len(node.take(m.Farewell)) == 1
+
+
+def test_jobs_of_every_node_are_numbered_by_the_head() -> None:
+    class Elsewhere(Node):
+        def answer(self, message: Any) -> None:
+            if not isinstance(message, m.NewJob):
+                super().answer(message)
+
+    head, node = b"\x01head...", Elsewhere()
+    rows = ((head, 1, "head", "", "", b"", (), (), 1), (b"node", 2, "node", "", "", b"", (), (), 2))
+    node.send(b"N" + OWN, m.NodeTable(1, rows, head))
+    node.driver()
+    ((to, asked),) = node.take(m.NewJob)
+    assert to == b"S" + head
+    node.send(b"L" + head, m.RegisterNode(m.PROTOCOL_VERSION, b"\x01daemon1"))  # The answer of its daemon before was lost with that.
+    assert node.take(m.NewJob) == [(b"S" + head, asked)]
+    assert node.take(m.Welcome) == []
+    node.send(b"S" + head, m.JobNumber(asked.token, 7))
+    ((_, welcome),) = node.take(m.Welcome)
+    assert welcome.job == job_id(7)
+    node.send(b"L" + head, m.RegisterNode(m.PROTOCOL_VERSION, b"\x01daemon2"))
+    assert node.take(m.NewJob) == []
+
+
+def test_every_node_lists_all_nodes_of_the_cluster() -> None:
+    head, node = b"\x01head...", Node()
+    rows = (
+        (b"node", 2, "beta", "tcp://b:2", "", b"", (("CPU", 10_000),), (("disk", "ssd"),), 22),
+        (head, 1, "alpha", "tcp://a:1", "", b"", (("CPU", 20_000), ("tpu", 10_000)), (), 11),
+    )
+    node.send(b"N" + OWN, m.NodeTable(1, rows, head))
+    node.send(TOOL, m.Query(1, "nodes", ()))
+    node.send(TOOL, m.Query(2, "cluster_resources", ()))
+    listed, resources = (message.payload for _, message in node.take(m.Answer))
+    assert [
+        (each["number"], each["name"], each["address"], each["labels"], each["pid"], each["head"], each["here"]) for each in listed
+    ] == [
+        (1, "alpha", "tcp://a:1", {}, 11, True, False),
+        (2, "beta", "tcp://b:2", {"disk": "ssd"}, 22, False, True),
+    ]
+    assert resources == {"CPU": 3.0, "tpu": 1.0}
 
 
 def test_numbers_of_attempts_of_two_nodes_never_meet() -> None:

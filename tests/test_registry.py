@@ -13,7 +13,7 @@ from zfabric.machines.member import Member
 from zfabric.machines.registry import Registry
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import ConnectNodes, EndNode, Send, Silence, Store
-from zfabric.protocol.ids import CONTROL_STORE, HEAD, LOCAL_SCHEDULER, MEMBER, REGISTRY, SHELL
+from zfabric.protocol.ids import CONTROL_STORE, HEAD, JOINER, LOCAL_SCHEDULER, MEMBER, REGISTRY, SHELL
 from zfabric.protocol.messages import PROTOCOL_VERSION
 
 OWN = b"daemon01"
@@ -28,6 +28,11 @@ def join(node: bytes, number: int = 0, **changes: Any) -> m.Join:
         PROTOCOL_VERSION, node, number, node[1:6].decode(), 1, node * 5, "tcp://1.2.3.4:5", "", (("CPU", 10_000),), (), VERSIONS
     )
     return message._replace(**changes)
+
+
+def join_row(node: bytes, number: int) -> m.Row:
+    """The row of ``NodeTable`` for such a node."""
+    return (node, number, node[1:6].decode(), "tcp://1.2.3.4:5", "", node * 5, (("CPU", 10_000),), (), 1)
 
 
 class Head:
@@ -103,6 +108,18 @@ def test_a_node_gets_a_number_and_all_nodes_a_new_table(head: Head) -> None:
     assert [row[0] for row in table.rows] == [NODE_A, NODE_B]
     assert head.sent[-2:] == [(MEMBER + NODE_A, table), (MEMBER + NODE_B, table)]
     assert head.say(NODE_B, join(NODE_B))[0] == joined, "the answer may have been lost"
+
+
+def test_a_joiner_receives_the_table_where_it_asked_and_can_claim_no_row_of_another(head: Head) -> None:
+    joiner = JOINER + b"12345"  # A connection with the key of the cluster's key file, which proves no more.
+    joined, table = head.say(joiner, join(NODE_B))
+    assert joined == m.Joined(NODE_A, 2, LEASE)
+    assert [row[0] for row in table.rows] == [NODE_A, NODE_B]
+    assert [to for to, message in head.sent if message == table] == [MEMBER + NODE_A, MEMBER + NODE_B, MEMBER + joiner]
+    claimed, table = head.say(joiner, join(NODE_B, address="tcp://6.6.6.6:6"))
+    assert claimed == joined, "the answer may have been lost"
+    assert table.rows[1] == join_row(NODE_B, 2)
+    assert head.say(joiner, m.RenewLease(NODE_B, 1)) == []
 
 
 def test_a_node_that_does_not_renew_its_lease_is_dead_once_that_is_durable(head: Head) -> None:
@@ -250,7 +267,7 @@ def test_a_late_answer_renews_only_what_its_request_can_have_renewed() -> None:
 def test_tables_are_passed_on_and_older_ones_are_not() -> None:
     machine = member()
     machine.take_effects(0.0)
-    newer, older = m.NodeTable(5, (("row",),)), m.NodeTable(4, ())
+    newer, older = m.NodeTable(5, (("row",),), NODE_A), m.NodeTable(4, (), NODE_A)
     assert step(machine, 1.0, newer) == [ConnectNodes((("row",),)), Send(LOCAL_SCHEDULER + OWN, newer)]
     assert step(machine, 1.0, older) == []
 

@@ -28,7 +28,7 @@ from zfabric.adapters.curve import FRAME_BYTES_MAX, HANDSHAKE_SECONDS, Authentic
 from zfabric.exceptions import ConnectionLostError
 from zfabric.machines.common.node_link import IN_FLIGHT_MAX, HelloRefused, LinkBroken, NodeLink
 from zfabric.protocol.codec import MalformedFrame, decode, encode
-from zfabric.protocol.ids import HEAD, INCARNATION_BYTES
+from zfabric.protocol.ids import HEAD, INCARNATION_BYTES, JOINER
 from zfabric.protocol.messages import Envelope, Row
 
 QUEUED_MAX = 2 * IN_FLIGHT_MAX
@@ -45,8 +45,6 @@ REDIAL_SECONDS_MAX = 2.0
 DIAL_AGAIN = b""
 """The frame by which the accepting side ends a connection: ZeroMQ cannot close a single one of a socket."""
 
-JOINER = b"\x00\x00\x00"
-"""Begins the name of the sender of a message that asks to join. An answer to that name goes to the same connection."""
 _CONNECTION_BYTES = INCARNATION_BYTES - len(JOINER)
 
 EVENTS, POLLIN, DONTWAIT, SNDMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.SNDMORE)

@@ -48,6 +48,8 @@ DAEMON_ROLES = frozenset((LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_S
 """Roles that daemons play: in an address, the node id of another daemon may stand behind them."""
 HEAD = bytes(INCARNATION_BYTES)
 """Stands for the head's node id where a node joins, which does not know it yet."""
+JOINER = b"\x00\x00\x00"
+"""Begins the name of the sender of a message that asks to join, to which the answer goes: no node id begins so."""
 
 
 def is_control(incarnation: bytes) -> bool:

@@ -86,11 +86,16 @@ class NodeMachines:
         self._own_nodes: frozenset[bytes] = frozenset((node,))
         """Node ids that stand for this node."""
         self.member: Member | None = None
+        self.registry: Registry | None = None
         if part is not None:
             self.member = self.machines[MEMBER] = Member(MEMBER + incarnation, scheduler, part.join)
             if part.head:
                 self._own_nodes |= {HEAD}
-                self.machines[REGISTRY] = Registry(REGISTRY + incarnation, node, config, control, part.join.versions, daemons)
+                self.registry = self.machines[REGISTRY] = Registry(
+                    REGISTRY + incarnation, node, config, control, part.join.versions, daemons
+                )
+            else:  # Jobs are numbered there. What is sent before the way is known is repeated.
+                self.scheduler.tables.head_control_address = CONTROL_STORE + HEAD
         self.refused = 0
         """Messages that their senders may not send, or that a machine refused."""
         self._stirred: set[bytes] = set(self.machines)
@@ -160,6 +165,22 @@ class NodeMachines:
     def committed(self, sequence: int, error: str) -> None:
         """Report the end of a commit; the control store receives it in the next ``decide``, or in the one under way."""
         self._queue.append((CONTROL_STORE, self.shell, m.Committed(sequence, error)))
+
+    def leave(self, reason: str) -> None:
+        """Notify the other nodes that this one ends in order; that of the head ends the cluster. ``leaving`` is true until that is done."""
+        if self.registry is not None:
+            self.registry.end_cluster(reason)
+            self._stirred.add(REGISTRY)
+        elif self.member is not None:
+            self.member.leave(reason)
+            self._stirred.add(MEMBER)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether other nodes have yet to be notified of the end of this one."""
+        if self.registry is not None:
+            return self.registry.ending
+        return self.member is not None and self.member.leaving
 
     # -- turns --
 

@@ -205,7 +205,16 @@ class LocalScheduler:
         self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
         self.copies = Copies(self.tables)
         self.peers = Peers(
-            node, self.tables, self.outcomes, self.stopping, self.departures, self.jobs, self.borrowing, self.copies, daemons
+            node,
+            self.tables,
+            self.requests,
+            self.outcomes,
+            self.stopping,
+            self.departures,
+            self.jobs,
+            self.borrowing,
+            self.copies,
+            daemons,
         )
         self.reports = Reports(
             node,

@@ -17,6 +17,8 @@ Continuation = Callable[[float, Any, Any], None]
 class _Request(NamedTuple):
     then: Continuation
     about: Any
+    repeated: m.Message | None = None
+    """What is sent again to the next daemon of the head, if the request went there."""
 
 
 class PendingRequests:
@@ -30,6 +32,19 @@ class PendingRequests:
     def ask(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
         """Send the control store a message whose first field is a token; ``then`` receives the answer."""
         self.tables.send(self.tables.control_address, message(self._enter(then, about), *fields))
+
+    def ask_head(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
+        """Send a message like that to the control store of the cluster's head, which is this node's own in a cluster of one."""
+        token = self._enter(then, about)
+        request = message(token, *fields)
+        self._open[token] = _Request(then, about, request)
+        self.tables.send(self.tables.head_control_address, request)
+
+    def repeat_to_head(self) -> None:
+        """Send the requests to the head that have no answer again: its daemon was restarted."""
+        for request in self._open.values():
+            if request.repeated is not None:
+                self.tables.send(self.tables.head_control_address, request.repeated)
 
     def ask_store(self, what: str, arguments: m.Row, then: Continuation, about: Any = None) -> None:
         """Send the object store a query; ``then`` receives the answer."""

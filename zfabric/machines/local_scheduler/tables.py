@@ -55,6 +55,8 @@ class Tables:
         """Number of the first attempt that this scheduler makes of a task (``protocol.ids``)."""
         self.store_address = store
         self.control_address = control
+        self.head_control_address = control
+        """The control store that numbers the cluster's jobs: that of the head."""
         self.placers: tuple[Address, ...] = (placer,)
         """Global schedulers, in the order of their nodes' numbers."""
         self.labels: dict[str, str] = {NODE_ID: node.hex()}
@@ -73,6 +75,10 @@ class Tables:
         self.workers: dict[bytes, WorkerRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
         """The other nodes of the cluster, by id. Each has a record in ``processes``, too: it submits tasks, and holds values."""
+        self.node_table: dict[bytes, Row] = {}
+        """Rows of the newest ``NodeTable``, this node's own included, by node; empty in a cluster of one."""
+        self.head = b""
+        """The node of the registry, and of the control store that numbers jobs; empty in a cluster of one."""
         self.first_held: list[BorrowedRecord] = []
         """Objects of other nodes that a process of this one began to hold since the last turn."""
         self.to_borrow: list[BorrowedRecord] = []

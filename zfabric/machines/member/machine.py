@@ -22,7 +22,7 @@ RENEWALS = 4
 """Requests in the time of one lease."""
 SILENT_SHARE = 0.8
 """The share of its lease after which a node that could not renew it sends nothing more."""
-JOIN_SECONDS = 10.0
+JOIN_SECONDS = 8.0
 """How long a node tries to join before it ends."""
 
 
@@ -47,6 +47,8 @@ class Member:
         self.silent = False
         """Whether nothing but requests for the lease may leave this node."""
         self._ended = False
+        self.leaving = False
+        """Whether the registry has not acknowledged yet that the node ends in order."""
         self._effects: list[Effect] = []
         self._counts = {"renewals": 0, "refused": 0}
         self.number = join.number
@@ -158,12 +160,13 @@ class Member:
 
     def on_expelled(self, now: float, source: Address, message: m.Expelled) -> None:
         """The node is dead for the cluster."""
+        self.leaving = False
         self._end(message.reason)
 
     def leave(self, reason: str) -> None:
         """Tell the registry that the node ends in order."""
         if self._lease is not None and not self._ended:
-            self._ended = True
+            self._ended = self.leaving = True
             self._effects.append(Send(self._registry, m.Leave(self._join.node, reason)))
 
     def _end(self, reason: str) -> None:

@@ -15,7 +15,7 @@ from zfabric.config import Config
 from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send
-from zfabric.protocol.ids import MEMBER, Address
+from zfabric.protocol.ids import JOINER, MEMBER, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import PROTOCOL_VERSION, Row
 
@@ -75,6 +75,9 @@ class Registry:
         self._read = False
         self._look_at = 0.0
         self._changed = False
+        self._closing = False
+        self._welcomed: list[Address] = []
+        """Names under which nodes have joined since the last table: they receive it there, as they do not know the way to the head yet."""
         self._counts = dict.fromkeys(("joined", "died", "left", "expelled", "refused", "stalls"), 0)
         self.handlers = Handlers(self._counts, self._accepted())
         self._ask(m.Scan, TABLE, b"", b"", NODES_MAX + 1, then=self._rows_found)
@@ -105,8 +108,10 @@ class Registry:
         if self._changed:
             self._changed = False
             self._version += 1
-            table = m.NodeTable(self._version, tuple(node.row for node in self._living().values()))
+            table = m.NodeTable(self._version, tuple(node.row for node in self._living().values()), self._node)
             self._effects += [Send(MEMBER + identifier, table) for identifier in self._living()]
+            self._effects += [Send(source, table) for source in self._welcomed]
+            self._welcomed.clear()
         effects, self._effects = self._effects, []
         return effects
 
@@ -124,7 +129,7 @@ class Registry:
 
     def on_join(self, now: float, source: Address, message: m.Join) -> None:
         """Make a node one of the cluster's, or repeat to it what it was told."""
-        if self._is_other(source, message.node):
+        if not source[1:].startswith(JOINER) and self._is_other(source, message.node):
             return
         if not self._read:
             self._early[message.node] = (source, message)
@@ -141,7 +146,8 @@ class Registry:
             puts = ((TABLE, message.node, pack_row(node.row)), numbers)
             self._ask(m.Write, puts, (), then=self._row_written, about=(source, message.node))
         elif known.durable and not known.ending:
-            known.row = self._row(message, known.row[1])
+            if source[1:] == message.node:  # Else nothing proves that it is this node.
+                known.row = self._row(message, known.row[1])
             self._welcome(source, message.node, now)
 
     def _refusal(self, message: m.Join, known: _Node | None) -> m.Message | None:
@@ -179,6 +185,8 @@ class Registry:
         node.deadline = now + self._config.node_lease
         self._effects.append(Send(source, m.Joined(self._node, node.row[1], self._config.node_lease)))
         self._changed = True
+        if source[1:] != identifier:
+            self._welcomed.append(source)
 
     def _rows_found(self, now: float, about: None, answer: m.Found) -> None:
         """The nodes of the registry before this one: each has a full lease."""
@@ -215,6 +223,13 @@ class Registry:
         if node is not None and node.durable and not node.ending and message.node != self._node:
             self._end(message.node, node, message.reason or "it was stopped")
 
+    def end_cluster(self, reason: str) -> None:
+        """Declare all other nodes dead: the head ends in order, and they cannot go on without it."""
+        self._closing = True
+        for identifier, node in list(self._nodes.items()):
+            if identifier != self._node and node.durable and not node.ending:
+                self._end(identifier, node, reason or "the head was stopped")
+
     def _notice_stall(self, now: float) -> None:
         """Begin all leases anew if the registry itself was held up: renewals may have arrived that it has not read."""
         if self._look_at and now > self._look_at + STALL_SECONDS and len(self._nodes) > 1:
@@ -243,6 +258,11 @@ class Registry:
         self._effects.append(Send(MEMBER + identifier, m.Expelled(node.ending)))
         del self._nodes[identifier]
         self._changed = True
+
+    @property
+    def ending(self) -> bool:
+        """Whether the end of the cluster is under way: the death of a node is not durable yet."""
+        return self._closing and len(self._nodes) > 1
 
     # -- small things --
 

@@ -45,11 +45,13 @@ class NodeTable(NamedTuple):
     """registry -> member -> local scheduler. All living nodes, after each change.
 
     Rows ``(node, number, name, address, transfer, key, resources, labels, pid)``. A node that was in an earlier table and is not in
-    this one is dead, and its death is durable. ``version`` counts the changes: a table older than the last one is ignored.
+    this one is dead, and its death is durable. ``version`` counts the changes: a table older than the last one is ignored. ``head`` is the
+    node of the registry, whose control store numbers jobs; it is empty where nobody needs it.
     """
 
     version: int
     rows: Rows
+    head: bytes = b""
 
 
 class RenewLease(NamedTuple):

@@ -124,7 +124,7 @@ class Membership:
         elif process.job is not None:
             self._welcome(process)  # An earlier daemon made its job, and died before it could send ``Welcome``.
         else:
-            self.requests.ask(m.NewJob, then=self._job_numbered, about=(process.incarnation, message.namespace))
+            self.requests.ask_head(m.NewJob, then=self._job_numbered, about=(process.incarnation, message.namespace))
 
     def _job_numbered(self, now: float, about: tuple[bytes, str], answer: m.JobNumber | m.Written) -> None:
         """Make the record of a new job that the control store has numbered, or refuse the driver."""

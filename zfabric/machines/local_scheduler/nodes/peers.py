@@ -11,11 +11,12 @@ from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
+from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import GLOBAL_SCHEDULER, Address, first_attempt
+from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, Address, first_attempt
 from zfabric.protocol.options import NODE_ID
 
 EARLY_MAX = 1000
@@ -29,6 +30,7 @@ class Peers:
         self,
         node: bytes,
         tables: Tables,
+        requests: PendingRequests,
         outcomes: Outcomes,
         stopping: Stopping,
         departures: Departures,
@@ -39,6 +41,7 @@ class Peers:
     ) -> None:
         self.node = node
         self.tables = tables
+        self.requests = requests
         self.outcomes = outcomes
         self.stopping = stopping
         self.departures = departures
@@ -46,8 +49,6 @@ class Peers:
         self.borrowing = borrowing
         self.copies = copies
         self.daemons = daemons
-        self.table: dict[bytes, m.Row] = {}
-        """Rows of the newest ``NodeTable``, this node's own included, by node."""
         self._version = 0
         self._early: set[bytes] = set()
         """Nodes that have registered here before a table with them arrived. A table takes its own way to each node."""
@@ -58,17 +59,22 @@ class Peers:
         if message.version <= self._version:
             return
         self._version = message.version
-        self.table = {row[0]: row for row in message.rows}
-        own = self.table.get(self.node)
+        table = self.tables.node_table = {row[0]: row for row in message.rows}
+        self.tables.head = message.head
+        control = self.tables.control_address if message.head in (b"", self.node) else CONTROL_STORE + message.head
+        if control != self.tables.head_control_address:
+            self.tables.head_control_address = control
+            self.requests.repeat_to_head()
+        own = table.get(self.node)
         if own is not None:
             self.tables.first_attempt = first_attempt(self.daemons, own[1])
             self.tables.labels = labels_of(own)
-        for node, row in self.table.items():
+        for node, row in table.items():
             if node != self.node and node not in self.tables.nodes:
                 self._joined(node, row, now)
-        for gone in [each for each in self.tables.nodes.values() if each.token not in self.table]:
+        for gone in [each for each in self.tables.nodes.values() if each.token not in table]:
             self._died(gone, now)
-        oldest = sorted(self.table.values(), key=lambda row: row[1])[: self.tables.config.placers]
+        oldest = sorted(table.values(), key=lambda row: row[1])[: self.tables.config.placers]
         placers = tuple(self._local_placer if row[0] == self.node else GLOBAL_SCHEDULER + row[0] for row in oldest)
         self.tables.placers = placers or (self._local_placer,)
         self.tables.nodes_changed()
@@ -95,6 +101,8 @@ class Peers:
                 self._early.add(source[1:])
             return
         process.ready = False
+        if source[1:] == self.tables.head:
+            self.requests.repeat_to_head()
 
     def _died(self, node: NodeRecord, now: float) -> None:
         """A node is dead: what it ran runs again, jobs whose driver was there end."""

@@ -293,13 +293,37 @@ class Reports:
         }
 
     def _nodes(self, now: float) -> list[dict[str, Any]]:
-        return [{"node": self.node.hex(), "alive": True, "resources": amounts(tuple(sorted(self.pool.total.items())))}]
+        if not self.tables.node_table:
+            return [{"node": self.node.hex(), "alive": True, "resources": self._own_resources()}]
+        return [
+            {
+                "node": node.hex(),
+                "alive": True,
+                "resources": amounts(tuple(resources)),
+                "number": number,
+                "name": name,
+                "address": address,
+                "labels": dict(labels),
+                "pid": pid,
+                "head": node == self.tables.head,
+                "here": node == self.node,
+            }
+            for node, number, name, address, _, _, resources, labels, pid in sorted(self.tables.node_table.values(), key=lambda row: row[1])
+        ]
+
+    def _own_resources(self) -> dict[str, float]:
+        return amounts(tuple(sorted(self.pool.total.items())))
 
     def _available(self, now: float) -> dict[str, float]:
         return {name: max(0.0, amount) for name, amount in amounts(self.pool.available()).items()}
 
     def _resources(self, now: float) -> dict[str, float]:
-        return amounts(tuple(sorted(self.pool.total.items())))
+        """Return the resources of all nodes together."""
+        total: dict[str, float] = {}
+        for node in self._nodes(now):
+            for name, amount in node["resources"].items():
+                total[name] = total.get(name, 0.0) + amount
+        return total
 
     def _explain(self, now: float, subject: bytes) -> tuple[str, str, tuple[tuple[str, str], ...]] | None:
         explanation = self.diagnoses.explain(subject, now)
