@@ -15,9 +15,8 @@ from zfabric.adapters.sockets import Transport
 from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, control_of
-from zfabric.runtime.connect import new_incarnation
 from zfabric.runtime.daemon import SWEEP_EVERY, Daemon, clock
-from zfabric.runtime.session import Session
+from zfabric.runtime.session import Session, new_incarnation
 from zfabric.runtime.supervision import Channel
 
 
@@ -30,6 +29,7 @@ class Here:
             {
                 "protocol": m.PROTOCOL_VERSION, "config": {}, "resources": {"CPU": 1.0}, "supervisor": os.getpid(),
                 "started": 1, "arena": "", "arena_size": 0, "store": f"{self.session.directory}/store", "spill": "",
+                "node": new_incarnation().hex(), "cluster": None,
             }
         )  # fmt: skip
         self.supervisor, theirs = Channel.pair()

@@ -18,7 +18,7 @@ from zfabric.adapters.sockets import DATAGRAMS_IN_A_ROW, Transport
 from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope
-from zfabric.runtime.connect import new_incarnation
+from zfabric.runtime.session import new_incarnation
 
 
 class Pair:

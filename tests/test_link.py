@@ -18,7 +18,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope, decode, encode_body
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.pieces import Piece
-from zfabric.runtime.connect import new_incarnation
+from zfabric.runtime.session import new_incarnation
 
 REPEAT = 5.0
 

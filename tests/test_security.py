@@ -26,7 +26,7 @@ from zfabric.protocol.codec import Envelope, encode
 from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.trace import TIME_BYTES
 from zfabric.runtime import interface
-from zfabric.runtime.connect import new_incarnation
+from zfabric.runtime.session import new_incarnation
 
 PACKAGE = Path(zf.__file__).parent
 

@@ -73,6 +73,7 @@ from zfabric.exceptions import (
 if TYPE_CHECKING:
     from zfabric import util as util
     from zfabric.util.executor import Executor
+    from zfabric.util.local_cluster import LocalCluster
     from zfabric.util.progress import progress
 
 __all__ = [
@@ -95,6 +96,7 @@ __all__ = [
     "GetTimeoutError",
     "JobEndedError",
     "LineageEvictedError",
+    "LocalCluster",
     "NodeDiedError",
     "NodeDiedException",
     "NotInitializedError",
@@ -155,7 +157,12 @@ __all__ = [
 ]
 
 
-_LAZY = {"Executor": "zfabric.util.executor", "progress": "zfabric.util.progress", "util": "zfabric.util"}
+_LAZY = {
+    "Executor": "zfabric.util.executor",
+    "LocalCluster": "zfabric.util.local_cluster",
+    "progress": "zfabric.util.progress",
+    "util": "zfabric.util",
+}
 """Names that are loaded on first use, and from where: few programs need them, and they need more modules."""
 
 

@@ -207,6 +207,14 @@ def children(pid: int) -> list[int]:
         return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(int(name)) == pid]
 
 
+def descendants(pid: int) -> list[int]:
+    """Return the pid of a process, and of all that descend from it and live."""
+    found = [pid]
+    for each in found:
+        found += children(each)
+    return found
+
+
 def _parent(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

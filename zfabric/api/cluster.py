@@ -106,7 +106,8 @@ def _identified(client: ClientInterface, text: str) -> bytes:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """Return a dict for each node, with Ray's keys: NodeID, Alive, NodeManagerHostname, Resources, Labels.
+    """Return a dict for each living node, the oldest first, with Ray's keys: NodeID, Alive, NodeManagerAddress, NodeManagerPort, NodeName,
+    Resources, Labels.
 
     >>> import zfabric as zf
     >>> [node["Alive"] for node in zf.nodes()]
@@ -115,15 +116,17 @@ def nodes() -> list[dict[str, Any]]:
     found = []
     for row in connected().query("nodes"):
         row = dict(row)
-        alive, host = bool(row.pop("alive", True)), str(row.pop("host", "") or os.uname().nodename)  # All nodes are on this machine so far.
+        alive, name = bool(row.pop("alive", True)), str(row.pop("name", "") or os.uname().nodename)
+        host, _, port = str(row.pop("address", "")).removeprefix("tcp://").rpartition(":")
         found.append(
             {
                 "NodeID": str(row.pop("node")),
                 "Alive": alive,
                 "alive": alive,
-                "NodeManagerAddress": str(row.pop("address", "") or node_ip_address()),
-                "NodeManagerHostname": host,
-                "NodeName": host,
+                "NodeManagerAddress": host or node_ip_address(),
+                "NodeManagerPort": int(port or 0),
+                "NodeManagerHostname": name,
+                "NodeName": name,
                 "Resources": dict(row.pop("resources", {})),
                 "Labels": dict(row.pop("labels", {})),
                 **row,

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from zfabric.cli.options import address_option, cluster_options, json_option
+from zfabric.cli.options import WholeNumber, address_option, cluster_options, json_option
 from zfabric.cli.output import amount, print_json, print_table, size
 from zfabric.cli.sessions import about, chosen_session, connected, seconds
 from zfabric.config import Config
@@ -22,15 +22,41 @@ from zfabric.protocol.names import is_text
 from zfabric.runtime.connect import node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
-from zfabric.runtime.session import STARTED, Session, find_sessions, started_session, user_directory
+from zfabric.runtime.session import STARTED, ClusterSettings, Session, find_sessions, started_session, user_directory
 
 
-@click.command(short_help="Start a cluster that outlives programs.")
+def _labels(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    found = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name or not is_text(value):
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE", ctx, param)
+        found[name] = text
+    return tuple(sorted(found.items()))
+
+
+@click.command(short_help="Start a cluster that outlives programs, or one of its nodes.")
+@click.option("--head", is_flag=True, help="Start the head of a cluster of several nodes, to which others connect.")
+@click.option("--address", metavar="ADDRESS", help="Start one more node of the cluster whose head is at tcp://HOST:PORT.")
+@click.option("--key-file", metavar="FILE", help="Keys of the cluster, by default ~/.config/zfabric/cluster.key; --head makes them.")
+@click.option("--host", metavar="HOST", default="", help="Where other nodes reach this one; by default loopback, if the head is there.")
+@click.option(
+    "--port", type=WholeNumber("port", 0, 65535), metavar="N", help="Port for other nodes; by default 6790 at the head, else any."
+)
+@click.option("--name", metavar="NAME", default="", help="Name of the node in listings and output; by default that of the machine.")
+@click.option("--label", "labels", callback=_labels, multiple=True, metavar="NAME=VALUE", help="A label of the node; may be repeated.")
 @cluster_options
 @click.option("--store", metavar="DIR", help="Directory of the control store, which remains when the cluster is stopped.")
 @click.option("--namespace", metavar="NAME", default="", help="Default namespace of programs.")
 @json_option
 def start(
+    head: bool,
+    address: str | None,
+    key_file: str | None,
+    host: str,
+    port: int | None,
+    name: str,
+    labels: tuple[tuple[str, str], ...],
     num_cpus: int | None,
     num_gpus: int | None,
     resources: dict[str, float] | None,
@@ -43,12 +69,15 @@ def start(
     """Start a cluster in the background. It runs until `zfabric stop`.
 
     Your programs join it, unless they start their own (zf.init(address="local"), `zfabric submit --address local`).
+
+    With --head, other nodes can join it, here or on machines that have its key file: `zfabric start --address ADDRESS --key-file FILE`.
     """
+    cluster = _cluster_settings(head, address, key_file, host, port, name, labels)
     if not is_text(namespace):
         raise click.BadParameter(f"{namespace!r} is not UTF-8", param_hint="--namespace")
     with _alone(), _spinner("starting a cluster"):
         running = started_session()
-        if running is not None:
+        if running is not None and not address:
             raise click.ClickException(f"a cluster is running already ({about(running)}, {running.directory}); end it with `zfabric stop`")
         settings = Config.of(config)
         if store:
@@ -61,18 +90,50 @@ def start(
             namespace=namespace,
             store=store or "",
             arena_size=-1 if object_store_memory is None else object_store_memory,
+            cluster=cluster,
         )
         facts = _await(launched, bool(settings.preload))
     if as_json:
         print_json(facts)
         return
     has = ", ".join(f"{amount(count)} {name}" for name, count in facts["resources"].items())
-    click.echo(f"A cluster is running, with {has} and an object store of {size(facts['object_store_memory'])}.\n")
+    if cluster is not None and not cluster.head:
+        click.echo(f"This node has joined the cluster at {cluster.address}, with {has}. It is at {facts['address']}.")
+        return
+    where = f" at {facts['address']}" if cluster is not None else ""
+    click.echo(f"A cluster is running{where}, with {has} and an object store of {size(facts['object_store_memory'])}.\n")
+    if cluster is not None:
+        seed = f"PYTHONHASHSEED={os.environ['PYTHONHASHSEED']} " if os.environ.get("PYTHONHASHSEED", "").isdecimal() else ""
+        click.echo(f"  add a node to it         {seed}zfabric start --address {facts['address']} --key-file {cluster.key_file}")
     click.echo("  join it in a program     zf.init()")
     click.echo("  run a program on it      zfabric submit SCRIPT")
     click.echo("  see what it does         zfabric status")
     click.echo("  end it                   zfabric stop")
     click.echo(f"\nIts session is {facts['session']}")
+
+
+def _cluster_settings(
+    head: bool, address: str | None, key_file: str | None, host: str, port: int | None, name: str, labels: tuple[tuple[str, str], ...]
+) -> ClusterSettings | None:
+    """Return what makes the session a node of a cluster of several; None without --head and --address. Makes the keys of a new head."""
+    if not head and not address:
+        given = {"--key-file": key_file, "--host": host, "--port": port, "--name": name, "--label": labels}
+        alone = [option for option, value in given.items() if value]
+        if alone:
+            raise click.UsageError(f"{', '.join(alone)}: only the nodes of a cluster of several have that; add --head or --address")
+        return None
+    if head and address:
+        raise click.UsageError("--head and --address exclude each other: a node begins a cluster or joins one")
+    from zfabric.runtime.cluster import HEAD_PORT, default_key_file, make_keys, parse_address  # ZeroMQ is loaded with it.
+
+    if address:
+        parse_address(address)
+    path = os.path.abspath(os.path.expanduser(key_file or default_key_file()))
+    if head and not os.path.exists(path):
+        make_keys(path)
+    if port is None:
+        port = HEAD_PORT if head else 0
+    return ClusterSettings(head, host, port, address or "", path, name, labels, "")
 
 
 def _check_store(path: str, settings: Config) -> None:
@@ -109,13 +170,15 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
         if re.match(r"the \w+ (cannot be started|failed).*\n", reason):
             *_, reason = reason.splitlines()  # The reason is below the traceback of our own process.
         reason = re.sub(r"^the \w+ cannot be started \([^)]*\): ", "", reason)
-        reason = re.sub(r"^zfabric\.exceptions\.\w+: ", "", reason)
+        reason = re.sub(r"^(zfabric\.exceptions\.)?\w+Error: ", "", reason)
         raise click.ClickException(f"the cluster did not start: {reason}") from None
     except BaseException:  # Ctrl-C too: end a cluster that was not announced.
         launched.close()
         raise
     launched.detach()
+    membership = launched.session.membership()
     return {
+        **({"address": membership.address, "number": membership.number} if membership is not None else {}),
         "session": launched.session.directory,
         "pid": launched.pid,
         "node": status["node"],
@@ -160,19 +223,21 @@ def _spinner(text: str) -> Iterator[None]:
 @click.command(short_help="Stop a cluster, with all its processes and files.")
 @address_option
 @click.option("--all", "everything", is_flag=True, help="Stop all your clusters on this machine, also those of running programs.")
+@click.option("--cluster", "whole", is_flag=True, help="Stop all nodes of the cluster here; with the head, all there are.")
 @json_option
-def stop(address: str | None, everything: bool, as_json: bool) -> None:
+def stop(address: str | None, everything: bool, whole: bool, as_json: bool) -> None:
     """Stop the started cluster, or the one at --address: its processes, shared memory and files.
 
-    A control store at `zfabric start --store` remains.
+    A control store at `zfabric start --store` remains. A cluster of several nodes ends with its head. Any other node can be stopped by
+    its address (tcp://HOST:PORT).
     """
-    if everything and address:
-        raise click.UsageError("--all and --address exclude each other")
+    if everything and (address or whole):
+        raise click.UsageError(f"--all and {'--address' if address else '--cluster'} exclude each other")
     if everything:
         sessions = find_sessions()
     else:
         running = chosen_session(address) if address or os.environ.get("ZFABRIC_ADDRESS") else started_session()
-        sessions = [] if running is None else [running]
+        sessions = [] if running is None else _of_cluster(running, whole, bool(address))
     stopped = []
     for session in sessions:
         text = about(session)
@@ -186,6 +251,27 @@ def stop(address: str | None, everything: bool, as_json: bool) -> None:
             click.echo(f"Stopped the cluster {text} ({session.directory}).")
     if not stopped:
         raise click.ClickException(_nothing_to_stop(everything))
+
+
+def _of_cluster(session: Session, whole: bool, named: bool) -> list[Session]:
+    """Return the sessions to stop: the chosen one, or with --cluster all nodes of its cluster here, the head last."""
+    membership = session.membership()
+    if membership is None:
+        return [session]
+    from zfabric.runtime.cluster import nodes_here  # ZeroMQ is loaded with it.
+
+    here = nodes_here(membership.address)
+    if whole:
+        return sorted(here, key=_is_head)
+    if len(here) > 1 and not named:
+        listed = "\n".join(f"  --address {other.address}" for node in here if (other := node.membership()) is not None)
+        raise click.UsageError(f"{len(here)} nodes of this cluster run here; stop all of them with --cluster, or one of them:\n{listed}")
+    return [session]
+
+
+def _is_head(session: Session) -> bool:
+    cluster = session.cluster()
+    return cluster is not None and cluster.head
 
 
 def _nothing_to_stop(everything: bool) -> str:
@@ -226,6 +312,11 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
     age = seconds(time.time() - description["created"])
     kind = "started cluster" if description["kind"] == STARTED else f"cluster of program {description['launcher']}"
     click.echo(f"{kind}, up {age}, node {found['node']}, session {session.directory}")
+    membership = session.membership()
+    if membership is not None:
+        head = "the head" if _is_head(session) else "a node"
+        count = len(membership.addresses)
+        click.echo(f"{head} of a cluster of {count} node{'s' * (count != 1)}, at {membership.address}; zfabric nodes lists them")
     if found["recovering"]:
         click.echo("its daemon was restarted and waits for every process to register again")
     click.echo()

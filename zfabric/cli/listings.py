@@ -1,4 +1,4 @@
-"""``zfabric tasks``, ``objects``, ``actors``, ``workers`` and ``explain``: the contents and state of a cluster."""
+"""``zfabric tasks``, ``objects``, ``actors``, ``workers``, ``nodes`` and ``explain``: the contents and state of a cluster."""
 
 from __future__ import annotations
 
@@ -82,6 +82,35 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
         ]
         print_table(("task", "name", "state", ">for", ">attempt", ">pid", "demand"), cells, flexible="name")
     _say_more(len(rows) > limit, limit)
+
+
+@click.command(short_help="List the nodes of a cluster, with their addresses and resources.")
+@address_option
+@json_option
+def nodes(address: str | None, as_json: bool) -> None:
+    """List the nodes of a cluster, the oldest first, with their addresses and resources.
+
+    The pid is that of a node's supervisor, with which all its processes end. A cluster that was started without --head is one node.
+    """
+    with connected(chosen_session(address)) as client:
+        rows = client.query("nodes")
+    if as_json:
+        print_json(rows)
+        return
+    cells = [
+        (
+            row.get("number") or "-",
+            row["node"],
+            row.get("name") or "-",
+            "head" if row.get("head") else "",
+            row.get("address") or "-",
+            row.get("pid") or "-",
+            amounts(row["resources"]),
+            ", ".join(f"{name}={value}" for name, value in row.get("labels", {}).items()) or "-",
+        )
+        for row in rows
+    ]
+    print_table((">number", "node", "name", "", "address", ">pid", "resources", "labels"), cells)
 
 
 @click.command(short_help="List values, with the processes that hold refs to them.")

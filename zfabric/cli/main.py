@@ -30,9 +30,11 @@ SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
     (
         "Clusters",
         (
-            CommandEntry("start", "clusters", "Start a cluster that outlives programs."),
+            CommandEntry("start", "clusters", "Start a cluster that outlives programs, or one of its nodes."),
             CommandEntry("stop", "clusters", "Stop a cluster, with all its processes and files."),
             CommandEntry("status", "clusters", "Show resources, tasks, object store and jobs."),
+            CommandEntry("nodes", "listings", "List the nodes of a cluster, with their addresses and resources."),
+            CommandEntry("keys", "keys", "Make and show the keys with which nodes join a cluster."),
             CommandEntry("sessions", "sessions", "List running clusters, and ended ones with retained logs."),
         ),
     ),

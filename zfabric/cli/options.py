@@ -127,7 +127,7 @@ def cluster_options(function: Function) -> Function:
 
 def address_option(function: Function) -> Function:
     """Add the option for the cluster to query."""
-    text = 'The cluster: a session directory, or "auto" for the started one. [env: ZFABRIC_ADDRESS]'
+    text = 'The cluster: a session directory, tcp://HOST:PORT, or "auto" for the started one. [env: ZFABRIC_ADDRESS]'
     return click.option("--address", metavar="ADDRESS", help=text)(function)
 
 

@@ -24,7 +24,9 @@ from zfabric.runtime.session import KEEP_VARIABLE
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, short_help="Run a program on a cluster.")
-@click.option("--address", metavar="ADDRESS", help='The cluster to join: a session directory, or "auto" for the started one.')
+@click.option(
+    "--address", metavar="ADDRESS", help='The cluster to join: a session directory, tcp://HOST:PORT, or "auto" for the started one.'
+)
 @cluster_options
 @click.option(
     "--keep", is_flag=True, help="Retain the cluster's logs and tables when it ends; `zfabric sessions` lists them. [env: ZFABRIC_KEEP]"

@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 from zfabric.config import Config
 from zfabric.exceptions import ConfigError, ConnectionLostError, VersionMismatchError
-from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.names import is_text
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
-from zfabric.runtime.session import Session, started_session
+from zfabric.runtime.session import Session, is_cluster_address, new_incarnation, started_session
 
 LOCAL = "local"
 """The address of a new cluster, which the program starts and which ends with it."""
@@ -21,11 +20,6 @@ REGISTER_SECONDS = 15.0
 """Seconds within which the daemon of a new node must publish its socket."""
 PRELOAD_SECONDS = 300.0
 """The same if the node first imports modules named by its configuration ("preload")."""
-
-
-def new_incarnation() -> bytes:
-    """Make a random incarnation. Its first byte is not zero, as ZeroMQ requires, and its highest bit is free for the control socket."""
-    return bytes((1 + os.urandom(1)[0] % 127,)) + os.urandom(INCARNATION_BYTES - 1)
 
 
 def attach(
@@ -36,7 +30,7 @@ def attach(
     seconds: float = REGISTER_SECONDS,
 ) -> DriverClient:
     """Connect this process to a session as a driver or a tool. Wait up to ``seconds`` for its daemon."""
-    daemon = _await_daemon(session, failure, seconds)
+    daemon = await_daemon(session, failure, seconds)
     client = DriverClient(session, new_incarnation(), kind, b"", b"", namespace)
     try:
         client.connect(daemon)
@@ -46,12 +40,18 @@ def attach(
     return client
 
 
-def _await_daemon(session: Session, failure: Callable[[], str], seconds: float) -> bytes:
+def await_daemon(session: Session, failure: Callable[[], str], seconds: float) -> bytes:
+    """Wait until a session's daemon is published; return its incarnation. Raises the error with which the session has ended."""
     deadline = clock() + seconds
     while (found := session.daemon()) is None:
         reason = failure()
         if reason:
-            raise ConnectionLostError(f"the node could not start: {reason}")
+            kind, _, text = reason.partition(": ")
+            raise (
+                VersionMismatchError(text)
+                if kind == VersionMismatchError.__name__
+                else ConnectionLostError(text if kind == ConnectionLostError.__name__ else f"the node could not start: {reason}")
+            )
         if not session.alive() and (reason := failure()):  # It has ended since the last check.
             continue
         if clock() > deadline or not session.alive():
@@ -135,17 +135,33 @@ def node_resources(num_cpus: float | None, num_gpus: float | None, resources: di
     return total
 
 
+def node_of_cluster(address: str) -> Session:
+    """Return this machine's node of the cluster at "tcp://host:port": the one addressed, else the oldest here."""
+    from zfabric.runtime.cluster import nodes_here, reach  # Programs on one node do not need it.
+
+    here = nodes_here(address)
+    if not here:
+        reach(address)
+        raise ConnectionLostError(
+            f"no node of the cluster at {address} runs on this machine, and a program joins through one; start one here with "
+            f"`zfabric start --address {address} --key-file FILE`"
+        )
+    return here[0]
+
+
 def find_session(address: str) -> Session:
-    """Return the session at an address: "auto" (the started one), or a session directory."""
+    """Return the session at an address: "auto" (the started one), "tcp://host:port" of a cluster, or a session directory."""
     if address == "auto":
         session = started_session()
         if session is None:
             raise ConnectionLostError("no cluster is running here; start one with `zfabric start`, or leave the address out")
         return session
+    if is_cluster_address(address):
+        return node_of_cluster(address)
     path = address.removeprefix("ipc://")
     if not os.path.isdir(path):
         raise ConnectionLostError(
-            f'there is no session at {address!r}: it has ended, or never was; an address is "auto" or a session directory'
+            f'there is no session at {address!r}: it has ended, or never was; an address is a session directory, "auto" or tcp://HOST:PORT'
         )
     session = Session(path)
     if not session.alive():

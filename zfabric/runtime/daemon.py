@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq import zmq_poll
@@ -28,14 +28,16 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER, OBJECT_STORE
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import RESOURCE_UNIT
-from zfabric.runtime.connect import new_incarnation
 from zfabric.runtime.lines import CRASH
 from zfabric.runtime.logs import LogRow, LogTailer, log, note_worker
-from zfabric.runtime.session import Session
+from zfabric.runtime.session import Session, new_incarnation
 from zfabric.runtime.slots import Slots
 from zfabric.runtime.storage import Storage
 from zfabric.runtime.supervision import Supervision
 from zfabric.shell.node import SWEEP_EVERY, NodeMachines
+
+if TYPE_CHECKING:
+    from zfabric.runtime.cluster_connection import ClusterConnection
 
 clock = time.monotonic
 
@@ -53,6 +55,8 @@ CRASHES = frozenset(map(int, (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, sig
 """Signals at which Python reports the frames of each thread, but not the task."""
 STOP_SECONDS = 0.5
 """Seconds that a stopping daemon waits until the ends of its jobs are committed: half of what the supervisor allows."""
+STOP_TICK = 0.02
+"""Seconds between looks at connections meanwhile."""
 COLLECT_EVERY = 30.0
 """Seconds between runs of the cyclic garbage collector in an idle daemon. Records form no cycles; libraries may."""
 
@@ -79,6 +83,8 @@ class Daemon:
         self._memory_at = 0.0
         self._sweep_at = 0.0
         self._collect_at = 0.0
+        self._published = False
+        self._restarted = daemons > 0
         self._memory_limit = self.config.memory_limit or int(memory_total() * 0.95)
 
         total = tuple(sorted((name, round(amount * RESOURCE_UNIT)) for name, amount in description["resources"].items()))
@@ -91,12 +97,13 @@ class Daemon:
         )
         if self.journal.report:
             self.log("warning", self.journal.report)
-        node = description.get("node") or f"{description['supervisor']:x}-{description['started']:x}"
         capacity = int(description["arena_size"])
         self.storage = Storage(
             str(description["arena"]), capacity, description.get("spill") or f"{session.directory}/spill", self._from_thread
         )
-        self.core = NodeMachines(self.incarnation, str(node).encode(), self.config, total, capacity, self.journal, daemons)
+        self.cluster = self._join_cluster(daemons, description["resources"])
+        node, part = bytes.fromhex(description["node"]), self.cluster.part if self.cluster is not None else None
+        self.core = NodeMachines(self.incarnation, node, self.config, total, capacity, self.journal, daemons, part)
         self.scheduler = self.core.scheduler
         self.post.admits = self.core.admits
         self._perform: dict[type[Any], Any] = {
@@ -106,6 +113,9 @@ class Daemon:
             e.StartAgent: lambda effect: self._start_agent(),
             e.WatchProcess: lambda effect: self.supervision.watch(effect.pid, effect.started),
             e.Say: lambda effect: self.log(effect.level, effect.text),
+            e.ConnectNodes: self._connect,
+            e.Silence: self._silence,
+            e.EndNode: self._end_node,
         }
         if daemons:
             session.sweep_sockets()
@@ -113,6 +123,36 @@ class Daemon:
             self.core.recover(clock(), m.ArenaFound(sealed, spilled))
         else:
             self.core.start(clock(), former_jobs=bool(self.journal.scan("job", limit=1)))
+
+    def _join_cluster(self, daemons: int, resources: dict[str, float]) -> ClusterConnection | None:
+        """Make the connections to other nodes, if the session is a node of a cluster of several. No other session has a TCP port."""
+        settings = self.session.cluster()
+        if settings is None:
+            return None
+        from zfabric.runtime.cluster_connection import ClusterConnection  # Most sessions do not need it.
+
+        return ClusterConnection(self.context, self.session, settings, self.incarnation, daemons, resources)
+
+    def _connect(self, effect: e.ConnectNodes) -> None:
+        if self.cluster is not None and not self.stopping:  # Else the others are about to be notified of the end.
+            self.cluster.send(clock(), self.core)  # Whom the table no longer has is notified of that.
+            self.cluster.connect(effect)
+            if self.cluster.joined and not self._published:
+                self._publish()
+
+    def _silence(self, effect: e.Silence) -> None:
+        if self.cluster is not None:
+            self.cluster.silence(effect.silent, clock())
+
+    def _publish(self) -> None:
+        """Let clients find this daemon."""
+        self._published = True
+        self.session.publish_daemon(self.incarnation)
+
+    def _end_node(self, effect: e.EndNode) -> None:
+        if not self.stopping and self.cluster is not None:
+            self.log("error", f"this node ends: {effect.reason}")
+            self.supervision.end(self.cluster.reason(effect.reason))
 
     def log(self, level: str, text: str) -> None:
         """Write a line to the daemon's log."""
@@ -135,8 +175,13 @@ class Daemon:
         """Run until asked to stop."""
         wakeup, supervision = self.wakeup, self.supervision.fileno()
         polled = self.post.sources + [(each, int(zmq.POLLIN)) for each in (wakeup, supervision)]
+        cluster = self.cluster
+        if cluster is not None:
+            polled += cluster.transport.sources
+            cluster.transport.tick(clock())
         self.turn(clock())
-        self.session.publish_daemon(self.incarnation)
+        if cluster is None or self._restarted:  # Else once the node has joined. Its living processes look for the next daemon at once.
+            self._publish()
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -152,11 +197,16 @@ class Daemon:
             self._take_events(now, wakeup in ready)
             if self.post.polled(ready):
                 self._receive(now)
+            if cluster is not None and cluster.transport.polled(ready):
+                cluster.receive(now, self.core)
             self.core.tick(now)
             self.turn(now)
             # Housekeeping follows the answers, so that nobody waits for it.
             self._watch_over(now, bool(ready))
             self.post.tick(now)
+            if cluster is not None:
+                cluster.transport.tick(now)
+                counts.update(cluster.refused())
             counts["refused_frames"] = self.post.refused + self.core.refused
             counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
         self._stop()
@@ -168,12 +218,26 @@ class Daemon:
             self._supervised(now)  # The packet with the reason may be unread.
         self.scheduler.jobs.end_all(now, self.supervision.ending)
         self.core.stir(LOCAL_SCHEDULER)
+        self.core.leave(self.supervision.ending)
         self.turn(now)
         until = now + STOP_SECONDS
-        while any(job.ended for job in self.scheduler.tables.jobs.values()) and (left := until - clock()) > 0:
-            if zmq_poll([(self.wakeup, int(zmq.POLLIN))], int(left * 1000) + 1):
-                self._take_events(clock())
-                self.turn(clock())
+        cluster = self.cluster
+        polled = [(self.wakeup, int(zmq.POLLIN))] + (cluster.transport.sources if cluster is not None else [])
+        while self._leaving() and (left := until - clock()) > 0:
+            ready: dict[Any, int] = dict(zmq_poll(polled, int(min(left, STOP_TICK if cluster is not None else left) * 1000) + 1))
+            now = clock()
+            self._take_events(now)
+            if cluster is not None:
+                if cluster.transport.polled(ready):
+                    cluster.receive(now, self.core)
+                cluster.transport.tick(now)
+            self.turn(now)
+
+    def _leaving(self) -> bool:
+        """Whether the end of a job is to be committed, or other nodes have not been notified of the end of this one."""
+        if any(job.ended for job in self.scheduler.tables.jobs.values()) or self.core.leaving:
+            return True
+        return self.cluster is not None and self.cluster.unacknowledged
 
     def _take_events(self, now: float, woken: bool = True) -> None:
         """Deliver the messages of other threads."""
@@ -217,6 +281,8 @@ class Daemon:
         self.core.decide(now, self._do)
         for incarnation, envelopes in self.core.take_outgoing().items():
             self.post.send_envelopes(incarnation, envelopes, now)
+        if self.cluster is not None:
+            self.cluster.send(now, self.core)
 
     def _do(self, effect: Any) -> None:
         perform = self._perform.get(type(effect))
@@ -241,7 +307,8 @@ class Daemon:
         if self._events or self.core.pending:
             return now
         soonest = min(self._sweep_at, self._collect_at, self._logs_at)
-        for due in (self.core.next_deadline(), self.post.next_deadline()):
+        ours = None if self.cluster is None else self.cluster.transport.next_deadline()
+        for due in (self.core.next_deadline(), self.post.next_deadline(), ours):
             if due is not None and due < soonest:
                 soonest = due
         if self._busy:
@@ -343,6 +410,8 @@ class Daemon:
         """Close everything, in order. Whatever was acknowledged is in the journal already."""
         self.storage.close()
         self.journal.close()
+        if self.cluster is not None:
+            self.cluster.close()
         self.post.close()
         self.context.term()
 

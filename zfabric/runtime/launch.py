@@ -21,7 +21,7 @@ from zfabric.adapters import processes
 from zfabric.config import Config
 from zfabric.exceptions import ConfigError, FabricError
 from zfabric.runtime.logs import tail
-from zfabric.runtime.session import EMBEDDED, KEEP_VARIABLE, STARTED, Session, Specification, sweep
+from zfabric.runtime.session import EMBEDDED, KEEP_VARIABLE, STARTED, ClusterSettings, Session, Specification, sweep
 
 DAEMON_ENTRY = "zfabric.runtime.daemon:run"
 WORKER_ENTRY = "zfabric.runtime.worker:run"
@@ -84,7 +84,7 @@ class Launched:
         """
         if self._pidfd < 0 or os.getpid() != self._owner:
             return
-        self._close_lifeline()
+        self.request_end()
         if self.kind == STARTED:
             processes.signal_pidfd(self._pidfd, signal.SIGTERM)
         if not processes.wait_pidfd(self._pidfd, timeout):
@@ -102,13 +102,14 @@ class Launched:
                     f"zfabric: logs and tables are kept; `zfabric sessions` lists them (session {self.session.identifier})", file=sys.stderr
                 )
 
-    def _close_lifeline(self) -> None:
+    def request_end(self) -> None:
+        """Close this process's end of the lifeline, at which an embedded session ends. A started session goes on."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
 
     def _release(self) -> None:
-        self._close_lifeline()
+        self.request_end()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
@@ -125,6 +126,7 @@ def launch(
     arena_size: int = -1,
     paths: Sequence[str] | None = None,
     base: str | None = None,
+    cluster: ClusterSettings | None = None,
     daemon: str = DAEMON_ENTRY,
     worker: str = WORKER_ENTRY,
     imports: Sequence[str] = IMPORTS,
@@ -134,14 +136,25 @@ def launch(
 
     ``kind`` "embedded" ends with this process, "started" when ``stop`` is called. ``arena_size`` is in bytes, -1 for that of
     ``config``, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``transfer`` is as in
-    ``Specification``. ``base`` is the directory
-    for temporary files. With ``ZFABRIC_KEEP`` in the environment, logs and tables remain when the session ends. Raises FabricError if the
-    session cannot be made, ConfigError if ``config`` names a missing directory or more than the machine has.
+    ``Specification``. ``base`` is the directory for temporary files. ``cluster`` makes the session a node of a cluster of several; a head
+    without a key file gets one in its session. With ``ZFABRIC_KEEP`` in the environment, logs and tables remain when the session ends.
+
+    Raises FabricError if the session cannot be made, ConfigError if ``config`` names a missing directory or more than the machine has,
+    and for a cluster that cannot be joined what ``runtime.cluster`` raises.
     """
     settings = _checked(config or Config(), arena_size)
+    if cluster is not None:
+        cluster = _checked_cluster(cluster)
     if not sys.executable:
         raise FabricError("sys.executable is not known, so no further Python process can be started")
     session, lock = Session.create(base)
+    if cluster is not None:
+        try:
+            cluster = _with_keys(cluster, session)
+        except BaseException:
+            os.close(lock)
+            session.remove()
+            raise
     specification = Specification(
         directory=session.directory,
         kind=kind,
@@ -157,12 +170,13 @@ def launch(
         daemon=daemon,
         worker=worker,
         imports=tuple(imports),
+        cluster=cluster,
         keep=os.environ.get(KEEP_VARIABLE, "0") not in ("", "0"),
         transfer=transfer,
     )
     lifeline = -1
     try:
-        pid, lifeline = _spawn(session, lock)
+        pid, lifeline = _spawn(session, lock, cluster.hash_seed if cluster is not None else "")
         launched = Launched(session, kind, pid, lifeline, specification.keep)
     except OSError as error:
         if lifeline >= 0:
@@ -177,7 +191,7 @@ def launch(
     except BrokenPipeError:  # It died at once; ``failure`` describes why.
         pass
     if kind == STARTED:
-        launched._close_lifeline()
+        launched.request_end()
     sweep(base)
     return launched
 
@@ -215,8 +229,32 @@ def _checked(config: Config, arena_size: int) -> Config:
     return replace(config, **found)
 
 
-def _spawn(session: Session, lock: int) -> tuple[int, int]:
+def _checked_cluster(cluster: ClusterSettings) -> ClusterSettings:
+    """Fill in what is empty. Raises ConfigError or ConnectionLostError for what would fail later, in another process."""
+    from zfabric.runtime import cluster as joining  # Only nodes of a cluster of several need it.
+
+    if cluster.head:
+        cluster = cluster._replace(host=cluster.host or joining.LOOPBACK)
+        joining.check_free(cluster.host, cluster.port)
+        return cluster
+    local = joining.reach(cluster.address)
+    return cluster._replace(host=cluster.host or local)
+
+
+def _with_keys(cluster: ClusterSettings, session: Session) -> ClusterSettings:
+    """Copy the keys into the session; make them for a head that has none. The hash seed is theirs, unless ``PYTHONHASHSEED`` is set."""
+    from zfabric.runtime import cluster as joining  # ZeroMQ is loaded with it.
+
+    if cluster.key_file:
+        joining.copy_keys(cluster.key_file, session, cluster.head)
+    else:
+        joining.make_keys(session.cluster_key)
+    return cluster._replace(key_file=cluster.key_file or session.cluster_key, hash_seed=joining.hash_seed(session))
+
+
+def _spawn(session: Session, lock: int, hash_seed: str) -> tuple[int, int]:
     """Start the supervisor. Return its pid and the writing end of its lifeline."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed} if hash_seed else os.environ
     ends = os.pipe2(os.O_CLOEXEC)
     # Sources are numbered above all targets, so that no duplication overwrites a needed descriptor.
     sources = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10) for descriptor in (ends[0], lock)]
@@ -225,7 +263,7 @@ def _spawn(session: Session, lock: int) -> tuple[int, int]:
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-c", _PROGRAM, _package_parent(), session.directory],
-            os.environ,
+            environment,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, sources[0], _LIFELINE),
                 (os.POSIX_SPAWN_OPEN, 1, f"{session.logs}/supervisor.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),

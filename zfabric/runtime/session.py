@@ -10,6 +10,9 @@
     store/         the control store, unless it is elsewhere
     spill/         spilled objects, unless they are elsewhere
     failure        why the session ended by itself, if it did
+    key            the key pair of a node of a cluster of several
+    cluster.key    such a node's copy of the cluster's key file; at the head, with the file beside it that only the head has
+    membership     the number of such a node, once it has joined, and the addresses of all nodes
 
 All files belong to one user. A parent directory that other users own or may enter is refused, so the files inside need no further
 protection. The names are short, since the path of an ipc socket must be shorter than 108 bytes.
@@ -48,9 +51,47 @@ _FIXED_PART = len("/zfabric-4294967295/s-00000000/sockets/") + 2 * INCARNATION_B
 EMBEDDED, STARTED = "embedded", "started"
 KEEP_VARIABLE = "ZFABRIC_KEEP"
 """Environment variable: unless it is empty or "0", logs and tables of sessions that this process starts remain after their end."""
+TCP = "tcp://"
+"""Begins the address of a node of a cluster of several. All other addresses are session directories."""
+HEAD_SUFFIX = ".head"
+"""Ends the name of the key file that only the head of a cluster has."""
 KEPT = "kept-"
 KEPT_MAX = 20
 """Number of ended sessions whose files remain; the oldest are deleted first. Logs and events are bounded while a session runs."""
+
+
+def is_cluster_address(address: str) -> bool:
+    """Whether this is the address of a node of a cluster of several, and no session directory."""
+    return address.startswith(TCP)
+
+
+class ClusterSettings(NamedTuple):
+    """What makes a session a node of a cluster of several.
+
+    ``head`` says whether it is the head, which has the registry. The daemon listens at ``host`` and ``port`` (0: any free one).
+    ``address`` is the head's ("tcp://host:port"), ``key_file`` the file with the keys of the cluster; the file's content never leaves it.
+    ``name`` is the node's, for people, and ``labels`` are (name, value) pairs. ``hash_seed`` is that of all workers of the cluster.
+    """
+
+    head: bool
+    host: str
+    port: int
+    address: str
+    key_file: str
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    hash_seed: str
+
+
+class JoinedNode(NamedTuple):
+    """What a node that has joined a cluster keeps for its next daemon: its number, and the address at which others reach it.
+
+    ``addresses`` are those of all nodes, as of the last node table.
+    """
+
+    number: int
+    address: str
+    addresses: tuple[str, ...]
 
 
 class Specification(NamedTuple):
@@ -76,6 +117,7 @@ class Specification(NamedTuple):
     daemon: str
     worker: str
     imports: tuple[str, ...]
+    cluster: ClusterSettings | None = None
     keep: bool = False
     """Whether logs and tables remain after the session's end."""
     transfer: str = ""
@@ -93,7 +135,14 @@ class Specification(NamedTuple):
         protocol, *fields = msgpack.unpackb(payload, use_list=False, unicode_errors="surrogateescape")
         if protocol != PROTOCOL_VERSION:
             raise VersionMismatchError(f"the launcher speaks protocol {protocol}, the supervisor {PROTOCOL_VERSION}")
-        return cls(*fields)
+        specification = cls(*fields)
+        cluster = specification.cluster
+        return specification if cluster is None else specification._replace(cluster=ClusterSettings(*cluster))
+
+
+def new_incarnation() -> bytes:
+    """Make a random incarnation. Its first byte is not zero, as ZeroMQ requires, and its highest bit is free for the control socket."""
+    return bytes((1 + os.urandom(1)[0] % 127,)) + os.urandom(INCARNATION_BYTES - 1)
 
 
 class Session:
@@ -103,6 +152,10 @@ class Session:
         self.directory = directory
         self.logs = f"{directory}/logs"
         self.sockets = f"{directory}/sockets"
+        self.key = f"{directory}/key"
+        """Path of the key pair of a node of a cluster of several. The head has its pair from ``cluster_key`` instead."""
+        self.cluster_key = f"{directory}/cluster.key"
+        """Path of such a node's copy of the cluster's key file."""
         self._description: dict[str, Any] | None = None
         self._config: Config | None = None
 
@@ -136,9 +189,9 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """Return ``session.json``. Raises FabricError if it has not been written, VersionMismatchError if another version wrote it.
 
-        Keys: protocol, python (its version), directory, kind, supervisor (pid), started (its start ticks), launcher (pid), created (seconds
-        since the epoch), config (name → value), resources (name → amount), namespace, arena (path), arena_size, store, spill, transfer
-        (endpoint of the transfer agent, or empty).
+        Keys: protocol, python (its version), directory, kind, node (its id in hex), supervisor (pid), started (its start ticks), launcher
+        (pid), created (seconds since the epoch), config (name → value), resources (name → amount), namespace, arena (path), arena_size,
+        store, spill, transfer (endpoint of the transfer agent, or empty), cluster (``ClusterSettings`` by name, or None).
         """
         if self._description is None:
             self._description = self._read()
@@ -182,6 +235,29 @@ class Session:
         if self._config is None:
             self._config = Config.of(self.describe()["config"])
         return self._config
+
+    # -- the cluster --
+
+    def cluster(self) -> ClusterSettings | None:
+        """Return what makes this session a node of a cluster of several; None if it is none."""
+        found = self.describe()["cluster"]
+        if found is None:
+            return None
+        return ClusterSettings(**{**found, "labels": tuple((name, value) for name, value in found["labels"])})
+
+    def write_membership(self, membership: JoinedNode) -> None:
+        """Record that the node has joined, for its next daemon and for programs that look for their node. A full disk is ignored."""
+        with suppress(OSError):
+            _replace(f"{self.directory}/membership", json.dumps(membership._asdict()).encode())
+
+    def membership(self) -> JoinedNode | None:
+        """Return what ``write_membership`` recorded; None if the node has not joined a cluster."""
+        try:
+            with open(f"{self.directory}/membership", "rb") as file:
+                found = json.load(file)
+        except (OSError, ValueError):
+            return None
+        return JoinedNode(found["number"], found["address"], tuple(found["addresses"]))
 
     # -- the daemon's socket --
 
@@ -289,6 +365,9 @@ class Session:
         if kept:
             shutil.rmtree(self._spill_elsewhere() or f"{self.directory}/spill", ignore_errors=True)
             shutil.rmtree(self.sockets, ignore_errors=True)
+            for path in (self.key, self.cluster_key, self.cluster_key + HEAD_SUFFIX):
+                with suppress(OSError):
+                    os.unlink(path)
             with suppress(OSError):  # The launcher may have done this.
                 os.rename(self.directory, kept)
                 Session(kept)._note_end()
@@ -382,8 +461,14 @@ def sweep(base: str | None = None) -> list[str]:
 
 
 def started_session(base: str | None = None) -> Session | None:
-    """Return the latest living session of ``zfabric start``; None if there is none."""
-    return next((session for session in reversed(find_sessions(base)) if session.kind() == STARTED), None)
+    """Return the latest living session of ``zfabric start``, or the oldest node here of its cluster; None if there is none."""
+    started = [session for session in find_sessions(base) if session.kind() == STARTED]
+    latest = started[-1] if started else None
+    membership = latest.membership() if latest is not None else None
+    if membership is None:
+        return latest
+    of_cluster = (session for session in started if (other := session.membership()) is not None and other.address in membership.addresses)
+    return next(of_cluster, latest)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------------------

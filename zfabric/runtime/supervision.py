@@ -165,6 +165,10 @@ class Supervision:
         """
         self._channel.send("agent", daemon, keys)
 
+    def end(self, reason: str) -> None:
+        """Request the end of the session, with all its processes: the node is no longer part of its cluster. ``reason`` is for people."""
+        self._channel.send("end", reason)
+
     def close(self) -> None:
         """Close the daemon's end."""
         self._channel.close()

@@ -39,7 +39,7 @@ from zfabric.machines.supervisor import RestartPolicy
 from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.runtime import template
 from zfabric.runtime.logs import log, log_path, tail
-from zfabric.runtime.session import EMBEDDED, Session, Specification
+from zfabric.runtime.session import EMBEDDED, Session, Specification, new_incarnation
 from zfabric.runtime.supervision import ENDING, Channel
 
 LIFELINE, LOCK = 0, 3
@@ -143,12 +143,17 @@ class Supervisor:
         size = self._make_arena()
         specification = self._specification
         transfer = self._listen(specification.transfer) if specification.transfer else ""
+        if specification.cluster is not None and not specification.cluster.head:
+            from zfabric.runtime.keys import create_server_pair  # Only nodes of a cluster of several need it.
+
+            create_server_pair(self._session.key)
         self._session.write_description(
             {
                 "protocol": PROTOCOL_VERSION,
                 "python": ".".join(map(str, sys.version_info[:3])),
                 "directory": specification.directory,
                 "kind": specification.kind,
+                "node": new_incarnation().hex(),
                 "supervisor": self._pid,
                 "started": processes.start_ticks(self._pid),
                 "launcher": specification.launcher,
@@ -157,6 +162,7 @@ class Supervisor:
                 "resources": dict(specification.resources),
                 "namespace": specification.namespace,
                 "keep": specification.keep,
+                "cluster": specification.cluster and specification.cluster._asdict(),
                 "arena": f"/proc/{self._pid}/fd/{self._arena}" if size else "",
                 "arena_size": size,
                 "transfer": transfer,
@@ -408,7 +414,7 @@ class Supervisor:
 
         self._agent = self._fork(AGENT, self._transfer, body)
 
-    _requests: dict[str, Callable[..., None]] = {"spawn": _spawn, "kill": _kill, "watch": _watch, "agent": _request_agent}
+    _requests: dict[str, Callable[..., None]] = {"spawn": _spawn, "kill": _kill, "watch": _watch, "agent": _request_agent, "end": _fail}
 
     # -- template -----------------------------------------------------------------------------------------------------------
 

@@ -28,9 +28,8 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import SHELL, TRANSFER_AGENT, Address
 from zfabric.protocol.messages import Envelope
-from zfabric.runtime.connect import new_incarnation
 from zfabric.runtime.keys import read_server_pair
-from zfabric.runtime.session import Session
+from zfabric.runtime.session import Session, new_incarnation
 
 clock = time.monotonic
 

@@ -1,0 +1,205 @@
+"""Clusters of several nodes with real processes: how nodes join, run each other's tasks, die and leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Place, a_place
+from faults import descendants, eventually, gone, name_of, query
+
+import zfabric as zf
+from zfabric.runtime.keys import read_keys, read_server_pair
+from zfabric.runtime.session import Session
+
+LEASE = 2.0
+
+
+def listening() -> dict[str, int]:
+    """The TCP addresses at which this machine listens ("host:port"), each with the inode of its socket."""
+    found = {}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A":
+            host, port = fields[1].split(":")
+            found[f"{socket.inet_ntoa(bytes.fromhex(host)[::-1])}:{int(port, 16)}"] = int(fields[9])
+    return found
+
+
+def ports_of(supervisor: int) -> list[str]:
+    """The TCP addresses at which the processes of a node listen."""
+    inodes = set()
+    for pid in (supervisor, *descendants(supervisor)):
+        with suppress(OSError):  # A process, or a descriptor, may just have gone.
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                inodes.add(os.readlink(entry.path))
+    return [address for address, inode in listening().items() if f"socket:[{inode}]" in inodes]
+
+
+def where(seconds: float = 0.1) -> tuple[str, int, int]:
+    """A task: where it runs, its process, and the hash of a text there."""
+    time.sleep(seconds)
+    print("a line")
+    return zf.get_runtime_context().get_node_id(), os.getpid(), hash("text")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zf.LocalCluster]:
+    """Two nodes of one CPU, which tests leave as they are."""
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": LEASE}) as made:
+        yield made
+
+
+@pytest.fixture
+def driver(cluster: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
+    """The same, with this program connected."""
+    with zf.init(cluster.address):
+        yield cluster
+
+
+def run_on_both(cluster: zf.LocalCluster) -> list[tuple[str, int, int]]:
+    """Run tasks until each node has had some; where each ran."""
+    rows = zf.get([zf.remote(where).remote() for _ in range(12)], timeout=60)
+    assert {node for node, _, _ in rows} == {node.node_id for node in cluster.nodes}
+    return rows
+
+
+def test_two_nodes_run_a_job_and_end_it(driver: zf.LocalCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = run_on_both(driver)
+    assert len({value for _, _, value in rows}) == 1, "all workers share a hash seed"
+    other = {pid for node, pid, _ in rows if node == driver.nodes[1].node_id}
+    printed = ""
+
+    def lines() -> bool:
+        nonlocal printed
+        printed += capfd.readouterr().out
+        return printed.count("a line") == len(rows)
+
+    eventually(lines, "the output of both nodes")
+    assert all(f"on node2 pid={pid})" in printed for pid in other)
+    zf.shutdown()
+    eventually(lambda: all(gone(pid) for _, pid, _ in rows), "the job's processes are gone on both nodes")
+
+
+def test_a_node_lists_all_and_jobs_of_all_nodes_have_different_numbers(cluster: zf.LocalCluster) -> None:
+    jobs, listed = [], []
+    for node in cluster.nodes:
+        with zf.init(node.address) as context:
+            assert context["node_id"] == node.node_id
+            jobs.append(context["job_id"])
+            listed.append(
+                [(row["NodeID"], row["NodeName"], f"tcp://{row['NodeManagerAddress']}:{row['NodeManagerPort']}") for row in zf.nodes()]
+            )
+            assert zf.cluster_resources()["CPU"] == 2.0
+            run_on_both(cluster)
+    assert jobs[0] != jobs[1]
+    assert listed == [[(node.node_id, node.name, node.address) for node in cluster.nodes]] * 2
+
+
+def test_a_node_has_one_port_which_is_bound_to_loopback_and_an_embedded_cluster_none(cluster: zf.LocalCluster) -> None:
+    assert [ports_of(node.pid) for node in cluster.nodes] == [[node.address.removeprefix("tcp://")] for node in cluster.nodes]
+    assert all(node.address.startswith("tcp://127.0.0.1:") for node in cluster.nodes)
+    with zf.init("local", num_cpus=1) as context:
+        assert ports_of(Session(context["address"]).describe()["supervisor"]) == []
+
+
+def test_no_secret_is_in_arguments_environments_or_logs(cluster: zf.LocalCluster) -> None:
+    def read(path: Path) -> bytes:
+        with suppress(OSError):  # Its process has just ended.
+            return path.read_bytes()
+        return b""
+
+    keys = read_keys(cluster.key_file)
+    pairs = [keys.node, read_server_pair(cluster.key_file + ".head")]
+    pairs += [read_server_pair(f"{node.session_directory}/key") for node in cluster.nodes[1:]]
+    for node in cluster.nodes:
+        logs = list(Path(node.session_directory, "logs").iterdir())
+        shown = [Path(f"/proc/{pid}/{name}") for pid in (node.pid, *descendants(node.pid)) for name in ("cmdline", "environ")]
+        text = b"".join(read(path) for path in (*shown, *logs, Path(node.session_directory, "session.json")))
+        assert b"PYTHONHASHSEED" in text
+        assert not [pair for pair in pairs if pair.secret in text]
+        assert not [path for path in Path(node.session_directory).glob("*key*") if path.stat().st_mode & 0o077]
+
+
+def test_tasks_of_killed_nodes_run_elsewhere_and_one_that_was_paused_is_fenced() -> None:
+    with zf.LocalCluster(nodes=1, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": LEASE}) as cluster:
+        victim, paused, broken = cluster.add_node(labels={"kind": "victim"}), cluster.add_node(num_cpus=2), cluster.add_node()
+        with zf.init(cluster.address):
+            assert [row["Labels"] for row in zf.nodes()] == [{}, {"kind": "victim"}, {}, {}]
+            refs = [zf.remote(where).remote(0.5) for _ in range(12)]
+            eventually(lambda: query("status")["statistics"].get("delegated", 0) > 2, "others have some")
+            victim.kill()
+            paused.pause()
+            (daemon,) = [pid for pid in descendants(broken.pid) if name_of(pid) == "zf-daemon"]
+            os.kill(daemon, signal.SIGKILL)
+            eventually(lambda: len(zf.nodes()) == 1, "all three are declared dead")
+            assert len(zf.get(refs, timeout=60)) == 12
+            assert not broken.alive(), "a node ends with its daemon, so far"
+            paused.resume()
+            eventually(lambda: not paused.alive(), "it is no part of the cluster any more, and ends")
+
+
+def test_nodes_leave_in_order_and_the_end_of_the_head_is_that_of_the_others() -> None:
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 600.0}) as cluster:
+        with zf.init(cluster.address):
+            cluster.remove_node(cluster.add_node())
+            eventually(lambda: len(zf.nodes()) == 2, "it has left, long before its lease ends")
+            run_on_both(cluster)
+        other = cluster.nodes[1]
+        cluster.remove_node(cluster.nodes[0])
+        eventually(lambda: not other.alive(), "it ends as well, long before its lease does")
+
+
+def test_what_cannot_join_is_refused_with_the_reason(cluster: zf.LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        with pytest.raises(zf.ConnectionLostError, match=rf"host 127.0.0.1, port {port} failed \(Connection refused\)"):
+            zf.init(f"tcp://127.0.0.1:{port}")
+    with pytest.raises(zf.ConfigError, match="tcp://HOST:PORT"):
+        zf.init("tcp://127.0.0.1")
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    with pytest.raises(zf.VersionMismatchError, match=r"this cluster has PYTHONHASHSEED \d+, the node 5"):
+        cluster.add_node()
+    assert len(cluster.nodes) == 2
+
+
+def test_the_command_line_starts_lists_and_stops_the_nodes_of_a_cluster() -> None:
+    with a_place() as place, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+        config = {"XDG_CONFIG_HOME": f"{place.directory}/config"}
+        taken = place.run("start", "--head", "--port", port, "--num-cpus", 1, code=2, **config).stderr
+        assert f"cannot listen on host 127.0.0.1, port {port}: Address already in use" in taken
+        probe.close()
+        place.run("keys", "create", f"{place.directory}/other", **config)
+        head = json.loads(place.run("start", "--head", "--port", port, "--num-cpus", 1, "--json", **config).stdout)
+        _join_as_said(place, head, config)
+        listed = place.json("nodes")
+        assert [(row["name"], row["number"], row["head"]) for row in listed] == [(os.uname().nodename, 1, True), ("second", 2, False)]
+        program = f"{place.directory}/program.py"
+        Path(program).write_text("import zfabric as zf\nzf.init()\nprint(zf.get_runtime_context().get_node_id())\n")
+        assert place.run("submit", program).stdout.strip() == head["node"], "the oldest node here"
+        assert place.run("submit", "--address", listed[1]["address"], program).stdout.strip() == listed[1]["node"]
+        assert "2 nodes of this cluster run here" in place.run("stop", code=2).stderr
+        assert len(place.run("stop", "--cluster").stdout.splitlines()) == 2
+        assert place.left() == []
+
+
+def _join_as_said(place: Place, head: Any, config: dict[str, str]) -> None:
+    """Join with the command that the head has printed, after some that fail."""
+    keys = Path(place.directory, "config/zfabric/cluster.key")
+    join = ("start", "--address", head["address"], "--num-cpus", 1, "--name", "second")
+    keys.chmod(0o644)
+    assert f"run chmod 600 {keys}" in place.run(*join, code=2, **config).stderr
+    keys.chmod(0o600)
+    assert "there is no key file" in place.run(*join, "--key-file", "missing", code=2, **config).stderr
+    place.run(*join, "--key-file", keys)

@@ -1,0 +1,175 @@
+"""What a session needs to be a node of a cluster of several: addresses and keys, checks before it starts, and how it asks to join.
+
+The keys of a cluster are two files: the key file, which every machine needs that is to join, and beside it, on the head, the pair of the
+head itself (``runtime.keys``). Each session has copies. All workers of a cluster share one hash seed, which follows from the public key of
+the head: so each supervisor knows it before it starts its interpreter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+
+from zfabric._version import __version__
+from zfabric.exceptions import ConfigError, ConnectionLostError
+from zfabric.protocol import messages as m
+from zfabric.protocol.names import is_text
+from zfabric.protocol.options import RESOURCE_UNIT
+from zfabric.runtime.keys import create_keys, create_server_pair, read_keys, read_server_pair
+from zfabric.runtime.session import HEAD_SUFFIX, TCP, ClusterSettings, Session, find_sessions, is_cluster_address
+
+LOOPBACK = "127.0.0.1"
+HEAD_PORT = 6790
+"""Port of a head for which no other is named."""
+REACH_SECONDS = 5.0
+"""Seconds within which the head must accept a connection."""
+_ANY = ("", "0.0.0.0", "*")
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split "tcp://host:port". Raises ConfigError for anything else."""
+    host, _, port = address.removeprefix(TCP).rpartition(":")
+    if not is_cluster_address(address) or not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
+        raise ConfigError(f'{address!r} is no address of a cluster: write "tcp://HOST:PORT", as zfabric start --head prints it')
+    return host, int(port)
+
+
+def reach(address: str) -> str:
+    """Connect to a head and disconnect. Return the address of this machine on that way. Raises ConnectionLostError if nobody is there."""
+    host, port = parse_address(address)
+    try:
+        with socket.create_connection((host, port), REACH_SECONDS) as connection:
+            return str(connection.getsockname()[0])
+    except OSError as error:
+        reason = f"no answer within {REACH_SECONDS:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise ConnectionLostError(
+            f"no cluster is at {address}: a TCP connection to host {host}, port {port} failed ({reason}); is its head running, and does no "
+            "firewall close that port?"
+        ) from None
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise ConfigError if the head cannot listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("" if host in _ANY else host, port))
+        except OSError as error:
+            raise ConfigError(f"the head cannot listen on host {host}, port {port}: {error.strerror or error}") from None
+
+
+def own_address(settings: ClusterSettings, port: int) -> str:
+    """Return the address at which other nodes reach a daemon that listens on ``port``."""
+    if settings.host not in _ANY:
+        return f"{TCP}{settings.host}:{port}"
+    if not settings.head:
+        return f"{TCP}{reach(settings.address)}:{port}"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # An address for examples: the kernel chooses a route to it, and nothing is sent.
+            return f"{TCP}{probe.getsockname()[0]}:{port}"
+        except OSError:
+            return f"{TCP}{LOOPBACK}:{port}"
+
+
+def default_key_file() -> str:
+    """Return the key file of clusters for which no other is named."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return f"{base if os.path.isabs(base) else os.path.expanduser('~/.config')}/zfabric/cluster.key"
+
+
+def make_keys(path: str) -> None:
+    """Make the key file of a new cluster, and the file of its head beside it. Raises ConfigError if one exists or cannot be written."""
+    try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the directory of the key file {path} cannot be made: {error.strerror}") from None
+    create_keys(path, create_server_pair(path + HEAD_SUFFIX).public)
+
+
+def copy_keys(path: str, session: Session, head: bool) -> None:
+    """Copy a cluster's keys into a session. Raises ConfigError if they cannot be read, are damaged, or are open to other users."""
+    if not os.path.exists(path):
+        raise ConfigError(f"there is no key file {path}: zfabric start --head makes it, on the head; copy it from there")
+    keys = read_keys(path)
+    files = {path: session.cluster_key}
+    if head:
+        if not os.path.exists(path + HEAD_SUFFIX):
+            raise ConfigError(f"{path} has no {path + HEAD_SUFFIX} beside it: only where the keys were made can the head be")
+        if read_server_pair(path + HEAD_SUFFIX).public != keys.server:
+            raise ConfigError(f"{path} and {path + HEAD_SUFFIX} are of two clusters: remove both, and zfabric start --head makes others")
+        files[path + HEAD_SUFFIX] = session.cluster_key + HEAD_SUFFIX
+    for source, target in files.items():
+        shutil.copy(source, target)
+
+
+def hash_seed(session: Session) -> str:
+    """Return the ``PYTHONHASHSEED`` for a session: the user's, if it is set to a number, else that of the cluster."""
+    seed = os.environ.get("PYTHONHASHSEED", "")
+    if seed.isascii() and seed.isdecimal():
+        return seed
+    return str(int.from_bytes(hashlib.sha256(read_keys(session.cluster_key).server).digest()[:4], "big"))
+
+
+def bound_address(settings: ClusterSettings, port: int) -> str:
+    """Return the endpoint that the daemon binds; port 0 stands for any free one."""
+    return f"{TCP}{'0.0.0.0' if settings.host in _ANY else settings.host}:{port or '*'}"
+
+
+def versions(hash_seed: str) -> tuple[tuple[str, str], ...]:
+    """Return what must be the same on all nodes of a cluster: (what, version) pairs."""
+    return (
+        ("zfabric", __version__),
+        ("Python", ".".join(map(str, sys.version_info[:2]))),
+        ("cloudpickle", version("cloudpickle").partition(".")[0]),
+        ("PYTHONHASHSEED", hash_seed),
+    )
+
+
+def join_message(
+    session: Session, settings: ClusterSettings, key: bytes, number: int, address: str, resources: Mapping[str, float]
+) -> m.Join:
+    """Return what a node says of itself when it joins."""
+    description = session.describe()
+    amounts = tuple(sorted((name, round(amount * RESOURCE_UNIT)) for name, amount in resources.items()))
+    facts = (settings.name or node_name(), int(description["supervisor"]), key, address, "", amounts, settings.labels)
+    return m.Join(m.PROTOCOL_VERSION, bytes.fromhex(description["node"]), number, *facts, versions(settings.hash_seed))
+
+
+def _numeric(address: str) -> str:
+    """Return an address with its host as a number, so that two names of one host are equal; unchanged if the host has none."""
+    host, port = parse_address(address)
+    try:
+        return f"{TCP}{socket.gethostbyname(host)}:{port}"
+    except OSError:
+        return address
+
+
+def node_name() -> str:
+    """Return this machine's name, for people."""
+    name = os.uname().nodename
+    return name if is_text(name) else ""
+
+
+def nodes_here(address: str) -> list[Session]:
+    """List the living sessions of this user that are nodes of the cluster at ``address``, the one addressed first, then oldest first.
+
+    ``address`` is that of any of its nodes.
+    """
+    address = _numeric(address)
+    addressed: list[Session] = []
+    others: list[Session] = []
+    for session in find_sessions():
+        membership = session.membership()
+        if membership is None:
+            continue
+        if _numeric(membership.address) == address:
+            addressed.append(session)
+        elif address in map(_numeric, membership.addresses):
+            others.append(session)
+    return addressed + others

@@ -1,0 +1,122 @@
+"""The daemon's part in a cluster of several nodes: how it joins, and its connections with the daemons of other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zfabric.adapters.curve import Context
+from zfabric.adapters.node_transport import NodeTransport
+from zfabric.protocol import messages as m
+from zfabric.protocol.access import FROM_NODES
+from zfabric.protocol.effects import ConnectNodes
+from zfabric.protocol.ids import HEAD
+from zfabric.protocol.messages import Envelope
+from zfabric.runtime.cluster import bound_address, join_message, own_address, parse_address
+from zfabric.runtime.keys import read_keys, read_server_pair
+from zfabric.runtime.session import HEAD_SUFFIX, ClusterSettings, JoinedNode, Session
+from zfabric.shell.node import ClusterPart, NodeMachines
+
+_ADMITTED = {
+    "node": frozenset(kind for kinds in FROM_NODES.values() for kind in kinds),
+    "joiner": frozenset({m.Join}),
+    "head": frozenset({m.Joined, m.Refused, m.NodeTable, m.Expelled}),
+}
+"""Types of messages by who sends them: a node of the table, one that joins, the head to one that joins."""
+
+
+class ClusterConnection:
+    """One daemon's connections with other nodes. ``part`` is what its machines need to know."""
+
+    def __init__(
+        self, context: Context, session: Session, settings: ClusterSettings, daemon: bytes, daemons: int, resources: Mapping[str, float]
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._node = bytes.fromhex(session.describe()["node"])
+        before = session.membership()
+        cluster = read_keys(session.cluster_key)
+        pair = read_server_pair(session.cluster_key + HEAD_SUFFIX if settings.head else session.key)
+        port = settings.port if before is None else parse_address(before.address)[1]
+        self.transport = NodeTransport(
+            context,
+            self._node,
+            daemon,
+            daemons,
+            pair,
+            bound_address(settings, port),
+            lambda sender, kind: kind in _ADMITTED[sender],
+            (cluster.node.public,) if settings.head else (),
+        )
+        self.address = own_address(settings, parse_address(self.transport.address)[1])
+        number = before.number if before is not None else 0
+        self.part = ClusterPart(join_message(session, settings, pair.public, number, self.address, resources), settings.head)
+        self.joined = False
+        """Whether the node is in the newest table."""
+        self._silent = False
+        self._held: dict[bytes, list[Envelope]] = {}
+        """Messages that wait until the node may send again, by node."""
+        if not settings.head:
+            self.transport.join(settings.address, cluster.server, cluster.node)
+
+    def receive(self, now: float, core: NodeMachines) -> None:
+        """Pass on what other nodes have sent."""
+        for sender, envelopes in self.transport.receive(now):
+            for to, role, message in envelopes:
+                core.receive_from_node(now, sender, to, role, message)
+
+    def send(self, now: float, core: NodeMachines) -> None:
+        """Send what the machines have for other nodes. While this node is silent, only requests for its lease leave it."""
+        for node, envelopes in core.take_outgoing_to_nodes().items():
+            if self._silent:
+                self._held.setdefault(node, []).extend(each for each in envelopes if type(each[2]) is not m.RenewLease)
+                envelopes = [each for each in envelopes if type(each[2]) is m.RenewLease]
+            elif node == HEAD:
+                envelopes = [each for each in envelopes if type(each[2]) is m.Join]  # The way for others is not known yet.
+            if envelopes:
+                self.transport.send_envelopes(node, envelopes, now)
+
+    def silence(self, silent: bool, now: float) -> None:
+        """Send nothing but requests for the lease; or send all that has waited."""
+        self._silent = silent
+        if not silent:
+            held, self._held = self._held, {}
+            for node, envelopes in held.items():
+                self.transport.send_envelopes(node, envelopes, now)
+
+    def connect(self, effect: ConnectNodes) -> None:
+        """Connect with these nodes alone, and record what the next daemon of this node needs."""
+        self.transport.connect(effect.rows)
+        number = next((row[1] for row in effect.rows if row[0] == self._node), 0)
+        if number:
+            self.joined = True
+            self._session.write_membership(JoinedNode(number, self.address, tuple(row[3] for row in effect.rows)))
+
+    def reason(self, reason: str) -> str:
+        """Say why the node ends, for people: with what was tried, if it has not joined."""
+        if self.joined or self.part.join.number or self._settings.head or reason.startswith("VersionMismatchError"):
+            return reason
+        host, port = parse_address(self._settings.address)
+        trouble = self.transport.trouble() or "a connection was made, and nothing came back"
+        return (
+            f"ConnectionLostError: the cluster at host {host}, port {port} has not accepted this node: {reason}; last attempt: {trouble}. "
+            f"The key file must be the one of that cluster: {self._settings.key_file}"
+        )
+
+    def refused(self) -> Mapping[str, int]:
+        """Counts of what was refused, by reason."""
+        return {f"refused_{reason.replace(' ', '_')}": count for reason, count in self.transport.refused.items() if count}
+
+    @property
+    def sources(self) -> list[tuple[Any, int]]:
+        """What to poll."""
+        return self.transport.sources
+
+    @property
+    def unacknowledged(self) -> bool:
+        """Whether this is the head, and another node has yet to acknowledge something. To one that has left, no node does."""
+        return self._settings.head and any(peer.link.unacknowledged() for peer in self.transport.peers.values())
+
+    def close(self) -> None:
+        """Close every socket. What is not acknowledged is lost."""
+        self.transport.close()

@@ -1,0 +1,221 @@
+"""``LocalCluster``: a cluster of several nodes on this machine, for tests and for trying things out.
+
+Each node is what a node on a machine of its own is: a supervisor, a daemon, workers, an object store, a control store, and an encrypted
+TCP connection to each other node. They share the machine, so its memory is divided among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from zfabric.adapters import processes
+from zfabric.api.lifecycle import shutdown
+from zfabric.config import Config
+from zfabric.exceptions import ConfigError
+from zfabric.runtime import interface
+from zfabric.runtime.connect import REGISTER_SECONDS, await_daemon, node_resources
+from zfabric.runtime.launch import Launched, launch
+from zfabric.runtime.session import ClusterSettings
+
+MEMORY_SHARE = 0.95
+"""The share of the machine's memory that the workers of all nodes may have together."""
+
+
+class LocalNode:
+    """One node of a ``LocalCluster``. ``pid`` is that of its supervisor, with which all its processes end."""
+
+    def __init__(self, launched: Launched, name: str) -> None:
+        self._launched = launched
+        self._paused: list[int] = []
+        self.name = name
+        self.pid = launched.pid
+        self.node_id = ""
+        """The node's id in hexadecimal, as ``get_runtime_context().get_node_id()`` returns it there."""
+        self.address = ""
+        """The address at which other nodes reach it; ``zf.init()`` with it submits through this node."""
+
+    def __repr__(self) -> str:
+        return f"LocalNode({self.name!r}, {self.node_id!r}, pid={self.pid})"
+
+    def _wait(self) -> LocalNode:
+        """Wait until the node has joined. Raises the error for which it could not."""
+        session = self._launched.session
+        await_daemon(session, self._launched.failure, REGISTER_SECONDS)
+        membership = session.membership()
+        assert membership is not None
+        self.node_id, self.address = str(session.describe()["node"]), membership.address
+        return self
+
+    @property
+    def session_directory(self) -> str:
+        """The directory with the node's logs."""
+        return self._launched.session.directory
+
+    def alive(self) -> bool:
+        """Whether its supervisor runs."""
+        return self._launched.alive()
+
+    def kill(self) -> None:
+        """Kill the node as a power failure would: all its processes at once. Returns when its supervisor is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._launched.close()
+
+    def pause(self) -> None:
+        """Stop all its processes (SIGSTOP). After ``node_lease`` seconds the others declare it dead."""
+        while new := [pid for pid in processes.descendants(self.pid) if pid not in self._paused]:
+            for pid in new:
+                _signal(pid, signal.SIGSTOP)
+            self._paused += new
+
+    def resume(self) -> None:
+        """Continue what ``pause`` has stopped."""
+        while self._paused:
+            _signal(self._paused.pop(), signal.SIGCONT)
+
+    def _request_end(self) -> None:
+        self.resume()
+        self._launched.request_end()
+
+    def _close(self) -> None:
+        self._request_end()
+        self._launched.close()
+
+
+class LocalCluster:
+    """A cluster of ``nodes`` nodes on this machine, each with ``cpus_per_node`` CPUs. A context manager; the nodes end with this program.
+
+    ``object_store_memory`` is that of each node in bytes; by default the nodes share what one node would have. ``resources``, ``config``
+    (limits of ``zfabric.config``) and ``labels`` are those of each node. Programs join at ``address``, through the first node, or at the
+    ``address`` of one of ``nodes``. Raises ConfigError for invalid settings.
+
+    >>> import zfabric as zf
+    >>> with zf.LocalCluster(nodes=2, cpus_per_node=1) as cluster:
+    ...     zf.shutdown()
+    ...     with zf.init(cluster.address):
+    ...         len(zf.nodes())
+    2
+    """
+
+    def __init__(
+        self,
+        nodes: int = 1,
+        cpus_per_node: int = 1,
+        *,
+        object_store_memory: int | None = None,
+        resources: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(nodes, int) or nodes < 1:
+            raise ConfigError(f"LocalCluster: nodes is a whole number from 1, not {nodes!r}")
+        self.nodes: list[LocalNode] = []
+        """The nodes, the head first, without those that were removed."""
+        self._cpus = cpus_per_node
+        self._resources = dict(resources or {})
+        self._labels = dict(labels or {})
+        self._count = 0
+        settings = {"memory_limit": int(processes.memory_total() * MEMORY_SHARE) // nodes, **(config or {})}
+        self._config = Config.of(settings)
+        self._arena_size = object_store_memory if object_store_memory is not None else _arena_bytes(self._config) // nodes
+        try:
+            self._launch(True)._wait()
+            started = [self._launch(False) for _ in range(nodes - 1)]
+            for node in started:
+                node._wait()
+        except BaseException:  # Ctrl-C too.
+            self.shutdown()
+            raise
+
+    @property
+    def address(self) -> str:
+        """The address of the head: "tcp://host:port"."""
+        return self.nodes[0].address
+
+    @property
+    def key_file(self) -> str:
+        """The key file with which further nodes can join: `zfabric start --address ADDRESS --key-file FILE`."""
+        return self.nodes[0]._launched.session.cluster_key
+
+    def __repr__(self) -> str:
+        return f"LocalCluster({self.nodes!r})"
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def add_node(
+        self,
+        num_cpus: int | None = None,
+        *,
+        num_gpus: int = 0,
+        resources: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+        object_store_memory: int | None = None,
+    ) -> LocalNode:
+        """Start one more node and return it once it has joined. What is not given is as for the other nodes."""
+        node = self._launch(False, num_cpus, num_gpus, resources, labels, object_store_memory)
+        try:
+            return node._wait()
+        except BaseException:
+            self.nodes.remove(node)
+            node._close()
+            raise
+
+    def remove_node(self, node: LocalNode) -> None:
+        """End a node in order. The end of the first one, the head, is the end of the cluster."""
+        self.nodes.remove(node)
+        node._close()
+
+    def shutdown(self) -> None:
+        """End all nodes, and this program's connection with them. Has no effect if called again."""
+        directory = getattr(getattr(interface.current(), "session", None), "directory", "")
+        if directory in [node.session_directory for node in self.nodes]:
+            shutdown()
+        nodes, self.nodes = self.nodes, []
+        for node in reversed(nodes):
+            node._request_end()
+        for node in reversed(nodes):
+            node._close()
+
+    def _launch(
+        self,
+        head: bool,
+        num_cpus: int | None = None,
+        num_gpus: int = 0,
+        resources: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+        object_store_memory: int | None = None,
+    ) -> LocalNode:
+        self._count += 1
+        name = f"node{self._count}"
+        pairs = tuple(sorted((self._labels if labels is None else labels).items()))
+        address, key_file = ("", "") if head else (self.address, self.key_file)
+        launched = launch(
+            config=self._config,
+            resources=node_resources(
+                self._cpus if num_cpus is None else num_cpus, num_gpus, self._resources if resources is None else dict(resources)
+            ),
+            arena_size=self._arena_size if object_store_memory is None else object_store_memory,
+            cluster=ClusterSettings(head, "", 0, address, key_file, name, pairs, ""),
+        )
+        node = LocalNode(launched, name)
+        self.nodes.append(node)
+        return node
+
+
+def _arena_bytes(config: Config) -> int:
+    from zfabric.runtime.supervisor import arena_bytes  # Its other parts are not needed here.
+
+    return arena_bytes(config)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
