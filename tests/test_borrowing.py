@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_alone import FUNCTION, JOB, OWN, Node, row, task_id
+from scheduler_alone import FUNCTION, JOB, OWN, Node, died, row, task_id
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, first_attempt
@@ -245,3 +245,13 @@ def test_what_a_dead_node_reports_is_refused(node: Executor) -> None:
     before = node.scheduler.tables.counts["refused"]
     node.hear(HOME_A, m.Ended(1, tuple(m.Completed.of(((task_id(1), 0, m.OK, (b"late",)),))), ()))
     assert node.scheduler.tables.counts["refused"] == before + 1
+
+
+def test_an_object_that_only_a_dead_worker_waited_for_is_forgotten(node: Executor) -> None:
+    worker = node.delegated(1, OTHER)
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    node.send(CLIENT + worker, m.Fetch((OTHER,)))
+    node.send(CLIENT + worker, m.Release((OTHER,)))
+    node.end(worker, 1)
+    died(node, worker, None)
+    assert node.scheduler.tables.objects == {}

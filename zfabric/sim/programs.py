@@ -332,10 +332,16 @@ class Author:
             allowed = tuple((slot, scope.slots[slot].number, tuple(sorted(scope.slots[slot].errors))) for slot in unsure)
             scope.statements.append(("peek", allowed))
 
+    @property
+    def _loses_refs(self) -> bool:
+        """Whether objects of refs inside values may be lost: with a daemon, or with the node where the task ran that submitted them."""
+        nodes = self.faults.nodes
+        return self.faults.daemon_crashes > 0 or nodes.kills + nodes.stops + nodes.cuts + nodes.clogs > 0
+
     def _open(self, scope: Scope, box: int) -> None:
         index = self.random.randrange(len(scope.slots[box].inner))
         inner = scope.slots[box].inner[index]
-        if self.faults.daemon_crashes:
+        if self._loses_refs:
             inner = inner.or_else(LOST)
         if self.random.random() < 0.5:
             new = scope.slot(inner)
@@ -376,7 +382,7 @@ class Author:
         total = label
         for slot in dependencies:
             total = mix(total, scope.slots[slot].number or 0)
-        inner = tuple(model.or_else(LOST) if self.faults.daemon_crashes else model for model in scope.models(boxed))
+        inner = tuple(model.or_else(LOST) if self._loses_refs else model for model in scope.models(boxed))
         touches = reach((*scope.models(dependencies), *inner))
         steady = not (fragile and self.crashing)
         length = (LONG if scope.stoppable else FOREVER) if forever else 0.0

@@ -103,6 +103,8 @@ class References:
             for record in table.values():
                 if record.fetchers is not None:
                     record.fetchers.discard(process)
+                    if record.home:
+                        self.tables.spare.append(record)
                 holders = record.holders
                 if holders == process or (type(holders) is set and process in holders):
                     drop_holder(record, process)
