@@ -595,7 +595,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "checkpoints-forget-outcomes": ((CallLog, "checkpoint", _state_forgets_outcomes),),
     "outcomes-dropped-too-early": ((CallLog, "_forget", _all_outcomes_dropped),),
     "checkpoint-while-calls-run": ((Gate, "began", _nothing),),
-    "lost-calls-not-counted": ((ActorLogs, "left", _nothing),),
+    "lost-calls-not-counted": ((ActorLogs, "record_ended", _nothing),),
     "asked-for-runs-again": ((Mailbox, "accept", _queried_call_runs),),
     "garbage-never-collected": ((Starvation, "_actors_hold_it", _nothing),),
     "log-not-dropped": ((ActorLogs, "drop", _nothing),),
