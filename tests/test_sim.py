@@ -324,6 +324,20 @@ def test_children_of_a_stopped_call_end_by_themselves() -> None:
     assert lengths[FOREVER] == 0
 
 
+def test_children_of_killed_actors_end_by_themselves() -> None:
+    """A constructor or a call that is killed does not come to the statement that stops what it has submitted."""
+    lengths: Counter[float] = Counter()
+    for seed in range(1000):
+        for body in bodies(ActorAuthor(str(seed), STEADY, 2, False).write().statements):
+            killed = {fields[0] for name, *fields in body if name == "kill"}
+            for name, *fields in body:
+                if (name == "make" and fields[0] in killed) or (name == "invoke" and fields[1] in killed):
+                    left = [each[3][2] for each in fields[2][2] if each[0] == "call"]
+                    lengths.update(each[1] for statements in left for each in statements if each[0] == "sleep")
+    assert lengths[LONG] > 0
+    assert lengths[FOREVER] == 0
+
+
 def test_a_forced_cancel_may_lose_results_that_the_killed_process_had_promised() -> None:
     author = ActorAuthor("0", STEADY, 2, False)
     author.stops, author.deaths = True, False

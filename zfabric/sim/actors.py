@@ -133,7 +133,7 @@ class ActorAuthor(Author):
             errors |= GONE | STOPPED | {"doomed"}
         inner = self._inner(scope, boxed)
         label = rng.randrange(MODULUS)
-        spec, outcomes = self._birth(ordinal, kind, label, inner, scope)
+        spec, outcomes = self._birth(ordinal, kind, label, inner, scope, mortal)
         born = outcomes[0].number is not None
         several = any(name == "max_concurrency" and size > 1 for name, size in beside)
         errors = errors if born else errors | GONE | outcomes[0].errors
@@ -163,8 +163,10 @@ class ActorAuthor(Author):
             return size, False
         return (*size, ("checkpoint_every", self.several.choice((1, 2, 4))), ("unlogged", True)), True
 
-    def _birth(self, ordinal: int, kind: int, label: int, inner: tuple[Any, ...], scope: Scope) -> tuple[Any, tuple[ExpectedOutcome, ...]]:
-        """Write the body of ``__init__``; return its spec and its expected outcomes."""
+    def _birth(
+        self, ordinal: int, kind: int, label: int, inner: tuple[Any, ...], scope: Scope, mortal: bool
+    ) -> tuple[Any, tuple[ExpectedOutcome, ...]]:
+        """Write the body of ``__init__``; return its spec and its expected outcomes. A mortal actor may be killed while it runs."""
         deaths, within = self.deaths, self._within_light
         if kind == LIGHT:
             self._lightweight.add(ordinal)
@@ -172,7 +174,7 @@ class ActorAuthor(Author):
             if within:
                 self._sheltered.add(ordinal)
                 self.deaths = False
-        born = self._task(PLAIN, label, label, inner, scope.doomed, True, scope.depth + 1, 0.0, False)
+        born = self._task(PLAIN, label, label, inner, scope.doomed, True, scope.depth + 1, 0.0, False, mortal)
         self.deaths, self._within_light = deaths, within
         return born
 
@@ -201,7 +203,8 @@ class ActorAuthor(Author):
         total = label
         for each in dependencies:
             total = mix(total, scope.slots[each].number or 0)
-        spec, outcomes = self._method(handle, kind, label, total, self._inner(scope, boxed), scope, stop or timeout, forever)
+        stoppable = stop or timeout or handle.mortal
+        spec, outcomes = self._method(handle, kind, label, total, self._inner(scope, boxed), scope, stoppable, forever)
         errors = handle.errors.union(*(scope.slots[each].errors for each in dependencies))
         if stop or timeout:
             errors |= STOPPED
