@@ -73,6 +73,9 @@ FIRST = {
     "limits-ignored": 4,
     "freed-while-named": 1,
     "late-end-counts": 7,
+    "no-fence": 23,
+    "holds-of-the-dead-stay": 89,
+    "dead-nodes-awaited": 35,
 }
 """Where to begin looking for those that take long. Only a hint: the rest of the seeds follows."""
 

@@ -24,7 +24,6 @@ from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes import spilling
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
-from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.records import DONE, TASKS, NodeRecord
 from zfabric.machines.local_scheduler.references import References
@@ -498,16 +497,6 @@ def _lives_on_without_lease(right: Any) -> Any:
     return watch
 
 
-def _numbers_come_again(right: Any) -> Any:
-    """A new node has the number of one that died."""
-
-    def on_join(self: Registry, now: float, source: bytes, message: m.Join) -> None:
-        self._last_number = len(self._nodes)
-        right(self, now, source, message)
-
-    return on_join
-
-
 def _early_registration_lost(right: Any) -> Any:
     """A node that registers before the table with it arrives is not remembered."""
 
@@ -516,16 +505,6 @@ def _early_registration_lost(right: Any) -> Any:
         self._early.clear()
 
     return on_register_node
-
-
-def _lease_of_the_dead_renewed(right: Any) -> Any:
-    """The registry renews the lease of a node whose row is being deleted, and then tells it that it is dead."""
-
-    def on_renew_lease(self: Registry, now: float, source: bytes, message: m.RenewLease) -> None:
-        self._effects.append(Send(source, m.LeaseRenewed(message.number)))
-        right(self, now, source, message)
-
-    return on_renew_lease
 
 
 def _functions_sent_once(right: Any) -> Any:
@@ -537,16 +516,6 @@ def _functions_sent_once(right: Any) -> Any:
         right(self, queue, node, batch, now)
 
     return send
-
-
-def _late_tasks_of_ended_jobs(right: Any) -> Any:
-    """Tasks of a job that has ended are accepted if they arrive later."""
-
-    def on_delegate(self: Executions, now: float, source: bytes, message: m.Delegate) -> None:
-        self.jobs.ended_elsewhere.clear()
-        right(self, now, source, message)
-
-    return on_delegate
 
 
 VARIANTS: dict[str, tuple[Patch, ...]] = {
@@ -608,16 +577,11 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "lost-attempts-come-again": ((Outcomes, "node_lost", _lost_attempts_come_again),),
     "one-lost-task-runs-again": ((Outcomes, "node_lost", _one_task_of_the_dead_runs_again),),
     "death-not-noticed": ((Peers, "_died", _nothing),),
-    "orphans-go-on": ((Peers, "_end_orphans", _nothing),),
     "holds-of-the-dead-stay": ((Departures, "release", _holds_of_the_dead_stay),),
     "death-without-durability": ((Registry, "_end", _said_before_deleted),),
     "lives-on-without-lease": ((Member, "_watch_lease", _lives_on_without_lease),),
-    "lease-of-the-dead-renewed": ((Registry, "on_renew_lease", _lease_of_the_dead_renewed),),
-    "node-numbers-come-again": ((Registry, "on_join", _numbers_come_again),),
     "early-registration-lost": ((Peers, "on_register_node", _early_registration_lost),),
     "functions-sent-to-one-node": ((Delegations, "_send", _functions_sent_once),),
-    "late-tasks-of-ended-jobs": ((Executions, "on_delegate", _late_tasks_of_ended_jobs),),
-    "leaving-jobs-hidden-from-joiners": ((Jobs, "node_joined", _nothing),),
     "dead-nodes-awaited": ((Jobs, "node_died", _nothing),),
 }
 """name -> patches"""

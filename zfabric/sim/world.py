@@ -151,7 +151,7 @@ class World:
             start = partial(self._start_node, number, pieces)
             if number > 1 and self.faults.nodes.late_joins and rng.random() < 0.5:
                 self.states["node joins late"] += 1
-                self.after(rng.random() * rng.choice((0.1, 1.0)), start)
+                self.after(rng.random() * rng.choice((0.1, 1.0, 8.0)), start)
             else:
                 start()
 
