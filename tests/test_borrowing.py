@@ -255,3 +255,11 @@ def test_an_object_that_only_a_dead_worker_waited_for_is_forgotten(node: Executo
     node.end(worker, 1)
     died(node, worker, None)
     assert node.scheduler.tables.objects == {}
+
+
+def test_a_task_of_another_node_may_submit_its_own_function(node: Executor) -> None:
+    """Its worker does not export what it received with the task."""
+    worker = node.delegated(1)
+    node.send(CLIENT + worker, m.Submit((row(2),)))
+    assert node.take(m.Results) == []
+    assert not node.scheduler.tables.tasks[task_id(2)].function.delegated

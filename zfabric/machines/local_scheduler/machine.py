@@ -198,7 +198,7 @@ class LocalScheduler:
         )
         self.borrowing = Borrowing(self.tables, self.references, self.outcomes, self.rebuilding, node)
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, node)
-        self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.jobs, self.borrowing)
+        self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.submission, self.jobs, self.borrowing)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
         self.reclaiming = Reclaiming(self.tables, self.pool, self.outcomes)

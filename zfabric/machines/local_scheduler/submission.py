@@ -7,7 +7,7 @@ from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
-from zfabric.machines.local_scheduler.records import FunctionRecord, TaskRecord, make_outputs
+from zfabric.machines.local_scheduler.records import FunctionRecord, JobRecord, TaskRecord, make_outputs
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.admission import Admission
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
@@ -42,10 +42,13 @@ class Submission:
     def on_export(self, now: float, source: Address, message: m.Export) -> None:
         """Store functions that a job may run, here and in the control store."""
         job = self.tables.job_of(source)
-        if job is None or job.ended:
-            return
+        if job is not None and not job.ended:
+            self.export(job, message.functions)
+
+    def export(self, job: JobRecord, functions: m.Rows) -> None:
+        """Store functions of a job: rows as in ``Export``."""
         puts = []
-        for identifier, name, payload, options in message.functions:
+        for identifier, name, payload, options in functions:
             if identifier in job.functions:
                 continue
             function = FunctionRecord(identifier, name, payload, options)

@@ -13,6 +13,7 @@ from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.records import PENDING, READY, WAITING, Elsewhere, FunctionRecord, JobRecord, ShapeQueue, TaskRecord
 from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
@@ -25,12 +26,20 @@ class Executions:
     """Takes in delegated tasks, and reports how they ended."""
 
     def __init__(
-        self, tables: Tables, references: References, outcomes: Outcomes, stopping: Stopping, jobs: Jobs, borrowing: Borrowing
+        self,
+        tables: Tables,
+        references: References,
+        outcomes: Outcomes,
+        stopping: Stopping,
+        submission: Submission,
+        jobs: Jobs,
+        borrowing: Borrowing,
     ) -> None:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
         self.stopping = stopping
+        self.submission = submission
         self.jobs = jobs
         self.borrowing = borrowing
 
@@ -43,6 +52,7 @@ class Executions:
         if message.job[0] in self.jobs.ended_elsewhere:
             return
         job = self._job(message.job, now)
+        self.submission.export(job, message.functions)  # A worker does not export again what it received with a task.
         for identifier, name, payload, options in message.functions:
             if identifier not in job.delegated:
                 function = job.delegated[identifier] = FunctionRecord(identifier, name, payload, options, delegated=True)
