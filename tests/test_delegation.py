@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, row, task_id
+from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
@@ -592,3 +592,39 @@ def test_a_strategy_costs_nothing_on_one_node() -> None:
     assert not queue.away
     home.complete(home.worker, 0, first_attempt(0, 1))
     assert [number for _, number, _ in home.dispatched()] == [1]
+
+
+# --- inputs on other nodes --------------------------------------------------------------------------------------------------------
+
+
+def home_with_value_elsewhere(size: int) -> Home:
+    """A home whose task 1 has made a value of this size on the second node."""
+    home = Home()
+    home.submit(row(1, strategy=on(NODES[1])))
+    assert home.delegated() == {NODES[1]: [1]}
+    ended = m.Completed.of(((task_id(1), first_attempt(0, 1), m.OK, (size,)),))
+    home.send(b"L" + NODES[1], m.Ended(1, tuple(ended), ()))
+    return home
+
+
+@pytest.mark.parametrize(("size", "there"), [(100_000_000, True), (1_000_000, False)])
+def test_a_task_is_sent_to_its_large_input(size: int, there: bool) -> None:
+    """100 MB take 250 ms to fetch, 1 MB takes 2.5 ms."""
+    home = home_with_value_elsewhere(size)
+    home.submit(row(2, ref(1)), row(3))
+    assert home.delegated() == ({NODES[1]: [2]} if there else {})
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    given = [number for _, number, _ in home.dispatched()]
+    assert 2 not in given
+    assert home.take(m.Reclaim) == []  # It is where it should be, even if this node has nothing to run.
+    assert len(home.take(m.FetchValues)) == (not there)
+
+
+def test_a_task_is_not_sent_to_its_input_where_it_would_wait_longer() -> None:
+    """The value would be here in 250 ms, and five tasks of 100 ms wait there."""
+    home = home_with_value_elsewhere(100_000_000)
+    home.send(b"W" + home.worker, m.Completed.of(((task_id(0), first_attempt(0, 1), m.OK, (b"",)),), (), ((FUNCTION, 1, 0.1),)))
+    home.submit(*(row(number, strategy=on(NODES[1])) for number in range(10, 15)))
+    assert len(home.delegated()[NODES[1]]) == 5
+    home.submit(row(2, ref(1)))
+    assert home.delegated() == {}

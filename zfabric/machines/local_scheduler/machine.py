@@ -35,6 +35,7 @@ from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
+from zfabric.machines.local_scheduler.nodes.locality import Locality
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.nodes.spilling import Spilling
@@ -200,6 +201,7 @@ class LocalScheduler:
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, node)
         self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.submission, self.jobs, self.borrowing)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
+        self.locality = Locality(self.tables, self.delegations)
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
         self.reclaiming = Reclaiming(self.tables, self.pool, self.outcomes)
         self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
@@ -314,6 +316,8 @@ class LocalScheduler:
                 self._more_to_collect = self.references.collect()  # These may have been the last to refer to others.
             if tables.inline.total > self.config.inline_memory:
                 self._more_to_collect |= self.references.absorb()
+            if tables.with_inputs:
+                self.locality.end_of_turn(now)
             if tables.any_away:
                 self.strategies.end_of_turn(now)
             self.dispatcher.turn(now)

@@ -61,6 +61,8 @@ class Tables:
         """Global schedulers, in the order of their nodes' numbers."""
         self.labels: dict[str, str] = {NODE_ID: node.hex()}
         """Labels of this node."""
+        self.with_inputs: list[TaskRecord] = []
+        """Tasks with dependencies that became ready in this turn, if there are other nodes."""
         self.any_away = False
         """Whether some queue is away."""
         self.usual_seconds = 0.0

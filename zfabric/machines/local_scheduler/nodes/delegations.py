@@ -46,7 +46,7 @@ class Delegations:
         tasks.extend(reversed(stay))
         batch.reverse()
         for start in range(0, len(batch), ROWS_MAX):
-            self._send(queue, node, batch[start : start + ROWS_MAX], now)
+            self.send(queue, node, batch[start : start + ROWS_MAX])
         return len(batch)
 
     def may_travel(self, task: TaskRecord) -> bool:
@@ -63,7 +63,8 @@ class Delegations:
     def _dependencies(self, task: TaskRecord) -> list[Any]:
         return [self.tables.find(object_id) for object_id in task.row[3]]
 
-    def _send(self, queue: ShapeQueue, node: NodeRecord, batch: list[TaskRecord], now: float) -> None:
+    def send(self, queue: ShapeQueue, node: NodeRecord, batch: list[TaskRecord]) -> None:
+        """Send rows of tasks that may travel, as one message."""
         job = queue.job
         first = self.tables.first_attempt
         functions: dict[bytes, m.Row] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zfabric.machines.common.resources import ResourcePool
-from zfabric.machines.local_scheduler.records import ASSIGNED, STARTING, NodeRecord, TaskRecord
+from zfabric.machines.local_scheduler.records import ASSIGNED, STARTING, Elsewhere, NodeRecord, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
@@ -46,9 +46,14 @@ class Reclaiming:
             if len(found) == most:
                 break
             queue = self.tables.queue_of(task)
-            if task.state == ASSIGNED and queue.feasible is not False and not queue.strategy:
+            if task.state == ASSIGNED and queue.feasible is not False and not queue.strategy and not self._has_inputs_elsewhere(task):
                 found.append(task)
         return found[::-1]
+
+    def _has_inputs_elsewhere(self, task: TaskRecord) -> bool:
+        """Whether a task reads what lies on another node: it was sent there for that."""
+        records = map(self.tables.find, task.row[3])
+        return any(record is not None and isinstance(record.value, Elsewhere) for record in records)
 
     def on_reclaimed(self, now: float, source: Address, message: m.Reclaimed) -> None:
         """A node returns tasks that it has not begun."""

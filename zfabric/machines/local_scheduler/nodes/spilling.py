@@ -8,14 +8,14 @@ several answers only the first counts.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import NamedTuple
 from zlib import crc32
 
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations, is_own_work
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats, mean_of
-from zfabric.machines.local_scheduler.records import ShapeQueue, Stored
+from zfabric.machines.local_scheduler.records import Elsewhere, ShapeQueue, Stored
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.placement_requests import PlacementRequests
 from zfabric.protocol import messages as m
@@ -103,9 +103,11 @@ class Spilling:
     def _inputs(self, queue: ShapeQueue) -> m.Rows:
         """How many bytes of large values a task of a queue reads on average, by the node where they are."""
         tasks = [queue.tasks[-index] for index in range(1, min(LOOKED_AT, len(queue.tasks)) + 1)]
-        found = (self.tables.find(object_id) for task in tasks for object_id in task.row[3])
-        size = sum(record.value.size for record in found if record is not None and type(record.value) is Stored)
-        return ((self.node, size // len(tasks)),) if size else ()
+        found: Counter[bytes] = Counter()
+        for record in (self.tables.find(object_id) for task in tasks for object_id in task.row[3]):
+            if record is not None and isinstance(record.value, Stored | Elsewhere):
+                found[record.value.place if isinstance(record.value, Elsewhere) else self.node] += record.value.size
+        return tuple((node, size // len(tasks)) for node, size in found.items())
 
     def on_placed(self, now: float, source: Address, message: m.Placed) -> None:
         """Nodes where tasks of some queues are to run."""

@@ -553,6 +553,8 @@ class Outcomes:
         queue = self.tables.queue_of(task)
         if task.rare is not None and task.rare.demand_queue is queue and queue.token not in self.tables.queues and not queue.job.ended:
             queue = task.rare.demand_queue = self.tables.queue_for(queue.job, queue.shape)  # It was removed while nothing needed it.
+        if task.row[3] and self.tables.nodes:
+            self.tables.with_inputs.append(task)
         if front:
             queue.tasks.appendleft(task)
         else:
