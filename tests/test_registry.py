@@ -152,6 +152,14 @@ def test_a_registry_that_stalls_declares_nobody_dead(head: Head) -> None:
     assert head.table() == {NODE_A}, "a full lease later it is as always"
 
 
+def test_a_head_that_is_started_again_on_its_store_begins_a_new_cluster(head: Head) -> None:
+    head.say(NODE_B, join(NODE_B))
+    later = Head(head.journal.crash())
+    _, table = later.say(NODE_A, join(NODE_A))
+    assert [row[:2] for row in table.rows] == [(NODE_A, 3)], "numbers are not given twice"
+    assert type(later.say(NODE_B, m.RenewLease(NODE_B, 1))[0]) is m.Expelled
+
+
 def test_a_registry_that_restarts_knows_its_nodes_and_gives_no_number_twice(head: Head) -> None:
     head.say(NODE_B, join(NODE_B))
     head.say(NODE_C, join(NODE_C))

@@ -65,6 +65,7 @@ class Registry:
         self._versions: dict[str, str] = dict(versions)
         self._nodes: dict[bytes, _Node] = {}
         self._last_number = 0
+        self._restarted = daemons > 0
         self._version = daemons << 32
         """Of the last node table; larger than those of all registries before."""
         self._effects: list[Effect] = []
@@ -189,13 +190,16 @@ class Registry:
             self._welcomed.append(source)
 
     def _rows_found(self, now: float, about: None, answer: m.Found) -> None:
-        """The nodes of the registry before this one: each has a full lease."""
+        """The nodes of the registry before this one: each has a full lease. Those of an earlier head have ended with that."""
         self._read = True
         for key, value in answer.rows:
             if key == NUMBERS_KEY:
                 self._last_number = unpack_row(value)
             else:
                 self._nodes[key] = _Node(unpack_row(value), True, now + self._config.node_lease)
+        if not self._restarted:
+            for identifier, node in self._nodes.items():
+                self._end(identifier, node, "its head has ended")
         self._look_at = now + LOOK_EVERY
         early, self._early = self._early, {}
         for source, message in early.values():
