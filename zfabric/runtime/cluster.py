@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from importlib.metadata import version
 
@@ -53,6 +54,18 @@ def reach(address: str) -> str:
         ) from None
 
 
+def head_address(settings: ClusterSettings) -> str:
+    """Return the address of the head; wait for it, if the head has just been started here. Raises ConnectionLostError if it has ended."""
+    if is_cluster_address(settings.address):
+        return settings.address
+    head = Session(settings.address)
+    while (membership := head.membership()) is None:
+        if not head.alive():
+            raise ConnectionLostError(f"the head could not start: {head.failure() or settings.address}")
+        time.sleep(0.002)  # Waits for a file or the death of a process, and only briefly: no event covers both.
+    return membership.address
+
+
 def check_free(host: str, port: int) -> None:
     """Raise ConfigError if the head cannot listen there."""
     with socket.socket() as probe:
@@ -68,7 +81,7 @@ def own_address(settings: ClusterSettings, port: int) -> str:
     if settings.host not in _ANY:
         return f"{TCP}{settings.host}:{port}"
     if not settings.head:
-        return f"{TCP}{reach(settings.address)}:{port}"
+        return f"{TCP}{reach(head_address(settings))}:{port}"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # An address for examples: the kernel chooses a route to it, and nothing is sent.

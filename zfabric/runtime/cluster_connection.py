@@ -12,7 +12,7 @@ from zfabric.protocol.access import FROM_NODES
 from zfabric.protocol.effects import ConnectNodes
 from zfabric.protocol.ids import HEAD
 from zfabric.protocol.messages import Envelope
-from zfabric.runtime.cluster import bound_address, join_message, own_address, parse_address
+from zfabric.runtime.cluster import bound_address, head_address, join_message, own_address, parse_address
 from zfabric.runtime.keys import read_keys, read_server_pair
 from zfabric.runtime.session import HEAD_SUFFIX, ClusterSettings, JoinedNode, Session
 from zfabric.shell.node import ClusterPart, NodeMachines
@@ -36,6 +36,7 @@ class ClusterConnection:
         self._node = bytes.fromhex(session.describe()["node"])
         before = session.membership()
         cluster = read_keys(session.cluster_key)
+        self._head = "" if settings.head else head_address(settings)
         pair = read_server_pair(session.cluster_key + HEAD_SUFFIX if settings.head else session.key)
         port = settings.port if before is None else parse_address(before.address)[1]
         self.transport = NodeTransport(
@@ -57,7 +58,7 @@ class ClusterConnection:
         self._held: dict[bytes, list[Envelope]] = {}
         """Messages that wait until the node may send again, by node."""
         if not settings.head:
-            self.transport.join(settings.address, cluster.server, cluster.node)
+            self.transport.join(self._head, cluster.server, cluster.node)
 
     def receive(self, now: float, core: NodeMachines) -> None:
         """Pass on what other nodes have sent."""
@@ -96,7 +97,7 @@ class ClusterConnection:
         """Say why the node ends, for people: with what was tried, if it has not joined."""
         if self.joined or self.part.join.number or self._settings.head or reason.startswith("VersionMismatchError"):
             return reason
-        host, port = parse_address(self._settings.address)
+        host, port = parse_address(self._head)
         trouble = self.transport.trouble() or "a connection was made, and nothing came back"
         return (
             f"ConnectionLostError: the cluster at host {host}, port {port} has not accepted this node: {reason}; last attempt: {trouble}. "

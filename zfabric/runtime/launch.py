@@ -21,7 +21,7 @@ from zfabric.adapters import processes
 from zfabric.config import Config
 from zfabric.exceptions import ConfigError, FabricError
 from zfabric.runtime.logs import tail
-from zfabric.runtime.session import EMBEDDED, KEEP_VARIABLE, STARTED, ClusterSettings, Session, Specification, sweep
+from zfabric.runtime.session import EMBEDDED, KEEP_VARIABLE, STARTED, ClusterSettings, Session, Specification, is_cluster_address, sweep
 
 DAEMON_ENTRY = "zfabric.runtime.daemon:run"
 WORKER_ENTRY = "zfabric.runtime.worker:run"
@@ -237,7 +237,7 @@ def _checked_cluster(cluster: ClusterSettings) -> ClusterSettings:
         cluster = cluster._replace(host=cluster.host or joining.LOOPBACK)
         joining.check_free(cluster.host, cluster.port)
         return cluster
-    local = joining.reach(cluster.address)
+    local = joining.reach(cluster.address) if is_cluster_address(cluster.address) else joining.LOOPBACK
     return cluster._replace(host=cluster.host or local)
 
 

@@ -69,7 +69,8 @@ class ClusterSettings(NamedTuple):
     """What makes a session a node of a cluster of several.
 
     ``head`` says whether it is the head, which has the registry. The daemon listens at ``host`` and ``port`` (0: any free one).
-    ``address`` is the head's ("tcp://host:port"), ``key_file`` the file with the keys of the cluster; the file's content never leaves it.
+    ``address`` is the head's ("tcp://host:port"), or the directory of its session if that has just been started; ``key_file`` is the file
+    with the keys of the cluster, whose content is nowhere else.
     ``name`` is the node's, for people, and ``labels`` are (name, value) pairs. ``hash_seed`` is that of all workers of the cluster.
     """
 

@@ -123,9 +123,9 @@ class LocalCluster:
         self._config = Config.of(settings)
         self._arena_size = object_store_memory if object_store_memory is not None else _arena_bytes(self._config) // nodes
         try:
-            self._launch(True)._wait()
-            started = [self._launch(False) for _ in range(nodes - 1)]
-            for node in started:
+            for index in range(nodes):
+                self._launch(index == 0)
+            for node in self.nodes:
                 node._wait()
         except BaseException:  # Ctrl-C too.
             self.shutdown()
@@ -196,7 +196,7 @@ class LocalCluster:
         self._count += 1
         name = f"node{self._count}"
         pairs = tuple(sorted((self._labels if labels is None else labels).items()))
-        address, key_file = ("", "") if head else (self.address, self.key_file)
+        address, key_file = ("", "") if head else (self.address or self.nodes[0].session_directory, self.key_file)
         launched = launch(
             config=self._config,
             resources=node_resources(
