@@ -18,7 +18,8 @@ from zfabric.config import FRAME_BYTES_MIN
 from zfabric.protocol import messages as m
 from zfabric.protocol import pieces
 from zfabric.protocol.codec import encode
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, call_value
 from zfabric.sim import __main__ as command
 from zfabric.sim import network
 from zfabric.sim.actors import ActorAuthor
@@ -573,6 +574,17 @@ def test_a_task_may_run_to_its_end_if_all_who_had_it_cancelled_and_their_daemon_
 
     world.after(0.1, forget)
     assert (world.run().failure == "") != alive
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_value_in_the_arena_may_outlive_all_messages_about_the_call_that_made_it(restarted: bool) -> None:
+    # Actor and daemon have died, and the caller is told that the outcome is unknown. Others may find the value.
+    world = World(0, faults=STEADY, program=Program((), 0))
+    world.states["daemon restarted"] += restarted
+    unknown = pack_failure("ActorUnavailableError", "its process ended", (("outcome", "unknown"),))
+    world.calls.looked(call_value(bytes(16), 1), m.OK, b"value")
+    with nullcontext() if restarted else pytest.raises(Failure, match="it had ended with"):
+        world.calls.looked(call_value(bytes(16), 0), m.FAILED, unknown)
 
 
 @pytest.mark.parametrize("made_again", [True, False])
