@@ -80,8 +80,17 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
             )
             for row in shown
         ]
-        print_table(("task", "name", "state", ">for", ">attempt", ">pid", "demand"), cells, flexible="name")
+        print_table(*_with_nodes(("task", "name", "state", ">for", ">attempt", ">pid", "demand"), cells, shown), flexible="name")
     _say_more(len(rows) > limit, limit)
+
+
+def _with_nodes(
+    headings: tuple[str, ...], cells: list[tuple[Any, ...]], rows: list[dict[str, Any]]
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Add a column with the node of each row, in a cluster of several."""
+    if not any("node" in row for row in rows):
+        return headings, cells
+    return ("node", *headings), [(row.get("node", ""), *each) for row, each in zip(rows, cells, strict=True)]
 
 
 @click.command(short_help="List the nodes of a cluster, with their addresses and resources.")
@@ -150,7 +159,8 @@ def objects(address: str | None, ended: str | None, limit: int, as_json: bool) -
             )
             for row in shown
         ]
-        print_table(("object", "made by", "state", "where", ">size", ">refs", ">pins", ">in use"), cells, flexible="made by")
+        headings = ("object", "made by", "state", "where", ">size", ">refs", ">pins", ">in use")
+        print_table(*_with_nodes(headings, cells, shown), flexible="made by")
     _say_more(len(rows) > limit, limit)
 
 
@@ -252,11 +262,8 @@ def actors(address: str | None, ended: str | None, limit: int, as_json: bool) ->
             for row in shown
         ]
         where, more = ("namespace",) if spaces else (), _CHECKPOINTS if saved else ()
-        print_table(
-            ("actor", "class", "name", *where, "state", ">pid", ">restarts", ">handles", ">callers", *more, ">memory"),
-            cells,
-            flexible="class",
-        )
+        headings = ("actor", "class", "name", *where, "state", ">pid", ">restarts", ">handles", ">callers", *more, ">memory")
+        print_table(*_with_nodes(headings, cells, shown), flexible="class")
     _say_more(len(rows) > limit, limit)
 
 
@@ -284,7 +291,7 @@ def workers(address: str | None, as_json: bool) -> None:
         for row in rows
     ]
     if cells:
-        print_table((">pid", "state", ">for", "task", ">queued", ">below", ">memory", "holds"), cells, flexible="task")
+        print_table(*_with_nodes((">pid", "state", ">for", "task", ">queued", ">below", ">memory", "holds"), cells, rows), flexible="task")
     else:
         click.echo("There are no workers.")
 

@@ -76,6 +76,8 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.FetchValues,
             m.FetchedValues,
             m.CopyLost,
+            m.Query,
+            m.Answer,
             m.Release,
             m.EndJob,
             m.JobGone,

@@ -37,6 +37,7 @@ from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.locality import Locality
 from zfabric.machines.local_scheduler.nodes.peers import Peers
+from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.nodes.spilling import Spilling
 from zfabric.machines.local_scheduler.nodes.strategies import Strategies
@@ -206,6 +207,7 @@ class LocalScheduler:
         self.reclaiming = Reclaiming(self.tables, self.pool, self.outcomes)
         self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
         self.copies = Copies(self.tables)
+        self.cluster_queries = ClusterQueries(self.tables, self.requests, node)
         self.peers = Peers(
             node,
             self.tables,
@@ -216,6 +218,7 @@ class LocalScheduler:
             self.jobs,
             self.borrowing,
             self.copies,
+            self.cluster_queries,
             daemons,
         )
         self.reports = Reports(
@@ -279,6 +282,7 @@ class LocalScheduler:
         self.jobs.tick(now)
         self.membership.tick(now)
         self.rejoining.tick(now)
+        self.cluster_queries.tick(now)
         self.deliver()
 
     def next_deadline(self) -> float | None:
@@ -296,6 +300,7 @@ class LocalScheduler:
             self.placement_requests.next_deadline(),
             self.starvation.next_deadline(),
             self.spilling.next_deadline(),
+            self.cluster_queries.next_deadline(),
             self.heartbeats.next_deadline(),
             self.actors.next_deadline(),
             self.deadlocks.next_deadline(),
@@ -419,7 +424,8 @@ class LocalScheduler:
             return
         self._write(self.events.take(), ())
         self.dispatcher.end_idle(now)
-        self.reports.answer(now, source, message)
+        if not self.cluster_queries.takes(now, source, message):
+            self.reports.answer(now, source, message)
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
         """Send output of workers to the driver of their job."""

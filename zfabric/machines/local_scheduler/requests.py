@@ -33,6 +33,10 @@ class PendingRequests:
         """Send the control store a message whose first field is a token; ``then`` receives the answer."""
         self.tables.send(self.tables.control_address, message(self._enter(then, about), *fields))
 
+    def ask_at(self, to: Address, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
+        """Send a message like that to another local scheduler, or to this one."""
+        self.tables.send(to, message(self._enter(then, about), *fields))
+
     def ask_head(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
         """Send a message like that to the control store of the cluster's head, which is this node's own in a cluster of one."""
         token = self._enter(then, about)

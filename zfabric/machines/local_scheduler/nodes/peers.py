@@ -10,6 +10,7 @@ from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
+from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -37,6 +38,7 @@ class Peers:
         jobs: Jobs,
         borrowing: Borrowing,
         copies: Copies,
+        cluster_queries: ClusterQueries,
         daemons: int,
     ) -> None:
         self.node = node
@@ -48,6 +50,7 @@ class Peers:
         self.jobs = jobs
         self.borrowing = borrowing
         self.copies = copies
+        self.cluster_queries = cluster_queries
         self.daemons = daemons
         self._version = 0
         self._early: set[bytes] = set()
@@ -120,6 +123,7 @@ class Peers:
             self.jobs.end_job(job, now)
         self.borrowing.node_died(node.token)
         self.jobs.node_died(node.token)
+        self.cluster_queries.node_died(node.token)
 
     def _end_orphans(self, home: bytes, now: float) -> None:
         """Stop the tasks that a dead node had delegated to this one, with all that they submitted: nobody will ever read it."""

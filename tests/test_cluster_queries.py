@@ -1,0 +1,92 @@
+"""Questions about the whole cluster: every node answers for itself, and those that do not are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_alone import DRIVER, OWN, Node
+
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER
+
+SELF, OTHER, THIRD = b"node", b"\x02node B.", b"\x02node C."
+
+
+class Asked(Node):
+    """A node of three, which a tool asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table(SELF, OTHER, THIRD)
+        self.driver()
+        self.sent.clear()
+
+    def table(self, *nodes: bytes) -> None:
+        """Which nodes there are, by the registry."""
+        rows = [(node, number, f"n{number}", "", "", b"", (), (), 0) for number, node in enumerate(nodes, 1)]
+        self.send(MEMBER + OWN, m.NodeTable(10 - len(nodes), tuple(rows)))
+
+    def ask(self, what: str, *arguments: Any) -> dict[bytes, int]:
+        """Ask a question; answer it for this node. Return the tokens with which the other nodes were asked."""
+        self.sent.clear()
+        self.send(CLIENT + DRIVER, m.Query(7, what, arguments))
+        asked = {to: message.token for to, message in self.take(m.Query)}
+        token = asked.pop(LOCAL_SCHEDULER + OWN)
+        self.send(LOCAL_SCHEDULER + OWN, m.Query(token, what, arguments))
+        for to, answer in self.take(m.Answer):
+            self.send(to, answer)
+        return {to[1:]: token for to, token in asked.items()}
+
+    def answers(self) -> list[m.Answer]:
+        """What the tool was answered."""
+        return [answer for _, answer in self.take(m.Answer)]
+
+
+@pytest.fixture
+def node() -> Asked:
+    return Asked()
+
+
+def test_rows_of_all_nodes_come_with_their_nodes(node: Asked) -> None:
+    asked = node.ask("workers")
+    assert set(asked) == {OTHER, THIRD}
+    node.send(LOCAL_SCHEDULER + OTHER, m.Answer(asked[OTHER], ({"pid": 1},), ""))
+    assert node.answers() == []
+    node.send(LOCAL_SCHEDULER + THIRD, m.Answer(asked[THIRD], ({"pid": 1}, {"pid": 2}), ""))
+    (answer,) = node.answers()
+    assert answer.token == 7
+    assert [(row["node"], row["pid"]) for row in answer.payload if row["pid"]] == [("n2", 1), ("n3", 1), ("n3", 2)]
+
+
+def test_a_node_that_does_not_answer_is_named_after_two_seconds(node: Asked) -> None:
+    asked = node.ask("available_resources")
+    node.send(LOCAL_SCHEDULER + OTHER, m.Answer(asked[OTHER], {"CPU": 3.0}, ""))
+    assert node.scheduler.next_deadline() is not None
+    node.now += 2.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    ((_, notice),) = node.take(m.Notice)
+    assert "n3" in notice.text
+    assert [answer.payload["CPU"] for answer in node.answers()] == [4.0]
+
+
+def test_the_death_of_a_node_ends_the_wait_for_its_answer(node: Asked) -> None:
+    asked = node.ask("workers")
+    node.send(LOCAL_SCHEDULER + OTHER, m.Answer(asked[OTHER], (), ""))
+    node.table(SELF, OTHER)
+    assert [answer.token for answer in node.answers()] == [7]
+
+
+def test_what_another_node_asks_is_answered_for_this_one_alone(node: Asked) -> None:
+    node.send(LOCAL_SCHEDULER + OTHER, m.Query(3, "workers", ()))
+    assert node.take(m.Query) == []
+    assert [to for to, _ in node.take(m.Answer)] == [LOCAL_SCHEDULER + OTHER]
+
+
+def test_an_error_of_one_node_is_the_answer(node: Asked) -> None:
+    asked = node.ask("tasks", 10, ("nonsense",))
+    for other, token in asked.items():
+        node.send(LOCAL_SCHEDULER + other, m.Answer(token, None, "tasks: there is no state 'nonsense'"))
+    (answer,) = node.answers()
+    assert "nonsense" in answer.error
