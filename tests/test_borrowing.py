@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_alone import FUNCTION, JOB, OWN, Node, died, row, task_id
+from scheduler_alone import FUNCTION, JOB, OWN, Node, died, ref, row, task_id
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, first_attempt
@@ -263,3 +263,18 @@ def test_a_task_of_another_node_may_submit_its_own_function(node: Executor) -> N
     node.send(CLIENT + worker, m.Submit((row(2),)))
     assert node.take(m.Results) == []
     assert not node.scheduler.tables.tasks[task_id(2)].function.delegated
+
+
+def test_a_value_made_for_its_home_that_was_wanted_and_released_here_is_not_held_there(node: Executor) -> None:
+    """Else its home would hold the value here, and this node the object there, for ever."""
+    made = ref(2)
+    worker = node.delegated(1, made)
+    node.send(CLIENT + worker, m.Hold((made,)))
+    node.send(CLIENT + worker, m.Fetch((made,)))
+    node.end(worker, 1)
+    node.hear(HOME_A, m.Borrowed(1))
+    node.send(CLIENT + worker, m.Release((made,)))
+    node.told(HOME_A)
+    node.hear(HOME_A, m.Delegate(ABOUT, EXPORTED, (row(2),), (), (), (), first_attempt(0, 1)))
+    node.complete(worker, 2, first_attempt(0, 1), m.OK, (4096, 700_000))
+    assert m.Release((made,)) in node.told(HOME_A)

@@ -217,6 +217,16 @@ def test_a_task_that_is_in_its_queue_twice_is_delegated_once() -> None:
     assert len(message.rows) == 1
 
 
+def test_tasks_of_a_job_that_has_ended_are_not_taken_in() -> None:
+    # The third node gave it before it knew of the end, and may have died since: nobody would end the job here once more.
+    node = Node()
+    told(node, 1, HOME, THIRD)
+    node.send(LOCAL_SCHEDULER + HOME, m.EndJob(JOB))
+    node.send(LOCAL_SCHEDULER + THIRD, delegate())
+    assert not node.scheduler.tables.jobs
+    assert not node.scheduler.tables.tasks
+
+
 def test_a_job_that_ends_while_a_node_joins_ends_there_too() -> None:
     node = Node()
     told(node, 1, OTHER)

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from zfabric.sim.node import SimSupervisor
 from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_NODES, applied
-from zfabric.sim.world import Failure, World
+from zfabric.sim.world import Failure, World, WorldResult
 
 SEEDS = range(250)
 VARIANT_SEEDS = 400
@@ -200,16 +201,22 @@ def test_circles_are_made_and_broken_within_processes_and_between_them() -> None
     assert [name for name in command.EXPECTED_OF_CIRCLES if not states[name]] == []
 
 
-@pytest.mark.parametrize(("nodes", "seeds"), [(2, 40), (3, 80), (6, 15)])
+@cache
+def cluster_of(nodes: int, seed: int) -> WorldResult:
+    """Run a world of several nodes, once for all tests."""
+    return command.run_seed(seed, nodes=nodes)
+
+
+@pytest.mark.parametrize(("nodes", "seeds"), [(2, 15), (3, 50), (6, 6)])
 def test_programs_end_with_the_right_values_on_several_nodes(nodes: int, seeds: int) -> None:
-    failures = {seed: outcome.failure for seed in range(seeds) if (outcome := command.run_seed(seed, nodes=nodes)).failure}
+    failures = {seed: outcome.failure for seed in range(seeds) if (outcome := cluster_of(nodes, seed)).failure}
     assert failures == {}
 
 
 def test_every_kind_of_fault_of_nodes_is_reached() -> None:
     missing = set(command.EXPECTED_OF_NODES)
     for seed in range(200):
-        missing -= {name for name, count in command.run_seed(seed, nodes=3).states.items() if count > 0}
+        missing -= {name for name, count in cluster_of(3, seed).states.items() if count > 0}
         if not missing:
             return
     assert missing == set()

@@ -455,6 +455,7 @@ class Outcomes:
             refs = extra[0][index] if extra is not None and index < len(extra[0]) else ()
             self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", False)
             self.announce(record)
+            self.tables.spare.append(record)  # Who had requested it here may have released it meanwhile.
         return value[1]
 
     def _lost_elsewhere(self, task: TaskRecord, node: WorkerRecord, outputs: m.Row) -> None:
