@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +28,7 @@ from zfabric.adapters.arena import Arena, create_arena
 from zfabric.adapters.curve import KeyPair, make_pair
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.adapters.sockets import Transport
-from zfabric.config import Config
+from zfabric.config import Config, MiB
 from zfabric.machines.common.extents import HEADER_BYTES
 from zfabric.machines.local_scheduler.records import ObjectRecord, Stored
 from zfabric.protocol import effects as e
@@ -39,6 +41,7 @@ from zfabric.runtime.storage import Storage
 from zfabric.runtime.transfer import TransferProcess
 from zfabric.shell.node import NodeMachines
 
+CREDIT = Config().transfer_credit
 WRITER = b"\x01writer\x00"
 """The process that puts values."""
 
@@ -267,11 +270,110 @@ class AgentNodes:
         shutil.rmtree(self._base, ignore_errors=True)
 
 
+class RawFrames:
+    """The floor: frames of 1 MiB by nothing but pyzmq, sent without a copy, with one copy into memory at the receiver.
+
+    The receiver is a process of its own, and has as many frames under way as an agent. ``raw_tcp`` is the same by ``sendall`` and
+    ``recv_into``, without frames.
+    """
+
+    def __init__(self, encrypted: bool = True, frames: int = 64) -> None:
+        self._keys, self._theirs = make_pair(), make_pair()
+        self._memory = memoryview(os.urandom(MiB) * frames)
+        self._frames = frames
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        if encrypted:
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret)
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        public, own = (self._keys.public, self._theirs) if encrypted else (b"", KeyPair(b"", b""))
+        what = [port, self._listener.getsockname()[1], frames, *(each.decode() for each in (public, own.public, own.secret))]
+        arguments = [sys.executable, "-m", "perf.transfers"]
+        self._process = subprocess.Popen(arguments, cwd=machine.ROOT, stdin=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        self._reader = self._socket.recv_multipart()[0]
+        self._stream, _ = self._listener.accept()
+        self.mebibytes_per_second(2 * CREDIT)
+
+    def mebibytes_per_second(self, count: int) -> float:
+        """Send so many frames."""
+        begin = time.perf_counter()
+        sent = received = 0
+        while received < count:
+            while sent < count and sent - received < CREDIT:
+                start = sent % self._frames * MiB
+                self._socket.send(self._reader, zmq.SNDMORE)
+                self._socket.send(self._memory[start : start + MiB], copy=False)
+                sent += 1
+            self._socket.recv_multipart()
+            received += 1
+        return count / (time.perf_counter() - begin)
+
+    def raw_tcp(self, count: int) -> float:
+        """Send as much over a plain connection, in MiB a second."""
+        begin = time.perf_counter()
+        for number in range(count):
+            start = number % self._frames * MiB
+            self._stream.sendall(self._memory[start : start + MiB])
+        self._stream.shutdown(socket.SHUT_WR)
+        self._stream.recv(1)
+        rate = count / (time.perf_counter() - begin)
+        self._stream.close()
+        self._stream, _ = self._listener.accept()
+        return rate
+
+    def close(self) -> None:
+        """End the receiver."""
+        self._process.kill()
+        self._process.communicate()
+        self._stream.close()
+        self._listener.close()
+        self._context.destroy(linger=0)
+
+
+def receive_raw(port: int, plain: int, frames: int, server: str, public: str, secret: str) -> None:
+    """The receiver of ``RawFrames``."""
+    memory = memoryview(bytearray(b"x" * (frames * MiB)))
+    threading.Thread(target=_receive_plain, args=(plain, memory), daemon=True).start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    dealer = context.socket(zmq.DEALER)
+    if server:
+        dealer.setsockopt(zmq.CURVE_SERVERKEY, server.encode())
+        dealer.setsockopt(zmq.CURVE_PUBLICKEY, public.encode())
+        dealer.setsockopt(zmq.CURVE_SECRETKEY, secret.encode())
+    dealer.connect(f"tcp://127.0.0.1:{port}")
+    dealer.send(b"")
+    number = 0
+    while True:
+        frame = dealer.recv(copy=False)
+        start = number % frames * MiB
+        memory[start : start + MiB] = frame.buffer
+        dealer.send(b"")
+        number += 1
+
+
+def _receive_plain(port: int, memory: memoryview) -> None:
+    while True:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            start = 0
+            while count := connection.recv_into(memory[start : start + MiB]):
+                start = (start + count) % (len(memory) - MiB)
+            connection.send(b"x")
+
+
 def main() -> None:
-    """Run an agent as the supervisor would."""
+    """Run an agent as the supervisor would, or the receiver of ``RawFrames``."""
     processes.die_with_parent(os.getppid())
     processes.set_name("zf-transfer")
-    directory, daemon, keys, endpoint = json.loads(sys.stdin.readline())
+    what = json.loads(sys.stdin.readline())
+    if len(what) != 4:
+        receive_raw(*what)
+    directory, daemon, keys, endpoint = what
     pair = KeyPair(*(key.encode("latin-1") for key in keys))
     agent = TransferProcess(Session(directory), bytes.fromhex(daemon), pair if pair.secret else None, endpoint)
     print(agent.sockets.address, flush=True)

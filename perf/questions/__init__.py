@@ -34,6 +34,7 @@ MODULES = (
     "import_time",
     "idle",
     "queued_million",
+    "transfer",
     "lineage",
 )
 

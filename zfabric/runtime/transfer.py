@@ -124,16 +124,15 @@ class TransferProcess:
         wait = min([patience, *(max(0.0, each - now) for each in due)])
         if self.sockets.sending:
             wait = min(wait, SENT_EVERY)
-        if self._events or self._post.congested:
-            wait = min(wait, 0.0 if self._events else 0.002)
+        if self._post.congested:
+            wait = min(wait, 0.002)
         ready: dict[Any, int] = dict(zmq_poll(self._post.sources + self.sockets.sources, int(wait * 1000 + 0.999)))
         now = clock()
         if self._post.polled(ready):
             self._receive(now)
         self._receive_chunks(now)
-        events, self._events = self._events, []
-        for message in (*events, *map(m.ChunkSent, self.sockets.sent())):
-            self.machine.step(now, self._shell, message)
+        for object_id in self.sockets.sent():
+            self.machine.step(now, self._shell, m.ChunkSent(object_id))
         self.machine.tick(now)
         self.turn(now)
         self._post.tick(now)
@@ -164,19 +163,25 @@ class TransferProcess:
     def turn(self, now: float) -> None:
         """Perform what the machine decides."""
         outgoing: list[Envelope] = []
-        for effect in self.machine.take_effects(now):
-            if isinstance(effect, e.WriteChunk):
-                self._write(effect)
-            elif isinstance(effect, e.SendChunk):
-                self._send(effect)
-            elif isinstance(effect, e.SealValue):
-                self._seal(effect)
-            elif isinstance(effect, e.Send) and effect.to[:1] != TRANSFER_AGENT:
-                outgoing.append((effect.to[:1], TRANSFER_AGENT, effect.message))
-            elif isinstance(effect, e.Send) and isinstance(effect.message, _TO_SOURCE):
-                self.sockets.ask(effect.to[1:], effect.message, now)
-            elif isinstance(effect, e.Send):
-                self.sockets.answer(effect.to[1:], effect.message)
+        while True:
+            for effect in self.machine.take_effects(now):
+                if isinstance(effect, e.WriteChunk):
+                    self._write(effect)
+                elif isinstance(effect, e.SendChunk):
+                    self._send(effect)
+                elif isinstance(effect, e.SealValue):
+                    self._seal(effect)
+                elif isinstance(effect, e.Send) and effect.to[:1] != TRANSFER_AGENT:
+                    outgoing.append((effect.to[:1], TRANSFER_AGENT, effect.message))
+                elif isinstance(effect, e.Send) and isinstance(effect.message, _TO_SOURCE):
+                    self.sockets.ask(effect.to[1:], effect.message, now)
+                elif isinstance(effect, e.Send):
+                    self.sockets.answer(effect.to[1:], effect.message)
+            if not self._events:
+                break
+            events, self._events = self._events, []
+            for message in events:
+                self.machine.step(now, self._shell, message)
         self._chunks.clear()
         if outgoing:
             self._post.send_envelopes(self._daemon, outgoing, now)

@@ -261,15 +261,21 @@ class Pulls:
         wait there for the slot of this one.
         """
         self._begin(now)
+        spent: set[bytes] = set()
+        """Sources that may send nothing more at present."""
         for request in list(self._hungry.values()):
             if not request.outstanding:
                 self._extend(request, 1)
         for pull in list(self._unrequested.values()):
+            if pull.sources and not pull.requests and spent.issuperset(pull.sources):
+                continue
             if not pull.sources:
                 why = "; ".join(f"node {node.hex()}: {reason}" for node, reason in pull.reasons.items())
                 self._fail(pull, "lost", f"no node has a copy of {short(pull.object_id)}" + (f" ({why})" if why else ""))
             elif pull.requests or any(self._request(pull, source, now) for source in self._unasked(pull)):
                 del self._unrequested[pull.object_id]
+            else:
+                spent.update(pull.sources)
         for request in list(self._hungry.values()):
             self._extend(request, self._credit(request.source))
 
