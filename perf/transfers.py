@@ -375,7 +375,7 @@ def main() -> None:
         receive_raw(*what)
     directory, daemon, keys, endpoint = what
     pair = KeyPair(*(key.encode("latin-1") for key in keys))
-    agent = TransferProcess(Session(directory), bytes.fromhex(daemon), pair if pair.secret else None, endpoint)
+    agent = TransferProcess(Session(directory), bytes.fromhex(daemon), pair, endpoint)
     print(agent.sockets.address, flush=True)
     agent.run()
 

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from faults import descendants, eventually, gone, name_of, query
 
 import zfabric as zf
 from zfabric.runtime.keys import read_keys, read_server_pair
-from zfabric.runtime.session import Session
+from zfabric.runtime.session import Session, find_sessions
 
 LEASE = 2.0
 
@@ -42,6 +43,16 @@ def ports_of(supervisor: int) -> list[str]:
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 inodes.add(os.readlink(entry.path))
     return [address for address, inode in listening().items() if f"socket:[{inode}]" in inodes]
+
+
+def session_of(node: Any) -> Session:
+    """The session of a node."""
+    return next(session for session in find_sessions() if session.supervisor()[0] == node.pid)
+
+
+def agents_of(node: Any) -> list[int]:
+    """The transfer agents of a node."""
+    return [pid for pid in descendants(node.pid) if name_of(pid) == "zf-transfer"]
 
 
 def where(seconds: float = 0.1) -> tuple[str, int, int]:
@@ -104,8 +115,18 @@ def test_a_node_lists_all_and_jobs_of_all_nodes_have_different_numbers(cluster: 
     assert listed == [[(node.node_id, node.name, node.address) for node in cluster.nodes]] * 2
 
 
-def test_a_node_has_one_port_which_is_bound_to_loopback_and_an_embedded_cluster_none(cluster: zf.LocalCluster) -> None:
-    assert [ports_of(node.pid) for node in cluster.nodes] == [[node.address.removeprefix("tcp://")] for node in cluster.nodes]
+def test_each_node_has_a_transfer_agent_which_is_restarted(cluster: zf.LocalCluster) -> None:
+    for node in cluster.nodes:
+        eventually(partial(agents_of, node), "a transfer agent")
+        (first,) = agents_of(node)
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda dead=first, node=node: agents_of(node) not in ([], [dead]), "another one")
+
+
+def test_a_node_has_two_ports_which_are_bound_to_loopback_and_an_embedded_cluster_none(cluster: zf.LocalCluster) -> None:
+    for node in cluster.nodes:
+        transfer = session_of(node).describe()["transfer"]
+        assert sorted(ports_of(node.pid)) == sorted(each.removeprefix("tcp://") for each in (node.address, transfer))
     assert all(node.address.startswith("tcp://127.0.0.1:") for node in cluster.nodes)
     with zf.init("local", num_cpus=1) as context:
         assert ports_of(Session(context["address"]).describe()["supervisor"]) == []

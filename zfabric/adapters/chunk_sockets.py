@@ -63,11 +63,11 @@ class _Source:
 class ChunkSockets:
     """The sockets of one agent, used by one thread that never waits in them.
 
-    ``bound`` is a listening TCP socket's descriptor: its port outlives agents. Without one, the agent listens at ``endpoint``. Without
-    ``keys`` nothing is encrypted and nobody refused: only measurements do that.
+    ``bound`` is a listening TCP socket's descriptor: its port outlives agents. Without one, the agent listens at ``endpoint``. With keys
+    that have no secret half nothing is encrypted, and names are believed: only measurements do that.
     """
 
-    def __init__(self, context: Context, keys: KeyPair | None, endpoint: str, bound: int = -1) -> None:
+    def __init__(self, context: Context, keys: KeyPair, endpoint: str, bound: int = -1) -> None:
         self._context = context
         self._keys = keys
         self.refused: Counter[str] = Counter()
@@ -76,12 +76,10 @@ class ChunkSockets:
         self._by_key: dict[bytes, bytes] = {}
         self._readers: dict[bytes, bytes] = {}
         """The newest connection of each node that reads from this one."""
-        self._nodes: dict[bytes, bytes] = {}
-        """Nodes of connections, where there are no keys."""
         self._sources: dict[bytes, _Source] = {}
         self._unsent: deque[tuple[Any, bytes]] = deque()
         """Chunks whose memory ZeroMQ still reads: (tracker, object id)."""
-        self.authenticator = Authenticator(context) if keys is not None else None
+        self.authenticator = Authenticator(context) if keys.secret else None
         try:
             self.server = self._listen(endpoint, bound)
         except zmq.ZMQError as error:
@@ -95,7 +93,7 @@ class ChunkSockets:
         self._poll()
 
     def _listen(self, endpoint: str, bound: int) -> Socket:
-        if self._keys is None:
+        if not self._keys.secret:
             socket: Socket = self._context.socket(zmq.ROUTER)
             socket.setsockopt(zmq.LINGER, 0)
             socket.bind(endpoint)
@@ -129,10 +127,10 @@ class ChunkSockets:
         row = self._rows.get(node)
         if found is not None or row is None or not row[4]:
             return found
-        if self._keys is None:
+        if not self._keys.secret:
             socket: Socket = self._context.socket(zmq.DEALER)
             socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.ROUTING_ID, row[5])
+            socket.setsockopt(zmq.ROUTING_ID, self._keys.public)
         else:
             socket = curve.dealer(self._context, self._keys, row[5], QUEUED_MAX)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -216,7 +214,7 @@ class ChunkSockets:
 
     def _from_reader(self, parts: list[Any]) -> tuple[bytes, list[Any]] | None:
         connection = parts[0].bytes
-        node = self._by_key.get(connection if self._keys is None else curve.user_of(parts[-1]))
+        node = self._by_key.get(curve.user_of(parts[-1]) if self._keys.secret else connection)
         if node is None:
             return None
         self._readers[node] = connection

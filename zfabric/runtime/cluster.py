@@ -150,7 +150,15 @@ def join_message(
     """Return what a node says of itself when it joins."""
     description = session.describe()
     amounts = tuple(sorted((name, round(amount * RESOURCE_UNIT)) for name, amount in resources.items()))
-    facts = (settings.name or node_name(), int(description["supervisor"]), key, address, "", amounts, settings.labels)
+    facts = (
+        settings.name or node_name(),
+        int(description["supervisor"]),
+        key,
+        address,
+        str(description["transfer"]),
+        amounts,
+        settings.labels,
+    )
     return m.Join(m.PROTOCOL_VERSION, bytes.fromhex(description["node"]), number, *facts, versions(settings.hash_seed))
 
 

@@ -14,7 +14,7 @@ from zfabric.protocol.ids import HEAD
 from zfabric.protocol.messages import Envelope
 from zfabric.runtime.cluster import bound_address, head_address, join_message, own_address, parse_address
 from zfabric.runtime.keys import read_keys, read_server_pair
-from zfabric.runtime.session import HEAD_SUFFIX, ClusterSettings, JoinedNode, Session
+from zfabric.runtime.session import ClusterSettings, JoinedNode, Session
 from zfabric.shell.node import ClusterPart, NodeMachines
 
 _ADMITTED = {
@@ -37,7 +37,7 @@ class ClusterConnection:
         before = session.membership()
         cluster = read_keys(session.cluster_key)
         self._head = "" if settings.head else head_address(settings)
-        pair = read_server_pair(session.cluster_key + HEAD_SUFFIX if settings.head else session.key)
+        pair = read_server_pair(session.pair_of(settings))
         port = settings.port if before is None else parse_address(before.address)[1]
         self.transport = NodeTransport(
             context,

@@ -160,9 +160,9 @@ class Daemon:
 
     def _start_agent(self) -> None:
         """Start the transfer agent, if the node has an arena to copy values to."""
-        description = self.session.describe()
-        if description.get("transfer") and description["arena_size"]:
-            self.supervision.start_agent(self.incarnation, f"{self.session.directory}/key")
+        settings = self.session.cluster()
+        if settings is not None and self.session.describe()["transfer"]:
+            self.supervision.start_agent(self.incarnation, self.session.pair_of(settings))
 
     def _from_thread(self, message: m.Message) -> None:
         """Queue a message for the object store. Called by other threads; it is delivered in the next turn."""

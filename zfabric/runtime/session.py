@@ -82,6 +82,8 @@ class ClusterSettings(NamedTuple):
     name: str
     labels: tuple[tuple[str, str], ...]
     hash_seed: str
+    transfer_port: int = 0
+    """Port of the same host on which the transfer agent listens (0: any free one)."""
 
 
 class JoinedNode(NamedTuple):
@@ -238,6 +240,10 @@ class Session:
         return self._config
 
     # -- the cluster --
+
+    def pair_of(self, settings: ClusterSettings) -> str:
+        """Return the path of the file with this node's own key pair."""
+        return self.cluster_key + HEAD_SUFFIX if settings.head else self.key
 
     def cluster(self) -> ClusterSettings | None:
         """Return what makes this session a node of a cluster of several; None if it is none."""

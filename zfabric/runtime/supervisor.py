@@ -39,7 +39,7 @@ from zfabric.machines.supervisor import RestartPolicy
 from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.runtime import template
 from zfabric.runtime.logs import log, log_path, tail
-from zfabric.runtime.session import EMBEDDED, Session, Specification, new_incarnation
+from zfabric.runtime.session import EMBEDDED, TCP, Session, Specification, new_incarnation
 from zfabric.runtime.supervision import ENDING, Channel
 
 LIFELINE, LOCK = 0, 3
@@ -142,11 +142,11 @@ class Supervisor:
         """Make the arena, write the session's description, and import the modules that are to be shared."""
         size = self._make_arena()
         specification = self._specification
-        transfer = self._listen(specification.transfer) if specification.transfer else ""
         if specification.cluster is not None and not specification.cluster.head:
             from zfabric.runtime.keys import create_server_pair  # Only nodes of a cluster of several need it.
 
             create_server_pair(self._session.key)
+        transfer = self._transfer_endpoint(size)
         self._session.write_description(
             {
                 "protocol": PROTOCOL_VERSION,
@@ -191,8 +191,20 @@ class Supervisor:
                 raise FabricError(f"the object store's {size} bytes of shared memory cannot be made: {error}") from None
         return size
 
+    def _transfer_endpoint(self, arena_size: int) -> str:
+        """Listen for transfer agents of other nodes; return where they reach this one. Empty without an arena, or without other nodes."""
+        cluster = self._specification.cluster
+        if not arena_size or (cluster is None and not self._specification.transfer):
+            return ""
+        if cluster is None:
+            return self._listen(self._specification.transfer)
+        from zfabric.runtime.cluster import bound_address, own_address, parse_address  # Only nodes of a cluster of several need it.
+
+        endpoint = self._listen(bound_address(cluster, cluster.transfer_port).removeprefix(TCP).replace("*", "0"))
+        return own_address(cluster, parse_address(endpoint)[1])
+
     def _listen(self, place: str) -> str:
-        """Listen for transfer agents of other nodes; return the endpoint."""
+        """Listen at "host:port"; return the endpoint."""
         host, _, port = place.rpartition(":")
         try:
             self._transfer = socket.create_server((host, int(port)), backlog=AGENT_BACKLOG)

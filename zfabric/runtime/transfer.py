@@ -87,7 +87,7 @@ class ValueFiles:
 class TransferProcess:
     """One incarnation of a node's transfer agent, under one incarnation of its daemon."""
 
-    def __init__(self, session: Session, daemon: bytes, keys: KeyPair | None, endpoint: str, bound: int = -1) -> None:
+    def __init__(self, session: Session, daemon: bytes, keys: KeyPair, endpoint: str, bound: int = -1) -> None:
         description = session.describe()
         config = session.config()
         self.incarnation = new_incarnation()
