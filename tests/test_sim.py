@@ -313,6 +313,15 @@ def test_outcomes_after_the_death_of_a_driver_are_not_judged(monkeypatch: pytest
     assert any(isinstance(message, m.ActorLocations) and message.rows[0][1] == m.DEAD for _, message in messages)
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_only_the_end_of_a_job_loses_a_ref_inside_an_error(ended: bool) -> None:
+    world = World(0, faults=STEADY, program=Program((), 0))
+    if ended:
+        world.driver.die("killed")
+    with nullcontext() if ended else pytest.raises(Failure, match="no longer exists"):
+        world.invariants.seen_inside(world.nodes[0], call_value(bytes(16), 0), call_value(bytes(16), 1))
+
+
 def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """The statements of a program, of all that it runs, of what that runs, and so on."""
     yield statements

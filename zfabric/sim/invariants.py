@@ -121,8 +121,8 @@ class Invariants:
                 self.world.fail(f"a process is sent another value of {short(identifier)}")
 
     def seen_inside(self, node: Node, identifier: bytes, inner: bytes) -> None:
-        """Check the object of a ref inside an error that a process reads. Only a daemon's death may lose it."""
-        if not node.restarts and node.up and node.daemon.scheduler.tables.find(inner) is None:
+        """Check the object of a ref inside an error that a process reads. Only a daemon's death, or the end of the job, loses it."""
+        if self.world.driver.alive and not node.restarts and node.up and node.daemon.scheduler.tables.find(inner) is None:
             self.world.fail(f"{short(inner)}, which is inside the error of {short(identifier)}, no longer exists")
 
     def after_turn(self, daemon: SimDaemon) -> None:
