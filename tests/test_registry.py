@@ -191,6 +191,12 @@ def test_a_node_that_does_not_fit_is_refused(head: Head, changes: dict[str, Any]
     assert words in refused.text
 
 
+def test_two_nodes_of_one_machine_have_names_of_their_own(head: Head) -> None:
+    for node in (NODE_B, NODE_C, NODE_B):
+        tables = [each for each in head.say(node, join(node)._replace(name="host")) if isinstance(each, m.NodeTable)]
+    assert [row[2] for row in tables[-1].rows] == ["nodeA", "host", "host-3"]
+
+
 def test_no_node_speaks_for_another(head: Head) -> None:
     head.say(NODE_B, join(NODE_B))
     for message in (join(NODE_C), m.RenewLease(NODE_B, 1), m.Leave(NODE_B, "")):

@@ -167,8 +167,10 @@ class Registry:
 
     def _row(self, message: m.Join, number: int) -> Row:
         """The row of ``NodeTable`` for a node that joins."""
+        others = {node.row[2] for identifier, node in self._nodes.items() if identifier != message.node}
+        name = message.name if message.name not in others else f"{message.name}-{number}"
         where = (message.address, message.transfer, message.key)
-        return (message.node, number, message.name, *where, message.resources, message.labels, message.pid)
+        return (message.node, number, name, *where, message.resources, message.labels, message.pid)
 
     def _row_written(self, now: float, about: tuple[Address, bytes], answer: m.Written) -> None:
         """A new node's row is durable, or the disk is full."""
