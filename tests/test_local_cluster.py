@@ -20,6 +20,7 @@ from faults import descendants, eventually, gone, name_of, query
 import zfabric as zf
 from zfabric.runtime.keys import read_keys, read_server_pair
 from zfabric.runtime.session import Session, find_sessions
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LEASE = 2.0
 
@@ -113,6 +114,28 @@ def test_a_node_lists_all_and_jobs_of_all_nodes_have_different_numbers(cluster: 
             run_on_both(cluster)
     assert jobs[0] != jobs[1]
     assert listed == [[(node.node_id, node.name, node.address) for node in cluster.nodes]] * 2
+
+
+def test_options_say_on_which_node_tasks_run(driver: zf.LocalCluster) -> None:
+    def nodes_of(count: int, strategy: object) -> list[str]:
+        remote = zf.remote(where).options(scheduling_strategy=strategy)
+        return [node for node, _, _ in zf.get([remote.remote(0.0) for _ in range(count)], timeout=60)]
+
+    first, second = (node.node_id for node in driver.nodes)
+    assert sorted(nodes_of(6, "SPREAD")) == sorted([first, second] * 3)
+    for soft in (False, True):
+        assert set(nodes_of(3, NodeAffinitySchedulingStrategy(second, soft))) == {second}
+    assert len(nodes_of(1, NodeAffinitySchedulingStrategy("00" * 8, soft=True))) == 1
+    with pytest.raises(zf.TaskUnschedulableError, match="not in this cluster"):
+        nodes_of(1, NodeAffinitySchedulingStrategy("00" * 8, soft=False))
+
+
+def test_recursion_over_two_nodes_of_one_cpu_ends(driver: zf.LocalCluster) -> None:
+    @zf.remote(scheduling_strategy="SPREAD")
+    def fib(n: int) -> int:
+        return n if n < 2 else sum(zf.get([fib.remote(n - 1), fib.remote(n - 2)]))
+
+    assert zf.get(fib.remote(7), timeout=60) == 13
 
 
 def test_each_node_has_a_transfer_agent_which_is_restarted(cluster: zf.LocalCluster) -> None:
