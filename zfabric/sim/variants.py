@@ -510,10 +510,10 @@ def _early_registration_lost(right: Any) -> Any:
 def _functions_sent_once(right: Any) -> Any:
     """A function that one node has received is not sent to others."""
 
-    def send(self: Delegations, queue: Any, node: Any, batch: Any, now: float) -> None:
+    def send(self: Delegations, queue: Any, node: Any, batch: Any) -> None:
         for other in self.tables.nodes.values():
             node.functions |= other.functions
-        right(self, queue, node, batch, now)
+        right(self, queue, node, batch)
 
     return send
 
@@ -581,7 +581,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "death-without-durability": ((Registry, "_end", _said_before_deleted),),
     "lives-on-without-lease": ((Member, "_watch_lease", _lives_on_without_lease),),
     "early-registration-lost": ((Peers, "on_register_node", _early_registration_lost),),
-    "functions-sent-to-one-node": ((Delegations, "_send", _functions_sent_once),),
+    "functions-sent-to-one-node": ((Delegations, "send", _functions_sent_once),),
     "dead-nodes-awaited": ((Jobs, "node_died", _nothing),),
 }
 """name -> patches"""

@@ -10,16 +10,16 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import processes
 from zfabric.api.lifecycle import shutdown
 from zfabric.config import Config
 from zfabric.exceptions import ConfigError
 from zfabric.runtime import interface
-from zfabric.runtime.connect import REGISTER_SECONDS, await_daemon, node_resources
-from zfabric.runtime.launch import Launched, launch
-from zfabric.runtime.session import ClusterSettings
+
+if TYPE_CHECKING:
+    from zfabric.runtime.launch import Launched
 
 MEMORY_SHARE = 0.95
 """The share of the machine's memory that the workers of all nodes may have together."""
@@ -43,6 +43,8 @@ class LocalNode:
 
     def _wait(self) -> LocalNode:
         """Wait until the node has joined. Raises the error for which it could not."""
+        from zfabric.runtime.connect import REGISTER_SECONDS, await_daemon  # It loads ZeroMQ, which no program needs before its cluster.
+
         session = self._launched.session
         await_daemon(session, self._launched.failure, REGISTER_SECONDS)
         membership = session.membership()
@@ -193,6 +195,10 @@ class LocalCluster:
         labels: Mapping[str, str] | None = None,
         object_store_memory: int | None = None,
     ) -> LocalNode:
+        from zfabric.runtime.connect import node_resources
+        from zfabric.runtime.launch import launch
+        from zfabric.runtime.session import ClusterSettings
+
         self._count += 1
         name = f"node{self._count}"
         pairs = tuple(sorted((self._labels if labels is None else labels).items()))
