@@ -278,3 +278,15 @@ def test_a_value_made_for_its_home_that_was_wanted_and_released_here_is_not_held
     node.hear(HOME_A, m.Delegate(ABOUT, EXPORTED, (row(2),), (), (), (), first_attempt(0, 1)))
     node.complete(worker, 2, first_attempt(0, 1), m.OK, (4096, 700_000))
     assert m.Release((made,)) in node.told(HOME_A)
+
+
+def test_a_value_that_is_lost_in_the_turn_in_which_it_is_requested_is_not_sent_empty(node: Executor) -> None:
+    worker = node.delegated(1)
+    node.send(CLIENT + worker, m.Put(((PUT, (4096, 100), (), False),)))
+    node.hear(HOME_A, m.Borrow(1, (PUT,)))
+    node.told(HOME_A)
+    node.scheduler.step(node.now, LOCAL_SCHEDULER + HOME_A, m.FetchValues((PUT,)))
+    node.scheduler.tables.inline.replace(node.scheduler.tables.objects[PUT], None)
+    node.turn()
+    (values,) = node.told(HOME_A)
+    assert values.rows[0][1] == m.FAILED

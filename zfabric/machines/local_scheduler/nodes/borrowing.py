@@ -112,7 +112,8 @@ class Borrowing:
         for home, object_ids in self._take_fetches().items():
             for start in range(0, len(object_ids), ROWS_MAX):
                 self.tables.send_to_node(home, m.FetchValues(tuple(object_ids[start : start + ROWS_MAX])))
-        self._answer()
+        while self.tables.for_nodes:  # A value that turns out to be lost for good is an answer, too.
+            self._answer()
         for home, object_id in self.tables.given_up:
             self._released[home][object_id] = self._last
         self.tables.given_up.clear()
@@ -196,7 +197,10 @@ class Borrowing:
         for node, record in wanted:
             if node not in self.tables.nodes:
                 continue
-            if isinstance(record.value, Elsewhere):
+            if record.status == OK and record.value is None:  # It was lost since it was requested, or found.
+                record.fetchers = (record.fetchers or set()) | {node}
+                self.rebuilding.make_available(record, "evicted")
+            elif isinstance(record.value, Elsewhere):
                 row = (record.object_id, record.status, (record.value.place,), record.contained)
                 self.tables.send_to_node(node, m.FetchedValues((row,), self.homes_of(record.contained)))
             elif isinstance(record.value, Stored) and record.value.size > DURABLE_BYTES_MAX:
