@@ -91,7 +91,7 @@ def _take_back_presumed(right: Any) -> Any:
         answer = right(self, now)
         for each in self.tables.workers.values():
             if each.taking_back:
-                behind = list(each.inflight.values())[1 + len(each.frames) :]
+                behind = list(each.inflight.values())[1 + len(each.blocked_tasks) :]
                 self.outcomes.give_back(behind)
         return answer
 
@@ -204,7 +204,7 @@ def _lent_cpu_not_returned(right: Any) -> Any:
         lent = worker.lent
         worker.lent = False
         right(self, worker, message)
-        worker.lent = lent and bool(worker.frames)
+        worker.lent = lent and bool(worker.blocked_tasks)
 
     return unblocked
 

@@ -528,7 +528,7 @@ class World:
             state = "idle" if top is None else "computes" if top.busy_until is not None else "waits" if top.wait is not None else "runs"
             parts.append(f"{process.name} {state}, {process.machine.unfinished} rows unfinished")
         for worker in daemon.scheduler.tables.workers.values():
-            counts = f"inflight {len(worker.inflight)} frames {len(worker.frames)}"
+            counts = f"inflight {len(worker.inflight)} blocked {len(worker.blocked_tasks)}"
             parts.append(f"record {self.who(worker.token)} state {worker.state} {counts}")
         return parts
 

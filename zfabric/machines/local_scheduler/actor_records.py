@@ -79,7 +79,7 @@ class ActorRecord:
         if worker is None:
             return None
         if not worker.shared:
-            return worker.frames[-1] if worker.frames and self.worker is not None else None
+            return worker.blocked_tasks[-1] if worker.blocked_tasks and self.worker is not None else None
         row = worker.delays.get(self.id)
         if row is None or row is worker.turn:
             return None

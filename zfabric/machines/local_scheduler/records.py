@@ -579,12 +579,12 @@ class WorkerRecord:
 
     __slots__ = (
         "actors",
+        "blocked_tasks",
         "delays",
         "demand",
         "direct",
         "end_reason",
         "environment",
-        "frames",
         "functions",
         "gpus",
         "idle_since",
@@ -627,7 +627,8 @@ class WorkerRecord:
         self.functions: set[bytes] = set()
         self.direct: DirectLease | None = None
         """The direct lease of the driver that submits tasks to it itself, or may still do so."""
-        self.frames: list[BlockedTask] = []
+        self.blocked_tasks: list[BlockedTask] = []
+        """Tasks and calls on its stack that wait, outermost first."""
         self.waits = 0
         """Number of ``Blocked`` and ``Unblocked`` messages it has sent: identifies the wait on top of its stack."""
         self.lent = False
@@ -655,12 +656,12 @@ class WorkerRecord:
     @property
     def behind(self) -> bool:
         """Whether tasks are queued behind the one on top."""
-        return len(self.inflight) > 1 + len(self.frames) and (self.queue is None or not self.queue.concurrency)
+        return len(self.inflight) > 1 + len(self.blocked_tasks) and (self.queue is None or not self.queue.concurrency)
 
     @property
     def blocked(self) -> bool:
         """Whether the task on top of its stack waits."""
-        return bool(self.frames)
+        return bool(self.blocked_tasks)
 
 
 class NodeRecord(WorkerRecord):

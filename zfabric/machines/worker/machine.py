@@ -550,7 +550,7 @@ class Worker:
     def check_invariants(self) -> None:
         """Check that waits, concurrent calls and turns agree with the stack."""
         if len(self.waits) > len(self.stack):
-            raise InvariantViolation("more frames wait than there are")
+            raise InvariantViolation("more items wait than are on the stack")
         gate = self.gate
         if gate is not None and gate.state in (QUIET, TAKING) and any(gate.counts(item) for item in self.running_calls.values()):
             raise InvariantViolation("a moment is taken for a quiet one in which a call runs")

@@ -54,21 +54,21 @@ class Deadlocks:
         worker = self.tables.worker_of(source)
         if worker is None:
             return
-        frame = self.dispatcher.blocked(worker, message)
-        frame.at = now
-        if frame.task_id not in worker.inflight and not worker.shared:
-            frame.actor = next(iter(worker.actors), b"")
+        blocked = self.dispatcher.blocked(worker, message)
+        blocked.at = now
+        if blocked.task_id not in worker.inflight and not worker.shared:
+            blocked.actor = next(iter(worker.actors), b"")
         self.look_later(now)
 
     def on_wait_details(self, now: float, source: Address, message: m.WaitDetails) -> None:
         """Record that a wait is a call's, or for calls."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
-        frame = next((each for each in worker.frames if each.task_id == message.task_id), None) if worker is not None else None
-        if frame is None:
+        blocked = next((each for each in worker.blocked_tasks if each.task_id == message.task_id), None) if worker is not None else None
+        if blocked is None:
             self.tables.counts["refused"] += 1
             return
-        frame.name, frame.certain, frame.callees = message.name, message.certain, dict(message.callees)
+        blocked.name, blocked.certain, blocked.callees = message.name, message.certain, dict(message.callees)
 
     def on_host_delays(self, now: float, source: Address, message: m.HostDelays) -> None:
         """Record calls that last in a process that actors share."""
@@ -94,30 +94,30 @@ class Deadlocks:
         """Follow each wait once, after it has lasted for ``LOOKS`` checks."""
         if self._look_at is None or now < self._look_at:
             return
-        frames = {(frame.task_id, frame.wanted): frame for frame in self._frames()}
-        self._found = {wait: self._found.get(wait, 0) + 1 for wait in frames}
-        self.warned = {circle: text for circle, text in self.warned.items() if all(wait in frames for wait in circle)}
+        waits = {(blocked.task_id, blocked.wanted): blocked for blocked in self._blocked_tasks()}
+        self._found = {wait: self._found.get(wait, 0) + 1 for wait in waits}
+        self.warned = {circle: text for circle, text in self.warned.items() if all(wait in waits for wait in circle)}
         for wait, looks in self._found.items():
             if looks == LOOKS:
-                self._follow_one(frames[wait])
+                self._follow_one(waits[wait])
         self._look_at = now + LOOK_EVERY if any(looks < LOOKS for looks in self._found.values()) else None
 
-    def _frames(self) -> Iterator[BlockedTask]:
+    def _blocked_tasks(self) -> Iterator[BlockedTask]:
         """All waits, if there are any actors."""
         workers = self.tables.workers.values()
         if not any(worker.actors for worker in workers):
             return
         for worker in workers:
-            yield from worker.frames
+            yield from worker.blocked_tasks
             for actor_id in worker.delays:
                 record = self.tables.actors.get(actor_id)
-                frame = record.wait() if record is not None else None
-                if frame is not None:
-                    yield frame
+                blocked = record.wait() if record is not None else None
+                if blocked is not None:
+                    yield blocked
 
-    def _follow_one(self, frame: BlockedTask) -> None:
-        frames, text = self._follow(frame, True)
-        circle = frozenset((each.task_id, each.wanted) for each in frames)
+    def _follow_one(self, blocked: BlockedTask) -> None:
+        waits, text = self._follow(blocked, True)
+        circle = frozenset((each.task_id, each.wanted) for each in waits)
         if not circle or circle in self.warned:
             return
         self.tables.counts["circles"] += 1
@@ -126,7 +126,7 @@ class Deadlocks:
             "return the ref instead of waiting for its value, or give get() a timeout."
         )
         self.warned[circle] = text
-        jobs: dict[JobRecord, None] = {home.job: None for each in frames if (home := self._worker_of(each)) is not None and home.job}
+        jobs: dict[JobRecord, None] = {home.job: None for each in waits if (home := self._worker_of(each)) is not None and home.job}
         drivers = [job.driver for job in jobs if job.driver is not None]
         for driver in drivers:
             self.tables.send_to_client(driver, m.Notice("warning", text))
@@ -135,35 +135,35 @@ class Deadlocks:
 
     # -- following --
 
-    def circle(self, frame: BlockedTask) -> str:
+    def circle(self, blocked: BlockedTask) -> str:
         """Description of the circle that a wait is in, as far as it is known; empty if it is in none."""
-        return self._follow(frame, False)[1]
+        return self._follow(blocked, False)[1]
 
-    def _follow(self, frame: BlockedTask, lasting: bool) -> tuple[tuple[BlockedTask, ...], str]:
+    def _follow(self, blocked: BlockedTask, lasting: bool) -> tuple[tuple[BlockedTask, ...], str]:
         """The waits of a circle, beginning with this one, and its description; both empty if there is no circle.
 
         ``lasting``: accept only a circle that no member ends by going on.
         """
-        start = self._name_of(frame)
-        agenda: list[tuple[tuple[BlockedTask, ...], tuple[str, ...]]] = [((frame,), (start,))]
+        start = self._name_of(blocked)
+        agenda: list[tuple[tuple[BlockedTask, ...], tuple[str, ...]]] = [((blocked,), (start,))]
         waiting: set[bytes] = set()
         objects: set[bytes] = set()
         while agenda:
-            frames, path = agenda.pop()
-            last = frames[-1]
+            waits, path = agenda.pop()
+            last = waits[-1]
             if lasting and not self._lasts(last):
                 continue
             for identifier in last.wanted:
                 for following, between in self._behind(last, identifier, objects, lasting):
-                    if following.task_id == frame.task_id:
-                        return frames, " -> ".join((*path, *between, start))
+                    if following.task_id == blocked.task_id:
+                        return waits, " -> ".join((*path, *between, start))
                     if following.task_id not in waiting:
                         waiting.add(following.task_id)
-                        agenda.append(((*frames, following), (*path, *between, self._name_of(following))))
+                        agenda.append(((*waits, following), (*path, *between, self._name_of(following))))
         return (), ""
 
     def _behind(
-        self, frame: BlockedTask, identifier: bytes, seen: set[bytes], lasting: bool
+        self, blocked: BlockedTask, identifier: bytes, seen: set[bytes], lasting: bool
     ) -> Iterator[tuple[BlockedTask, tuple[str, ...]]]:
         """Waits that a wait for this object depends on, each with the names of the tasks between.
 
@@ -176,7 +176,7 @@ class Deadlocks:
             found = self.tables.find(each)
             if found is not None and found.status != PENDING:
                 continue
-            actor_id = self.callee(frame if each is identifier else None, each)
+            actor_id = self.callee(blocked if each is identifier else None, each)
             task = found.task if found is not None and not actor_id else None
             waits: BlockedTask | None = None
             if actor_id:
@@ -189,29 +189,29 @@ class Deadlocks:
             if waits is not None:
                 yield waits, between
 
-    def _lasts(self, frame: BlockedTask) -> bool:
+    def _lasts(self, blocked: BlockedTask) -> bool:
         """Whether a wait has lasted for a while and, as far as is known, ends only once all its objects exist."""
-        if self._found.get((frame.task_id, frame.wanted), 0) < LOOKS:
+        if self._found.get((blocked.task_id, blocked.wanted), 0) < LOOKS:
             return False  # It will be followed itself.
-        task, worker = self.tables.tasks.get(frame.task_id), self._worker_of(frame)
-        return frame.certain and worker is not None and not worker.kill_reason and not (task is not None and _ends_by_itself(task))
+        task, worker = self.tables.tasks.get(blocked.task_id), self._worker_of(blocked)
+        return blocked.certain and worker is not None and not worker.kill_reason and not (task is not None and _ends_by_itself(task))
 
-    def _worker_of(self, frame: BlockedTask) -> WorkerRecord | None:
+    def _worker_of(self, blocked: BlockedTask) -> WorkerRecord | None:
         """The worker on which a task or call waits."""
-        task, actor = self.tables.tasks.get(frame.task_id), self.tables.actors.get(frame.actor)
+        task, actor = self.tables.tasks.get(blocked.task_id), self.tables.actors.get(blocked.actor)
         return task.worker if task is not None else actor.worker if actor is not None else None
 
-    def callee(self, frame: BlockedTask | None, identifier: bytes) -> bytes:
+    def callee(self, blocked: BlockedTask | None, identifier: bytes) -> bytes:
         """The actor whose call will make an object; empty if there is none, or if it is unknown."""
-        found = frame.callees.get(identifier, b"") if frame is not None else b""
+        found = blocked.callees.get(identifier, b"") if blocked is not None else b""
         return found or self.tables.promises.actor(identifier)
 
-    def _name_of(self, frame: BlockedTask) -> str:
+    def _name_of(self, blocked: BlockedTask) -> str:
         """Name of a waiting task or call, as users see it."""
-        task, actor = self.tables.tasks.get(frame.task_id), self.tables.actors.get(frame.actor)
+        task, actor = self.tables.tasks.get(blocked.task_id), self.tables.actors.get(blocked.actor)
         if task is not None or actor is None:
-            return task.name if task is not None else frame.name
-        return f"{frame.name or actor.class_name} ({actor.name or brief(actor.id)})"
+            return task.name if task is not None else blocked.name
+        return f"{blocked.name or actor.class_name} ({actor.name or brief(actor.id)})"
 
 
 def _ends_by_itself(task: TaskRecord) -> bool:

@@ -65,7 +65,7 @@ class Diagnoses:
         actor = self.actors.records.get(subject[:TASK_BYTES])
         if actor is not None:
             task = actor.task
-            return self.actor_reports.explain(actor, lambda frame: self._wanted_by(frame), lambda: self._explain_task(task, subject).reason)
+            return self.actor_reports.explain(actor, self._wanted_by, lambda: self._explain_task(task, subject).reason)
         record: AnyObject | None = None
         if len(subject) == OBJECT_BYTES:
             record = tables.find(subject)
@@ -111,9 +111,9 @@ class Diagnoses:
             return Diagnosis(subject, state, reason, tuple(facts))
         if task.state == ASSIGNED and task.worker is not None:
             facts.append(("worker", str(task.worker.pid)))
-            frame = next((frame for frame in task.worker.frames if frame.task_id == task.id), None)
-            if frame is not None:
-                return Diagnosis(subject, state, self._wanted_by(frame), tuple(facts))
+            blocked = next((blocked for blocked in task.worker.blocked_tasks if blocked.task_id == task.id), None)
+            if blocked is not None:
+                return Diagnosis(subject, state, self._wanted_by(blocked), tuple(facts))
             if state == "running":
                 return Diagnosis(subject, state, f"runs on worker {task.worker.pid}", tuple(facts))
             return Diagnosis(subject, state, f"is next on worker {task.worker.pid}, behind what it runs now", tuple(facts))
@@ -145,21 +145,21 @@ class Diagnoses:
                 running = running_task(worker)
                 if running is not None:
                     parts.append(f"worker {worker.pid} runs {running.name}")
-                elif worker.frames:
-                    wanted = worker.frames[-1].wanted
-                    first = self._maker(wanted[0], worker.frames[-1]) if wanted else "nothing"
+                elif worker.blocked_tasks:
+                    wanted = worker.blocked_tasks[-1].wanted
+                    first = self._maker(wanted[0], worker.blocked_tasks[-1]) if wanted else "nothing"
                     parts.append(f"worker {worker.pid} waits for {first}")
         more = f"; and {len(parts) - 8} more" if len(parts) > 8 else ""
         return "held by: " + ("; ".join(parts[:8]) + more if parts else "nobody")
 
-    def _wanted_by(self, frame: BlockedTask) -> str:
+    def _wanted_by(self, blocked: BlockedTask) -> str:
         """The objects that a blocked task or call waits for, and the circle if it waits for itself in the end."""
-        names = [f"{brief(identifier)} ({self._maker(identifier, frame)})" for identifier in frame.wanted]
-        circle = self.deadlocks.circle(frame)
+        names = [f"{brief(identifier)} ({self._maker(identifier, blocked)})" for identifier in blocked.wanted]
+        circle = self.deadlocks.circle(blocked)
         return blocked_on(names) + (f"; it waits for itself: {circle}" if circle else "")
 
-    def _maker(self, object_id: bytes, frame: BlockedTask | None = None) -> str:
-        call = self.actor_reports.call_of(self.deadlocks.callee(frame, object_id))
+    def _maker(self, object_id: bytes, blocked: BlockedTask | None = None) -> str:
+        call = self.actor_reports.call_of(self.deadlocks.callee(blocked, object_id))
         if call:
             return call
         record = self.tables.find(object_id)
@@ -175,7 +175,7 @@ class Diagnoses:
         """One of ``TASK_STATES``."""
         if task.state == ASSIGNED:
             worker = task.worker
-            waiting = worker is not None and any(frame.task_id == task.id for frame in worker.frames)
+            waiting = worker is not None and any(blocked.task_id == task.id for blocked in worker.blocked_tasks)
             running = worker is not None and running_task(worker) is task
             return "blocked" if waiting else "running" if running else "assigned"
         if task.state == READY and not self.pool.fits_total(self.tables.queue_of(task).demand):
@@ -192,7 +192,7 @@ class Diagnoses:
         if state == "running" and worker is not None:
             since = running_since(worker)
         elif state == "blocked" and worker is not None:
-            since = next((frame.at for frame in worker.frames if frame.task_id == task.id), None)
+            since = next((blocked.at for blocked in worker.blocked_tasks if blocked.task_id == task.id), None)
         elif task.state != DONE and task.block is not None:
             since = task.block.since
         return None if since is None else max(0.0, now - since)
@@ -208,7 +208,7 @@ class Diagnoses:
 
 def running_since(worker: WorkerRecord) -> float:
     """When the task that runs now began: its worker had ended another task, or the one below had blocked."""
-    return max([worker.last_progress, *(frame.at for frame in worker.frames if frame.at is not None)])
+    return max([worker.last_progress, *(blocked.at for blocked in worker.blocked_tasks if blocked.at is not None)])
 
 
 def span(seconds: float) -> str:
@@ -249,7 +249,7 @@ def object_row(record: AnyObject) -> dict[str, Any]:
 
 def running_task(worker: WorkerRecord) -> TaskRecord | None:
     """The task that a worker runs: the first in flight there that is not blocked."""
-    waiting = {frame.task_id for frame in worker.frames}
+    waiting = {blocked.task_id for blocked in worker.blocked_tasks}
     return next((task for identifier, task in worker.inflight.items() if identifier not in waiting), None)
 
 
@@ -265,7 +265,7 @@ def _error_of(task: TaskRecord) -> str:
 
 def _explain_worker(worker: WorkerRecord, subject: bytes) -> Diagnosis:
     running = running_task(worker)
-    reason = f"runs {running.name}" if running is not None else "waits in get" if worker.frames else WORKER_STATES[worker.state]
+    reason = f"runs {running.name}" if running is not None else "waits in get" if worker.blocked_tasks else WORKER_STATES[worker.state]
     return Diagnosis(subject, WORKER_STATES[worker.state], reason, (("pid", str(worker.pid)), ("in flight", str(len(worker.inflight)))))
 
 

@@ -231,13 +231,13 @@ class Reports:
             rows.append(
                 {
                     "pid": worker.pid,
-                    "state": "blocked" if worker.frames and running is None else WORKER_STATES[worker.state],
+                    "state": "blocked" if worker.blocked_tasks and running is None else WORKER_STATES[worker.state],
                     "seconds": max(0.0, now - since),
                     "job": worker.job.id.hex() if worker.job is not None else "",
                     "task": running.name if running is not None else "",
                     "task_id": running.id.hex() if running is not None else "",
-                    "queued": max(0, len(worker.inflight) - len(worker.frames) - (1 if running is not None else 0)),
-                    "depth": len(worker.frames),
+                    "queued": max(0, len(worker.inflight) - len(worker.blocked_tasks) - (1 if running is not None else 0)),
+                    "depth": len(worker.blocked_tasks),
                     "demand": amounts(tuple(pair for pair in worker.demand if not (worker.lent and pair[0] == "CPU"))),
                     "lent": amounts(tuple(pair for pair in worker.demand if worker.lent and pair[0] == "CPU")),
                     "gpus": list(worker.gpus),
@@ -257,7 +257,7 @@ class Reports:
             share = len(self.tables.tasks) / seen
             states = {name: round(count * share) for name, count in states.items()}
         for worker in self.tables.workers.values():
-            blocked = sum(frame.task_id in worker.inflight for frame in worker.frames)  # Calls of actors wait, too, and are not tasks.
+            blocked = sum(each.task_id in worker.inflight for each in worker.blocked_tasks)  # Calls of actors wait, too, and are not tasks.
             running = running_task(worker) is not None
             states["blocked"] += blocked
             states["running"] += running

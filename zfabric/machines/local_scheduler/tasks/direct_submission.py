@@ -71,7 +71,7 @@ class DirectSubmissions:
             return
         if not queue.light:
             return  # A task without a scheduled lease may use one CPU too many, but no other resource.
-        if worker.state != LEASED or worker.frames or worker.process is None or len(worker.inflight) != 1:
+        if worker.state != LEASED or worker.blocked_tasks or worker.process is None or len(worker.inflight) != 1:
             return
         lease = worker.direct
         if lease is None:

@@ -65,7 +65,7 @@ class Dispatcher:
         self.direct = direct
         self.pool = pool
         self.workers = workers
-        self._frames: dict[bytes, BlockedTask] = {}
+        self._blocked: dict[bytes, BlockedTask] = {}
         """Blocked tasks by id: an index over the stacks of all workers."""
         self._starved = False
         self.starved = False
@@ -85,7 +85,7 @@ class Dispatcher:
         self._unfinished = self.workers.held_up = False
         queues = [queue for queue in self.tables.queues.values() if queue.tasks and not queue.away]
         for worker in self.tables.workers.values():
-            if worker.frames:
+            if worker.blocked_tasks:
                 blocked.append(worker)
             elif worker.state == LEASED and not worker.inflight:
                 if worker.gpus and worker.queue is not None and worker.queue.tasks and not self._starved:
@@ -134,7 +134,7 @@ class Dispatcher:
             self._serve_async(queue, now)
             return
         if top_up:
-            serving = [worker for worker in queue.leased.values() if worker.state == LEASED and not worker.frames]
+            serving = [worker for worker in queue.leased.values() if worker.state == LEASED and not worker.blocked_tasks]
             for worker in serving:
                 if not queue.tasks:
                     return
@@ -293,15 +293,15 @@ class Dispatcher:
     def abandon(self, worker: WorkerRecord) -> None:
         """Empty the stack of a worker that is to end with its job. Its resources are free once it is proved dead."""
         self.direct.end(worker)
-        for frame in worker.frames:
-            self._frames.pop(frame.task_id, None)
-        worker.frames.clear()
+        for blocked in worker.blocked_tasks:
+            self._blocked.pop(blocked.task_id, None)
+        worker.blocked_tasks.clear()
 
     def release(self, worker: WorkerRecord) -> None:
         """Return the resources of a worker to the pool."""
         self.direct.end(worker)
-        for frame in worker.frames:
-            self._frames.pop(frame.task_id, None)
+        for blocked in worker.blocked_tasks:
+            self._blocked.pop(blocked.task_id, None)
         gpus = dict(worker.demand).get("GPU", 0)
         if worker.queue is not None:
             worker.queue.leased.pop(worker.token, None)
@@ -353,7 +353,7 @@ class Dispatcher:
 
     def _may_run_long(self, worker: WorkerRecord, now: float) -> bool:
         """Whether the running task may take long, so that nothing should wait behind it."""
-        waiting = {frame.task_id for frame in worker.frames}
+        waiting = {blocked.task_id for blocked in worker.blocked_tasks}
         running = next((task for task in worker.inflight.values() if task.id not in waiting), None)
         mean = running.function.mean if running is not None else 0.0
         if running is not None and running.rare is not None and (running.rare.buried or running.rare.crashes or running.rare.running_on):
@@ -458,7 +458,7 @@ class Dispatcher:
             record = self.tables.find(object_id)
             values.append(places.get(object_id, record.value if record is not None else None))
         details = (0, task.attempt, within_row(values, self.tables.config.row_bytes), worker.gpus)
-        self._to(worker, m.Dispatch((task.row,), (details,), worker.waits if worker.frames else 0))
+        self._to(worker, m.Dispatch((task.row,), (details,), worker.waits if worker.blocked_tasks else 0))
 
     # -- blocked workers --
 
@@ -473,10 +473,10 @@ class Dispatcher:
         worker.waits += 1
         task = worker.inflight.get(message.task_id)
         buried = task is not None and task.rare is not None and task.rare.buried
-        frame = BlockedTask(message.task_id, message.wanted, message.inline and not buried)
-        worker.frames.append(frame)
-        self._frames[frame.task_id] = frame
-        return frame
+        blocked = BlockedTask(message.task_id, message.wanted, message.inline and not buried)
+        worker.blocked_tasks.append(blocked)
+        self._blocked[blocked.task_id] = blocked
+        return blocked
 
     def _returned_early(self, worker: WorkerRecord, task_id: bytes) -> None:
         """Note a returned task whose driver may not have reported yet that it submitted it."""
@@ -493,10 +493,10 @@ class Dispatcher:
         """Pop a task that waits no longer. It goes on at once even if its CPU is lent: others finish what they have begun."""
         self._withdraw_unsent(worker)
         worker.waits += 1
-        if worker.frames and worker.frames[-1].task_id == message.task_id:
-            worker.frames.pop()
-            self._frames.pop(message.task_id, None)
-        if not worker.frames and worker.lent:
+        if worker.blocked_tasks and worker.blocked_tasks[-1].task_id == message.task_id:
+            worker.blocked_tasks.pop()
+            self._blocked.pop(message.task_id, None)
+        if not worker.blocked_tasks and worker.lent:
             self.pool.acquire(_cpu_of(worker.demand))
             worker.lent = False
 
@@ -507,18 +507,18 @@ class Dispatcher:
 
     def frame_of(self, task_id: bytes) -> BlockedTask | None:
         """The wait of a task, if it waits."""
-        return self._frames.get(task_id)
+        return self._blocked.get(task_id)
 
     def _serve_blocked(self, worker: WorkerRecord, now: float) -> None:
-        frame = worker.frames[-1]
-        if len(worker.inflight) > len(worker.frames):
+        blocked = worker.blocked_tasks[-1]
+        if len(worker.inflight) > len(worker.blocked_tasks):
             return  # Something runs on top of it.
         cpu = _cpu_of(worker.demand)
         fits = not worker.lent or self.pool.fits(cpu)
-        news = fits if frame.found else frame.searched != self.tables.became_ready
-        if frame.inline and news and len(worker.frames) < self.tables.config.inline_depth:
-            batch = self._wanted_ready(frame, worker)
-            frame.found = bool(batch) and not fits
+        news = fits if blocked.found else blocked.searched != self.tables.became_ready
+        if blocked.inline and news and len(worker.blocked_tasks) < self.tables.config.inline_depth:
+            batch = self._wanted_ready(blocked, worker)
+            blocked.found = bool(batch) and not fits
             if batch and fits:
                 if worker.lent:
                     self.pool.acquire(cpu)
@@ -529,24 +529,24 @@ class Dispatcher:
             self.pool.release(cpu)
             worker.lent = True
 
-    def _wanted_ready(self, frame: BlockedTask, worker: WorkerRecord) -> list[TaskRecord]:
+    def _wanted_ready(self, blocked: BlockedTask, worker: WorkerRecord) -> list[TaskRecord]:
         """Ready tasks that the blocked task needs, directly or through others, as many as may run now.
 
         The search visits a limited number of objects per turn. Until it has ended, the task counts as one that may need another worker.
         """
         find = self.tables.find
-        if frame.since < 0:
-            frame.since, frame.position, frame.seen = self.tables.became_ready, 0, set()
-            frame.barring = len(frame.wanted) > INLINE_SEARCH_MAX
-        agenda, seen = frame.agenda, frame.seen
+        if blocked.since < 0:
+            blocked.since, blocked.position, blocked.seen = self.tables.became_ready, 0, set()
+            blocked.barring = len(blocked.wanted) > INLINE_SEARCH_MAX
+        agenda, seen = blocked.agenda, blocked.seen
         batch: list[TaskRecord] = []
         work = 0.0
         config = self.tables.config
         looked = 0
         while looked < INLINE_SEARCH_MAX and len(batch) < config.prefetch_tasks:
             if not agenda:
-                agenda += reversed(frame.wanted[frame.position : frame.position + INLINE_SEARCH_MAX])
-                frame.position += len(agenda)
+                agenda += reversed(blocked.wanted[blocked.position : blocked.position + INLINE_SEARCH_MAX])
+                blocked.position += len(agenda)
                 if not agenda:
                     break
             looked += 1
@@ -554,24 +554,24 @@ class Dispatcher:
             record = find(object_id)
             task = record.task if record is not None else None
             if record is not None and record.home:
-                frame.barring = True  # Another node makes it, where what it needs may wait for workers of this one.
+                blocked.barring = True  # Another node makes it, where what it needs may wait for workers of this one.
             if is_call(object_id):
-                frame.barring = True  # An actor will run it, which may yet have to be made: not on this worker.
+                blocked.barring = True  # An actor will run it, which may yet have to be made: not on this worker.
             if task is None or object_id in seen:
                 continue
             seen.add(object_id)
             if task.state == WAITING:
                 agenda.extend(task.row[3])
             elif task.state == ASSIGNED:
-                waiting = self._frames.get(task.id)
+                waiting = self._blocked.get(task.id)
                 if waiting is not None:
                     agenda.extend(waiting.wanted)
                 if task.worker is not None and task.worker.remote:
-                    frame.barring = True
+                    blocked.barring = True
                 if task.function.concurrency or (waiting is not None and not waiting.inline):
-                    frame.barring = True  # In an event loop, or in threads, it may wait for objects that are not reported.
+                    blocked.barring = True  # In an event loop, or in threads, it may wait for objects that are not reported.
             elif task.state == READY and not self._may_run_inline(task, worker):
-                frame.barring = True
+                blocked.barring = True
             elif task.state == READY:
                 mean = task.function.mean
                 if batch and (mean is None or work + mean > config.prefetch_seconds):
@@ -579,11 +579,11 @@ class Dispatcher:
                 if task not in batch:
                     batch.append(task)
                     work += mean or config.prefetch_seconds
-        whole = not agenda and frame.position >= len(frame.wanted)
-        frame.barred = frame.barring or not (batch or whole)
+        whole = not agenda and blocked.position >= len(blocked.wanted)
+        blocked.barred = blocked.barring or not (batch or whole)
         if batch or whole:
-            frame.searched = -1 if batch else frame.since
-            frame.since = -1
+            blocked.searched = -1 if batch else blocked.since
+            blocked.since = -1
             agenda.clear()
         else:
             self._unfinished = True

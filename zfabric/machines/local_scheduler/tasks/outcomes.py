@@ -644,7 +644,7 @@ class Outcomes:
                 self.renumber(task)
                 self.make_ready(task, front=True)
         worker.inflight.clear()
-        worker.frames.clear()
+        worker.blocked_tasks.clear()
         return {prefix for task in inflight if task.state != DONE for prefix in prefixes_of(task)}
 
     def suspect(self, worker: WorkerRecord, executing: bytes) -> TaskRecord | None:
@@ -652,7 +652,7 @@ class Outcomes:
         if executing:
             return worker.inflight.get(executing)
         inflight = worker.inflight.values()
-        waiting = {frame.task_id for frame in worker.frames}
+        waiting = {blocked.task_id for blocked in worker.blocked_tasks}
         return next((task for task in inflight if task.id not in waiting), None) if not waiting else None
 
     def _crashed(self, task: TaskRecord, worker: WorkerRecord, died: Crash) -> None:

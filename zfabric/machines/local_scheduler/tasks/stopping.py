@@ -95,7 +95,7 @@ class Stopping:
         worker = task.rare.running_on if task.rare is not None else None
         if worker is None or not worker.pid or worker.shared:
             return False
-        waits = any(frame.task_id == task.id for frame in worker.frames)
+        waits = any(blocked.task_id == task.id for blocked in worker.blocked_tasks)
         self.tables.effects.append(KillProcess(worker.pid, reason, b"" if waits else task.id))
         return True
 
@@ -244,7 +244,7 @@ class Stopping:
             self.tables.send_to_control(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
         elif task.rare.stopped == "force":
             reason = f"task {task.name} was cancelled by force"
-            if any(frame.task_id == task_id for frame in worker.frames) and worker.pid:
+            if any(blocked.task_id == task_id for blocked in worker.blocked_tasks) and worker.pid:
                 worker.kill_reason = "cancelled"
                 self.tables.effects.append(KillProcess(worker.pid, reason))
                 return

@@ -79,10 +79,10 @@ class WorkerPool:
         may_run_inline = queue.light and queue.tasks[0].function.inline
         plain = others = 0
         for worker in self.tables.workers.values():
-            if worker.frames:
-                frame = worker.frames[-1]
+            if worker.blocked_tasks:
+                blocked = worker.blocked_tasks[-1]
                 same = may_run_inline and worker.job is queue.job and worker.environment == queue.environment
-                if same and frame.inline and not frame.barred and len(worker.frames) < depth:
+                if same and blocked.inline and not blocked.barred and len(worker.blocked_tasks) < depth:
                     plain += 1
                 else:
                     others += 1
