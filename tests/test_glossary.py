@@ -102,6 +102,17 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value.value
 
 
+SECOND_MEANINGS = {"frame": "blocked_tasks", "frames": "blocked_tasks", "turns": "baton"}
+"""Names that once meant something else in the machines than in the glossary, with what is to be written instead."""
+
+
+def second_meanings(source: str) -> Iterator[str]:
+    """Names with a second meaning in a module, with their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME and (instead := SECOND_MEANINGS.get(token.string.strip("_"))):
+            yield f"line {token.start[0]}: {token.string} (write {instead})"
+
+
 def retired(text: str) -> str | None:
     """The first retired word in a text, as it stands there."""
     for word in RETIRED:
@@ -134,6 +145,20 @@ def test_a_term_is_one_sentence_with_a_place_in_the_source(name: str, meaning: s
 def test_revised_files_have_no_retired_words(path: Path) -> None:
     texts = comments(path) if path.suffix == ".py" else enumerate(path.read_text().splitlines(), 1)
     assert [f"line {line}: {word}" for line, text in texts if (word := retired(text)) is not None] == []
+
+
+@pytest.mark.parametrize(
+    "role", sorted(each.name for each in (ROOT / "zfabric/machines").iterdir() if each.is_dir() and each.name != "common")
+)
+def test_a_term_has_one_meaning_in_the_machines(role: str) -> None:
+    """Only ``common`` has frames: those of links."""
+    modules = sorted((ROOT / "zfabric/machines" / role).rglob("*.py"))
+    assert {str(each): found for each in modules if (found := list(second_meanings(each.read_text())))} == {}
+
+
+def test_second_meanings_are_found() -> None:
+    source = "def f(worker, frame):\n    return worker.frames, worker._turns, worker.turn, 'frame'  # frame\n"
+    assert [each.split()[1:3] for each in second_meanings(source)] == [["1:", "frame"], ["2:", "frames"], ["2:", "_turns"]]
 
 
 def test_retired_words_are_found_in_comments_docstrings_and_across_lines(tmp_path: Path) -> None:

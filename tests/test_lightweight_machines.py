@@ -1,4 +1,4 @@
-"""Lightweight actors in the machines alone: placement and end by the scheduler; turns in their process."""
+"""Lightweight actors in the machines alone: placement and end by the scheduler; the baton in their process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from scheduler_alone import CLIENT, DRIVER, OWN, Node, ref, task_id
 
 from zfabric.config import Config
 from zfabric.machines.worker.actor_queues import ActorQueues
+from zfabric.machines.worker.baton import FAREWELL, LEAVE
 from zfabric.machines.worker.items import Invocation, actor_of
 from zfabric.machines.worker.machine import Worker
-from zfabric.machines.worker.turns import FAREWELL, LEAVE
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
@@ -299,7 +299,7 @@ def test_explain_uses_the_reported_delays_of_a_host() -> None:
     node.send(WORKER + worker, m.ActorEnded(task_id(2), 0, b"", ""))
     node.complete(worker, 3)
     node.send(WORKER + worker, m.HostDelays(task_id(53), (runs,)))
-    assert explained(node, 3)[1].startswith(f"lives in process {pid}, and waits for its turn, if it is called: Light")
+    assert explained(node, 3)[1].startswith(f"lives in process {pid}, and waits, if it is called: Light")
     node.send(WORKER + worker, m.HostDelays(b"", ()))
     assert explained(node, 3) == ("alive", f"lives in process {pid}, and runs what it is called for")
 
@@ -362,17 +362,17 @@ def test_while_a_call_waits_calls_of_other_actors_run(worker: Worker) -> None:
     for number, actor_id in enumerate((A, A, B)):
         call(worker, actor_id, number)
     first = begin(worker)
-    worker.give_up_turn(first, ())
+    worker.pass_baton(first, ())
     call(worker, A, 3)
     other = begin(worker)
     assert actor_of(other) == B
-    assert not worker.take_turn(first)
+    assert not worker.take_baton(first)
     end(worker, other)
     call(worker, B, 4)
     assert begin(worker) is None, "who returns comes before who has not begun"
-    assert worker.take_turn(first)
-    worker.give_up_turn(first, ())  # It waits once more, and those that were set aside still are.
-    assert worker.take_turn(first)
+    assert worker.take_baton(first)
+    worker.pass_baton(first, ())  # It waits once more, and those that were set aside still are.
+    assert worker.take_baton(first)
     end(worker, first)
     order = []
     while (item := begin(worker)) is not None:
@@ -402,13 +402,13 @@ def test_a_retired_actor_ends_after_its_calls(worker: Worker) -> None:
     returned, ended = sent_by(worker)
     assert type(returned) is m.Returned
     assert ended == m.ActorEnded(A, 0, b"", "")
-    assert worker.turns is not None
-    assert worker.turns.gone == [A]
+    assert worker.baton is not None
+    assert worker.baton.gone == [A]
 
 
 def test_an_exit_handler_has_its_turn_before_waiting_calls_and_no_outcome(worker: Worker) -> None:
-    assert worker.turns is not None
-    worker.turns.with_farewell.add(A)
+    assert worker.baton is not None
+    worker.baton.with_farewell.add(A)
     call(worker, A, 0)
     call(worker, B, 1)
     call(worker, B, 2)
@@ -417,14 +417,14 @@ def test_an_exit_handler_has_its_turn_before_waiting_calls_and_no_outcome(worker
     assert [type(message) for message in sent_by(worker)] == [m.Returned], "it ends once that is done"
     farewell = begin(worker)
     assert (farewell.method, farewell.actor_id) == (FAREWELL, A)
-    assert worker.turns.gone == []
-    worker.give_up_turn(farewell, ())
+    assert worker.baton.gone == []
+    worker.pass_baton(farewell, ())
     other = begin(worker)
     assert number_of(other) == 1
     end(worker, other)
-    assert worker.take_turn(farewell)
+    assert worker.take_baton(farewell)
     end(worker, farewell)
-    assert worker.turns.gone == [A]
+    assert worker.baton.gone == [A]
     returned, ended = sent_by(worker)
     assert type(returned) is m.Returned, "of the other one"
     assert ended == m.ActorEnded(A, 0, b"", "")
@@ -432,20 +432,20 @@ def test_an_exit_handler_has_its_turn_before_waiting_calls_and_no_outcome(worker
 
 
 def test_an_end_is_reported_once_the_instance_is_gone(worker: Worker) -> None:
-    assert worker.turns is not None
-    worker.turns.instances = True
+    assert worker.baton is not None
+    worker.baton.instances = True
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
-    assert worker.turns.gone == [A]
+    assert worker.baton.gone == [A]
     assert not worker.has_unsent
     assert sent_by(worker) == []
-    worker.turns.gone.clear()
+    worker.baton.gone.clear()
     assert worker.has_unsent
     assert sent_by(worker) == [m.ActorEnded(A, 0, b"", "")]
 
 
 def test_an_exit_handler_that_takes_too_long_is_stopped(worker: Worker) -> None:
-    assert worker.turns is not None
-    worker.turns.with_farewell.add(A)
+    assert worker.baton is not None
+    worker.baton.with_farewell.add(A)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
     farewell = begin(worker)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
@@ -455,10 +455,10 @@ def test_an_exit_handler_that_takes_too_long_is_stopped(worker: Worker) -> None:
 
 
 def test_a_killed_actor_has_no_exit_handler(worker: Worker) -> None:
-    assert worker.turns is not None
-    worker.turns.with_farewell.add(A)
+    assert worker.baton is not None
+    worker.baton.with_farewell.add(A)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
-    assert worker.turns.gone == [A]
+    assert worker.baton.gone == [A]
     assert begin(worker) is None
 
 
@@ -520,7 +520,7 @@ def test_calls_that_others_wait_for_are_preferred_every_other_time(worker: Worke
     for number in range(20, 23):
         call(worker, B, number)
     first = begin(worker)
-    worker.give_up_turn(first, (result_of(22),))
+    worker.pass_baton(first, (result_of(22),))
     order = []
     while (item := begin(worker)) is not None:
         order.append(number_of(item))
@@ -536,8 +536,8 @@ def test_an_exiting_actor_has_the_outcome_of_its_last_call_and_no_other(worker: 
     call(worker, A, 0)
     call(worker, A, 1)
     item = begin(worker)
-    assert worker.turns is not None
-    worker.turns.leave(A, LEAVE, "")
+    assert worker.baton is not None
+    worker.baton.leave(A, LEAVE, "")
     end(worker, item)
     returned, ended = sent_by(worker)
     assert [row[0] for row in returned.rows] == [item.row[0]]
@@ -556,16 +556,16 @@ def test_calls_for_another_life_are_not_run(worker: Worker) -> None:
 def test_a_call_whose_threads_wait_lends_its_turn_and_goes_on(worker: Worker) -> None:
     for number, actor_id in enumerate((A, B, B, A)):
         call(worker, actor_id, number)
-    assert worker.turns is not None
+    assert worker.baton is not None
     lends = begin(worker)
-    worker.turns.lend(A, (result_of(50),))
+    worker.baton.lend(A, (result_of(50),))
     other = begin(worker)
     assert number_of(other) == 1, "and no other of the actor that lends"
-    worker.turns.lend(A, (result_of(51),))
-    worker.turns.lend_no_more(A, (result_of(50),))
-    worker.turns.lend_no_more(A, (result_of(51),))
+    worker.baton.lend(A, (result_of(51),))
+    worker.baton.lend_no_more(A, (result_of(50),))
+    worker.baton.lend_no_more(A, (result_of(51),))
     assert begin(worker) is None
-    end(worker, lends)  # It has not waited for its turn, and takes it from nobody.
+    end(worker, lends)  # It has not waited for the baton, and takes it from nobody.
     assert begin(worker) is None
     end(worker, other)
     assert number_of(begin(worker)) == 2
@@ -574,23 +574,23 @@ def test_a_call_whose_threads_wait_lends_its_turn_and_goes_on(worker: Worker) ->
 def test_a_call_that_lent_its_turn_and_waits_then_gets_it_back(worker: Worker) -> None:
     for number, actor_id in enumerate((A, B, B)):
         call(worker, actor_id, number)
-    assert worker.turns is not None
+    assert worker.baton is not None
     lends = begin(worker)
-    worker.turns.lend(A, (result_of(50),))
-    worker.give_up_turn(lends, (result_of(2),))
+    worker.baton.lend(A, (result_of(50),))
+    worker.pass_baton(lends, (result_of(2),))
     other = begin(worker)
-    assert not worker.take_turn(lends)
+    assert not worker.take_baton(lends)
     end(worker, other)
-    assert worker.take_turn(lends)
-    assert worker.turns.running == b"", "its thread still waits, so it lends it again"
+    assert worker.take_baton(lends)
+    assert worker.baton.running == b"", "its thread still waits, so it lends it again"
     second = begin(worker)
     end(worker, second)
-    worker.turns.lend_no_more(A, (result_of(50),))
-    worker.give_up_turn(lends, ())
-    assert worker.take_turn(lends)
-    assert worker.turns.running == lends.row[0]
+    worker.baton.lend_no_more(A, (result_of(50),))
+    worker.pass_baton(lends, ())
+    assert worker.take_baton(lends)
+    assert worker.baton.running == lends.row[0]
     end(worker, lends)
-    assert worker.turns.lent == {}
+    assert worker.baton.lent == {}
 
 
 def test_an_actor_that_would_wait_for_its_own_call_is_refused_and_others_are_not(worker: Worker) -> None:
@@ -603,7 +603,7 @@ def test_an_actor_that_would_wait_for_its_own_call_is_refused_and_others_are_not
     assert worker.refused(first, (own, another), 2, callee)
     assert not worker.refused(first, (own, another), 1, callee), "the other one is enough"
     assert not worker.refused(first, (others,), 1, callee)
-    worker.give_up_turn(first, (others,))
+    worker.pass_baton(first, (others,))
     assert not worker.refused(begin(worker), (own,), 1, callee), "a circle of two: the driver is warned"
 
 
@@ -644,7 +644,7 @@ def test_long_delays_are_reported_once_and_again_to_a_restarted_daemon(worker: W
     call(worker, A, 0)
     call(worker, B, 1)
     first = begin(worker)
-    worker.give_up_turn(first, (ref(7), ref(8)))
+    worker.pass_baton(first, (ref(7), ref(8)))
     second = begin(worker)
     assert delays(worker) == [], "they have only just begun"
     rows = {(A, first.row[0], (ref(7), ref(8)), (B, bytes(16)), True), (B, second.row[0], (), (), True)}
@@ -653,7 +653,7 @@ def test_long_delays_are_reported_once_and_again_to_a_restarted_daemon(worker: W
     worker.running()
     assert delays(worker) == [(second.row[0], rows)]
     end(worker, second)
-    assert worker.take_turn(first)
+    assert worker.take_baton(first)
     end(worker, first)
     assert delays(worker) == [(b"", set())]
 
@@ -663,7 +663,7 @@ def test_a_call_that_goes_on_by_itself_is_not_reported_as_waiting_for_all(worker
     options = (("timeout", 5.0),) if why == "has a timeout" else None
     worker.step(0.0, CLIENT + DRIVER, m.Call(A, 0, ((bytes(16), "method", b"arguments", (), (), options),)))
     item = begin(worker)
-    worker.give_up_turn(item, (ref(7),), may_end=why == "may end")
+    worker.pass_baton(item, (ref(7),), may_end=why == "may end")
     if why == "is stopped":
         worker.step(0.0, CLIENT + DRIVER, m.StopCall(item.row[0], "cancelled"))
     delays(worker)

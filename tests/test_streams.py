@@ -8,9 +8,9 @@ import pytest
 from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, OLD, WORKER, Node, Restarted, ref, row, task_id
 
 from zfabric.config import Config
+from zfabric.machines.worker.baton import Baton
 from zfabric.machines.worker.items import Invocation, Item
 from zfabric.machines.worker.machine import Worker
-from zfabric.machines.worker.turns import Turns
 from zfabric.machines.worker.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
@@ -440,7 +440,7 @@ def test_a_later_attempt_retains_its_own_values() -> None:
 def test_a_call_without_an_outcome_of_its_own_retains_no_values(how: str) -> None:
     source = Source()
     if how == "killed":
-        source.turns = Turns(source.mailbox, source.interrupts)
+        source.baton = Baton(source.mailbox, source.interrupts)
     item = source.begin_call()
     if how == "given up":
         source.step(0.0, b"L", m.StopCall(CALL, "cancelled"))

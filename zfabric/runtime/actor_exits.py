@@ -54,7 +54,7 @@ class ActorExits:
             raise ActorExit
         creating = [item for item in contexts.stack if makes_actor(item)]
         actor_id = next(iter((*host.instances, *(item.row[0] for item in creating))), None)
-        if here is not None or actor_id is None or self._worker.turns is not None:
+        if here is not None or actor_id is None or self._worker.baton is not None:
             raise TypeError(NO_ACTOR)
         with self._connection.lock:
             self._end_with_process(None)
@@ -77,7 +77,7 @@ class ActorExits:
         """Handle ``sys.exit`` in a method. Without an exit code the actor ends for good; with one it may be restarted."""
         if not error.code:
             return self.leave_for_good(item, "sys.exit")
-        if self._worker.turns is not None:
+        if self._worker.baton is not None:
             with self._connection.lock:
                 self._end(item, KILL, f"it called sys.exit({error.code!r})")
             return FAILED, (), None
@@ -85,10 +85,10 @@ class ActorExits:
         os._exit(error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1)
 
     def _end(self, item: Item | Invocation, how: str, reason: str) -> None:
-        if self._worker.turns is None:
+        if self._worker.baton is None:
             self._end_with_process(item)
         elif type(item) is Invocation:
-            self._worker.turns.leave(item.actor_id, how, reason)
+            self._worker.baton.leave(item.actor_id, how, reason)
 
     def _end_with_process(self, item: Item | Invocation | None) -> None:
         """End the actor with its process. ``item`` is the call that ends it, if there is one. The caller holds the lock."""

@@ -134,7 +134,7 @@ class AttemptRunner:
     def _become_actor(self, item: Item, instance: Any) -> None:
         """Add the instance of a new actor to this process."""
         worker, connection = self._worker, self._connection
-        if worker.turns is not None:
+        if worker.baton is not None:
             self._shared.add_actor(item, instance)
             return
         options = worker.functions[item.row[1]][3]

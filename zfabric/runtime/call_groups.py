@@ -44,9 +44,9 @@ class SharedTurn(Group):
 
     @property
     def wanted(self) -> bool:
-        """Whether the turn is free and a call is queued."""
-        return self.worker.turn_free
+        """Whether the baton is free and a call is queued."""
+        return self.worker.baton_free
 
     def claim(self, worker: Worker) -> Item | Invocation | None:
-        """Claim and start the call that has the next turn."""
+        """Claim and start the next queued call."""
         return worker.stand_in()

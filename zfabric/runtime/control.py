@@ -93,8 +93,8 @@ class ControlThread:
         elif type(message) is m.StopCall:
             interrupter.stop(message.call_id)
         elif type(message) is m.RetireActor:
-            if worker.turns is not None:
-                interrupter.stop(worker.turns.busy.get(message.actor_id, b""))
+            if worker.baton is not None:
+                interrupter.stop(worker.baton.busy.get(message.actor_id, b""))
             connection.post.ring()
         elif type(message) is m.CallerGone:
             connection.control_post.forget(message.incarnation)

@@ -87,11 +87,11 @@ class Host:
 
     def begin_shared(self, item: Item, instance: Any) -> None:
         """Add the instance of a new lightweight actor."""
-        assert self._worker.turns is not None
+        assert self._worker.baton is not None
         with self._lock:
             before = self.begin(item, instance, self.crew)
             if leaves(instance):
-                self._worker.turns.with_farewell.add(item.row[0])
+                self._worker.baton.with_farewell.add(item.row[0])
         del before
 
     def method(self, item: Invocation) -> Callable[..., Any]:
@@ -148,7 +148,7 @@ class Host:
             with self._lock:
                 instance = self.instances.pop(self.gone.pop(0), None) if self.gone else None
             del instance
-        return self._worker.turns is not None and bool(self._worker.turns.has_reports)
+        return self._worker.baton is not None and bool(self._worker.baton.has_reports)
 
 
 def _of_class(instance: Any, name: str) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ class Lending:
 
     def begin(self, wanted: Wanted) -> bytes:
         """Begin the wait of a thread or coroutine. Return the task that it counts for; empty if no task runs."""
-        if not self.worker.stack or self.worker.turns is not None:
+        if not self.worker.stack or self.worker.baton is not None:
             return b""
         task_id: bytes = self.worker.stack[-1].row[0]
         self.waits.setdefault(task_id, []).append(wanted)

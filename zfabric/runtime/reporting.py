@@ -101,7 +101,7 @@ class Reporter:
                 connection.flush()
             elif not connection.armed:
                 connection.arm_flusher()
-            if (self._host.done and not worker.running_calls) or (following is None and worker.turns is not None):
+            if (self._host.done and not worker.running_calls) or (following is None and worker.baton is not None):
                 connection.post.ring()
         return following
 
@@ -135,7 +135,7 @@ class Reporter:
             kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
             status, outputs = FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
         contained = extra[0] if extra is not None else ()
-        if worker.turns is not None and worker.turns.is_killed(item.actor_id):
+        if worker.baton is not None and worker.baton.is_killed(item.actor_id):
             self._writes.abandon(item.row[0])  # It has no outcome.
         held = worker.finish_call(item, status, outputs, contained, started, seconds, whole, answered)
         if held:

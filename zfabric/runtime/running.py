@@ -89,7 +89,7 @@ class TaskLoop:
                     following = self.execute(item, claim=True) if item.row[1] not in asyncs else item
                     if following is not None:
                         self._start_beside(following)  # type: ignore[arg-type]
-                elif worker.turns is not None:
+                elif worker.baton is not None:
                     self._idle()
                 elif host.may_retire():
                     self._retire()
@@ -123,10 +123,10 @@ class TaskLoop:
         def wanted() -> bool:
             if host.leaving and not leaving:
                 return True  # Another thread has set it; the deadline is new.
-            if worker.mailbox.queue and host.crew is None and worker.turns is None and not host.leaving:
+            if worker.mailbox.queue and host.crew is None and worker.baton is None and not host.leaving:
                 return True  # The usual case in an actor's process.
-            if worker.turns is not None:
-                return worker.turn_free or bool(host.gone)
+            if worker.baton is not None:
+                return worker.baton_free or bool(host.gone)
             calls = not host.leaving and (host.crew.wanted() if host.crew is not None else worker.mailbox.queue)
             gate = worker.gate is not None and worker.gate.wants_shell
             return bool(calls or gate or worker.queue or worker.inline or host.may_retire())
@@ -226,7 +226,7 @@ class TaskLoop:
             self._connection.flush()
             self._connection.look()  # New tasks may have arrived.
         following = None
-        if claim and worker.turns is None and not (self._host.leaving or worker.mailbox.logs):
+        if claim and worker.baton is None and not (self._host.leaving or worker.mailbox.logs):
             following = worker.begin(item if type(item) is Item and not self._host.instances else None)
         if following is not None:
             self._slot[TASK] = following.row[0]

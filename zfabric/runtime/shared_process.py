@@ -1,4 +1,4 @@
-"""Turns of lightweight actors that share a process: one call runs at a time, and others run while it waits."""
+"""The threads of lightweight actors that share a process: one call runs at a time, and others run while it waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Wanted = tuple[bytes, ...]
 
 
 class SharedProcess:
-    """Gives turns to threads. ``worker.turns`` decides which call has the turn; without it, this class is not used."""
+    """Passes the baton between threads. ``worker.baton`` decides which call has it; without it, this class is not used."""
 
     def __init__(self, connection: WorkerConnection, contexts: Contexts, runner: CallRunner) -> None:
         self._connection = connection
@@ -25,7 +25,7 @@ class SharedProcess:
         self._contexts = contexts
         self._runner = runner
         self._bells: dict[bytes, threading.Semaphore] = {}
-        """Semaphores that wake calls waiting for their turn, by actor."""
+        """Semaphores that wake calls waiting for the baton, by actor."""
 
     def add_actor(self, item: Item, instance: Any) -> None:
         """Add the instance of a new actor."""
@@ -34,14 +34,14 @@ class SharedProcess:
         self._host.begin_shared(item, instance)
 
     def _begin(self) -> None:
-        turns = self._worker.turns
-        assert turns is not None
+        baton = self._worker.baton
+        assert baton is not None
         with self._connection.lock:
             self._connection.post.hang_bell()
             self._host.crew = StandIns(self._runner, self.release_gone)
-            self._host.gone = turns.gone
-            turns.instances = True
-            turns.on_free = self._ring_for_turn
+            self._host.gone = baton.gone
+            baton.instances = True
+            baton.on_free = self._wake_for_baton
 
     def release_gone(self) -> None:
         """Release instances of actors that have ended, and notify the daemon."""
@@ -50,9 +50,9 @@ class SharedProcess:
                 self._connection.flush()
 
     def hand_out(self) -> None:
-        """Start the next call, if the turn is free: in another thread, or in the main thread if that is idle."""
+        """Start the next call, if the baton is free: in another thread, or in the main thread if that is idle."""
         with self._connection.lock:
-            if not self._worker.turn_free:
+            if not self._worker.baton_free:
                 return
             if self._host.crew is None:
                 self._begin()
@@ -62,7 +62,7 @@ class SharedProcess:
         else:
             self._connection.post.ring()
 
-    # -- turns --
+    # -- the baton --
 
     def run_here(self) -> Item | Invocation | None:
         """Return the task or call that this thread runs. None in threads that user code started."""
@@ -72,33 +72,33 @@ class SharedProcess:
         return item if item is not None and crew is not None and crew.runs_here(item) else None
 
     def lend(self, wanted: Wanted) -> bytes:
-        """Lend the turn of the call to which this waiting thread belongs. Return its actor; empty if none runs. The lock is held."""
-        turns = self._worker.turns
-        assert turns is not None
+        """Lend the baton of the call to which this waiting thread belongs. Return its actor; empty if none runs. The lock is held."""
+        baton = self._worker.baton
+        assert baton is not None
         item = self.run_here() or current_call.get()
-        call_id = item.row[0] if item is not None else turns.running
-        lender = next((actor_id for actor_id, begun in turns.busy.items() if begun == call_id), b"")
+        call_id = item.row[0] if item is not None else baton.running
+        lender = next((actor_id for actor_id, begun in baton.busy.items() if begun == call_id), b"")
         if lender:
-            turns.lend(lender, wanted)
+            baton.lend(lender, wanted)
         return lender
 
     def end_lending(self, lender: bytes, wanted: Wanted) -> None:
         """End ``lend``: the thread no longer waits."""
         with self._connection.lock:
-            if self._worker.turns is not None:
-                self._worker.turns.lend_no_more(lender, wanted)
+            if self._worker.baton is not None:
+                self._worker.baton.lend_no_more(lender, wanted)
 
-    def await_turn(self, item: Item | Invocation) -> None:
-        """Wait for the turn: until the call that runs meanwhile has ended or waits. Two calls must not run at the same time.
+    def await_baton(self, item: Item | Invocation) -> None:
+        """Wait for the baton: until the call that runs meanwhile has ended or waits. Two calls must not run at the same time.
 
-        So an interrupt is only raised once this call has the turn.
+        So an interrupt is only raised once this call has the baton.
         """
         actor_id = actor_of(item)
         interrupt: BaseException | None = None
         while True:
             try:
                 with self._connection.lock:
-                    if self._worker.take_turn(item):
+                    if self._worker.take_baton(item):
                         self._bells.pop(actor_id, None)
                         break
                     bell = self._bells.setdefault(actor_id, threading.Semaphore(0))
@@ -109,8 +109,8 @@ class SharedProcess:
         if interrupt is not None:
             raise interrupt
 
-    def _ring_for_turn(self, actor_id: bytes) -> None:
-        """Wake the call of an actor that now has the turn. The caller holds the lock."""
+    def _wake_for_baton(self, actor_id: bytes) -> None:
+        """Wake the call of an actor that now has the baton. The caller holds the lock."""
         bell = self._bells.get(actor_id)
         if bell is not None:
             bell.release()

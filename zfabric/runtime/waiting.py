@@ -1,4 +1,4 @@
-"""Waits of a worker's tasks and calls: the scheduler is notified, and meanwhile other tasks run on top, or other actors have the turn.
+"""Waits of a worker's tasks and calls: the scheduler is notified, and meanwhile other tasks run on top, or calls of other actors run.
 
 ``execute`` runs a task on top of the one that waits.
 """
@@ -53,7 +53,7 @@ class Waiting:
         connection, worker, contexts = self._connection, self._worker, self._contexts
         if connection.leader == threading.get_ident():
             raise FabricError(IN_FINALIZER)  # A thread must not wait twice at the same time.
-        if worker.turns is not None:
+        if worker.baton is not None:
             return self._wait_sharing(object_ids, done, deadline, needed)
         if threading.get_ident() != contexts.main or not contexts.stack:
             if threading.get_ident() == contexts.main and not (self._host.instances or self._host.leaving):
@@ -126,7 +126,7 @@ class Waiting:
                 self._connection.arm_flusher()
 
     def _wait_sharing(self, object_ids: Sequence[bytes], done: Done, deadline: float | None, needed: int) -> bool:
-        """Wait in a shared process: calls of other actors have the turn meanwhile, in other threads."""
+        """Wait in a shared process: calls of other actors have the baton meanwhile, in other threads."""
         connection, worker, main = self._connection, self._worker, self._contexts.in_main
         item = self._shared.run_here()
         if item is None:
@@ -135,10 +135,10 @@ class Waiting:
             if done():
                 return True
             self._refuse_itself(item, object_ids, needed)
-            worker.give_up_turn(item, tuple(object_ids), deadline is not None or needed < len(object_ids))
+            worker.pass_baton(item, tuple(object_ids), deadline is not None or needed < len(object_ids))
 
         def news() -> bool:
-            return (main and (worker.turn_free or bool(self._host.gone))) or worker.interrupted(item) != "" or done()
+            return (main and (worker.baton_free or bool(self._host.gone))) or worker.interrupted(item) != "" or done()
 
         try:
             self._shared.hand_out()
@@ -153,7 +153,7 @@ class Waiting:
                 self._shared.release_gone()
                 self._shared.hand_out()
         finally:
-            self._shared.await_turn(item)
+            self._shared.await_baton(item)
 
     def _wait_aside(self, wanted: tuple[bytes, ...], done: Done, deadline: float | None) -> bool:
         """Wait in a thread that a call has started, in a shared process: the call may wait only for this thread."""
@@ -171,7 +171,7 @@ class Waiting:
         self, object_id: bytes, callback: Callable[[bytes], None], add: Callable[[bytes, Callable[[bytes], None]], None]
     ) -> None:
         """Add a callback with ``add``. A task with an event loop, or one that waits for a future, lends its CPU until it is called."""
-        shared = self._worker.turns is not None
+        shared = self._worker.baton is not None
         if current_call.get() is not None and not shared:
             add(object_id, callback)
             return

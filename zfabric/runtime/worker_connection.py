@@ -151,8 +151,8 @@ class WorkerConnection(Connection):
     def _pumped(self) -> None:
         if self._callers_gone:
             self._forget_callers()
-        if self.worker.turns is not None and self.worker.stack:
-            self._hand_out()  # Messages may have freed the turn, while the main thread waits for something else.
+        if self.worker.baton is not None and self.worker.stack:
+            self._hand_out()  # Messages may have freed the baton, while the main thread waits for something else.
 
     def _keep_house(self) -> None:
         with self.lock:

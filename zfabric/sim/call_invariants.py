@@ -93,7 +93,7 @@ class CallInvariants:
 
     def killing(self, pid: int, reason: str) -> None:
         """Fail if the daemon kills a process that several actors share because one of them ends."""
-        several = [each for each in self.world.workers.values() if each.pid == pid and each.worker.turns is not None]
+        several = [each for each in self.world.workers.values() if each.pid == pid and each.worker.baton is not None]
         for worker in several:
             if len(worker.worker.mailbox.actors) > 1 and not any(word in reason for word in REASONS):
                 self.world.fail(f"{worker.name} is killed although actors share it: {reason}")

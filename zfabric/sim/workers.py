@@ -134,7 +134,7 @@ class WorkerProcess(Process):
                 if not self.alive:
                     return
         self._release_gone()
-        self._ask_for_turns()
+        self._ask_for_baton()
         self.control_transport.tick(self.now)
         due = self.worker.next_deadline()
         if due is not None and due <= self.now:
@@ -199,7 +199,7 @@ class WorkerProcess(Process):
 
     def next_item(self) -> StackFrame | None:
         """Claim the next task or call; return its body."""
-        if self.worker.turns is not None:
+        if self.worker.baton is not None:
             item = self.worker.stand_in() if self.worker.stack else self.worker.begin()
             return self.begin(item) if item is not None else None
         if self.worker.beside:
@@ -254,7 +254,7 @@ class WorkerProcess(Process):
             self.beside.sleep(frame, seconds)
             return
         super().sleep(frame, seconds)
-        if not frame.deaf and self.worker.turns is None and self.interrupted(frame):
+        if not frame.deaf and self.worker.baton is None and self.interrupted(frame):
             frame.busy_until = None
             self.resume(frame, Interrupted())
 
@@ -277,8 +277,8 @@ class WorkerProcess(Process):
             if self.worker.refused(item, wanted, len(wanted) if certain else 0, lasting):
                 self.world.wait_graph.refused(self, frame, wanted)
                 return False
-        if self.worker.turns is not None:
-            self.worker.give_up_turn(item, wanted, not certain)
+        if self.worker.baton is not None:
+            self.worker.pass_baton(item, wanted, not certain)
         elif not self.worker.beside:
             name = item.method if isinstance(item, Invocation) else ""
             calls = self.machine.calls
@@ -288,28 +288,28 @@ class WorkerProcess(Process):
 
     def unblock(self) -> None:
         """Report that the top task no longer waits."""
-        if self.worker.turns is None and not self.worker.beside:
+        if self.worker.baton is None and not self.worker.beside:
             self.worker.unblock()
         self.flush()
 
-    # -- lightweight actors: one thread has the turn, the others wait --
+    # -- lightweight actors: one thread has the baton, the others wait --
 
     @property
     def executing(self) -> bytes:
         """The id that the slot names after the process has died: what runs, or ran last."""
-        turns = self.worker.turns
+        baton = self.worker.baton
         if self.worker.beside:
             return b""
-        return turns.running if turns is not None and turns.running else super().executing
+        return baton.running if baton is not None and baton.running else super().executing
 
     def advance(self) -> None:
-        """Run the body that has the turn until it computes, all wait, or none is left."""
-        if self.worker.turns is None and not self.worker.beside:
+        """Run the body that has the baton until it computes, all wait, or none is left."""
+        if self.worker.baton is None and not self.worker.beside:
             super().advance()
         if self.worker.beside:
             self.beside.advance()
-        while self.alive and self.worker.turns is not None:
-            frame = self._whose_turn(self.worker.turns.running)
+        while self.alive and self.worker.baton is not None:
+            frame = self._with_baton(self.worker.baton.running)
             if frame is not None and frame.busy_until is not None:
                 return
             wait = frame.wait if frame is not None else None
@@ -332,18 +332,18 @@ class WorkerProcess(Process):
         wait = frame.wait
         return wait is not None and (self.interrupted(frame) or wait.done() or (wait.deadline is not None and self.now >= wait.deadline))
 
-    def _ask_for_turns(self) -> None:
-        """Have bodies whose wait has ended ask for the turn while another computes, as their threads do. Fail if one gets it."""
-        if self.worker.turns is not None and len(self.stack) > 1 and self.stack[-1].busy_until is not None:
+    def _ask_for_baton(self) -> None:
+        """Have bodies whose wait has ended ask for the baton while another computes, as their threads do. Fail if one gets it."""
+        if self.worker.baton is not None and len(self.stack) > 1 and self.stack[-1].busy_until is not None:
             self.deliver_inbox()
             for frame in self.stack[:-1]:
-                if frame.item is not None and self.is_over(frame) and self.worker.take_turn(frame.item):
+                if frame.item is not None and self.is_over(frame) and self.worker.take_baton(frame.item):
                     self.world.fail(f"{self.name}: two calls run at the same time")
 
-    def _whose_turn(self, running: bytes) -> StackFrame | None:
+    def _with_baton(self, running: bytes) -> StackFrame | None:
         """Choose the body that runs, goes on or begins, and move it to the top of the stack."""
         for frame in self.stack:
-            if frame.item is not None and (frame.item.row[0] == running or (self.is_over(frame) and self.worker.take_turn(frame.item))):
+            if frame.item is not None and (frame.item.row[0] == running or (self.is_over(frame) and self.worker.take_baton(frame.item))):
                 self.stack.remove(frame)
                 self.stack.append(frame)
                 return frame
@@ -355,24 +355,24 @@ class WorkerProcess(Process):
     def _user_deadline(self) -> float | None:
         if self.worker.beside:
             return self.beside.deadline()
-        if self.worker.turns is None:
+        if self.worker.baton is None:
             return super()._user_deadline()
         waits = [frame.wait.deadline for frame in self.stack if frame.wait is not None and frame.wait.deadline is not None]
-        dues = [due for due in waits if due > self.now]  # Waits that are over wait only for the turn.
+        dues = [due for due in waits if due > self.now]  # Waits that are over wait only for the baton.
         due = super()._user_deadline()
         return min((*dues, due) if due is not None else dues, default=None)
 
     def keep(self, identifier: bytes) -> None:
         """Hold a ref until the process ends, or the running lightweight actor."""
         super().keep(identifier)
-        if self.worker.turns is not None and type(self.top.item) is Invocation:
+        if self.worker.baton is not None and type(self.top.item) is Invocation:
             self._actor_refs.setdefault(self.top.item.actor_id, []).append(identifier)
 
     def _release_gone(self) -> None:
         """Release the refs of lightweight actors that have ended."""
-        turns = self.worker.turns
-        while turns is not None and turns.gone:
-            for identifier in self._actor_refs.pop(turns.gone.pop(), ()):
+        baton = self.worker.baton
+        while baton is not None and baton.gone:
+            for identifier in self._actor_refs.pop(baton.gone.pop(), ()):
                 self.drop(identifier)
 
     def ended(self, frame: StackFrame, status: int, result: Any) -> None:
@@ -451,10 +451,10 @@ class WorkerProcess(Process):
             kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
             return FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
         if status == FAILED:
-            if self.worker.turns is None:
+            if self.worker.baton is None:
                 self.leaves_at = self.leaves_at or self.now + self.config.leave_seconds
             else:
-                self.worker.turns.leave(item.actor_id, LEAVE, "")
+                self.worker.baton.leave(item.actor_id, LEAVE, "")
             self.world.calls.over(item.actor_id)
             self.machine.send(m.ActorExiting(item.actor_id))
             return FAILED, (left_for_good(item.actor_id, "exit_actor"),)

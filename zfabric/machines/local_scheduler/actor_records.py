@@ -81,7 +81,7 @@ class ActorRecord:
         if not worker.shared:
             return worker.blocked_tasks[-1] if worker.blocked_tasks and self.worker is not None else None
         row = worker.delays.get(self.id)
-        if row is None or row is worker.turn:
+        if row is None or row is worker.running_call:
             return None
         _, call_id, wanted, callees, certain = row
         found = BlockedTask(call_id, wanted, False)

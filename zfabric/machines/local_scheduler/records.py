@@ -596,12 +596,12 @@ class WorkerRecord:
         "pid",
         "process",
         "queue",
+        "running_call",
         "shared",
         "started_at",
         "state",
         "taking_back",
         "token",
-        "turn",
         "used",
         "waits",
         "work",
@@ -647,8 +647,8 @@ class WorkerRecord:
         """Whether lightweight actors share it: then it runs nothing else."""
         self.delays: dict[bytes, Row] = {}
         """Calls that have lasted in a shared worker, by actor id: rows as in ``HostDelays``."""
-        self.turn: Row = ()
-        """The row of ``delays`` whose call has the turn."""
+        self.running_call: Row = ()
+        """The row of ``delays`` whose call runs; empty if none does."""
 
     remote = False
     """Whether it is on another node."""

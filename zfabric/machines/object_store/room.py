@@ -103,7 +103,7 @@ class Room:
         return min(times, default=None)
 
     def enqueue(self, waiter: Waiter, front: bool = False) -> None:
-        """Add a waiter to the queue; ``front`` for one that had its turn already."""
+        """Add a waiter to the queue; ``front`` for one that was first already."""
         waiter.queued = True
         if front:
             self.tables.queue.appendleft(waiter)

@@ -6,7 +6,7 @@ way when a request is repeated is not lost. A gap, or silence, means a new reque
 another source, if there is one. Nothing here ends by the clock: that a source is dead is the registry's word (``NodeTable``).
 
 The chunks under way from one source to this node are bounded, whatever number of values they are of (``transfer_credit``). Each request
-has at least one of them, so that one that is queued at its source can be served as soon as its turn comes.
+has at least one of them, so that one that is queued at its source can be served as soon as it is first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zfabric.protocol.ids import TRANSFER_AGENT, Address, short
 from zfabric.protocol.machine import InvariantViolation
 
 WAITING_MAX = 100_000
-"""Pulls that wait for their turn. A scheduler that asks for more has them refused."""
+"""Pulls that wait for a slot. A scheduler that asks for more has them refused."""
 TOKENS_MAX = 8
 """Tokens of a pull whose chunks are accepted."""
 PATIENCE_MOST = 16
@@ -52,13 +52,13 @@ class Request:
 class PullRecord:
     """One value. ``position``: all before it is here. ``room`` is the token of its reservation until ``offset`` is known."""
 
-    __slots__ = ("object_id", "offset", "position", "reasons", "requests", "room", "size", "sources", "tokens", "turn")
+    __slots__ = ("next_source", "object_id", "offset", "position", "reasons", "requests", "room", "size", "sources", "tokens")
 
     def __init__(self, object_id: bytes, size: int, sources: tuple[bytes, ...]) -> None:
         self.object_id = object_id
         self.size = size
         self.sources = list(dict.fromkeys(sources))
-        self.turn = 0
+        self.next_source = 0
         """Index of the source that is asked next."""
         self.position = 0
         self.room = 0
@@ -71,7 +71,7 @@ class PullRecord:
 
 
 class Pulls:
-    """All pulls of a node: those under way, and those that wait for their turn."""
+    """All pulls of a node: those under way, and those that wait for a slot."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Pulls:
     # -- the scheduler --
 
     def on_pull(self, now: float, source: Address, message: m.Pull) -> None:
-        """Begin to copy a value, or wait for the turn to do so."""
+        """Begin to copy a value, or queue it."""
         known = self._find(message.object_id)
         if known is not None:
             self._set_sources(known, message.sources, now)
@@ -247,10 +247,10 @@ class Pulls:
             self._tell(request.source, m.StopWant(request.token, complete))
 
     def _unasked(self, pull: PullRecord) -> Iterator[bytes]:
-        """Sources without a request, from the one whose turn it is."""
+        """Sources without a request, from the one that is asked next."""
         count = len(pull.sources)
         for step in range(count):
-            source = pull.sources[(pull.turn + step) % count]
+            source = pull.sources[(pull.next_source + step) % count]
             if source not in pull.requests:
                 yield source
 
@@ -329,7 +329,7 @@ class Pulls:
             self._hungry[newest.token] = newest
         else:  # It was given up too early.
             if request.source in pull.sources:
-                pull.turn = pull.sources.index(request.source)
+                pull.next_source = pull.sources.index(request.source)
             self._unrequested[pull.object_id] = pull
 
     def _complete(self, pull: PullRecord) -> None:
@@ -359,7 +359,7 @@ class Pulls:
         self._end(request, stop=False)
         if message.node not in pull.sources:
             pull.sources.append(message.node)
-        pull.turn = pull.sources.index(message.node)
+        pull.next_source = pull.sources.index(message.node)
         self._unrequested[pull.object_id] = pull
 
     def on_unavailable(self, now: float, source: Address, message: m.Unavailable) -> None:
@@ -400,7 +400,7 @@ class Pulls:
         if not request.outstanding:
             return  # It has no credit, and will have some once chunks of other values have come.
         self._counts["stalls"] += 1
-        pull.turn += 1
+        pull.next_source += 1
         asked = self._ask_another(pull, now)
         if request.received == request.start:
             self._want(request)

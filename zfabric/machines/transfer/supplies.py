@@ -249,7 +249,7 @@ class Supplies:
             supply.unsent -= 1
             self._settle(supply)
 
-    # -- turns --
+    # -- the end of a turn --
 
     def end_of_turn(self, now: float) -> None:
         """Admit readers, send what they may have, pin and unpin."""
@@ -267,7 +267,7 @@ class Supplies:
             self._unpin = []
 
     def _admit(self, now: float) -> None:
-        """Serve those whose turn it is; tell the others that they are queued."""
+        """Serve those that come first; notify the others that they are queued."""
         nodes = {each.reader for each in self._served.values()}
         for key, delivery in list(self._queue.items()):
             if delivery.reader not in nodes and len(nodes) >= self._slots:

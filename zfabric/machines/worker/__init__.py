@@ -1,6 +1,9 @@
 """The worker: tasks it received, what waits on its stack, and the actors in its process."""
 
 from zfabric.machines.worker.actor_queues import CallQueue as CallQueue
+from zfabric.machines.worker.baton import FAREWELL as FAREWELL
+from zfabric.machines.worker.baton import KILL as KILL
+from zfabric.machines.worker.baton import LEAVE as LEAVE
 from zfabric.machines.worker.call_log import CallLog as CallLog
 from zfabric.machines.worker.items import Invocation as Invocation
 from zfabric.machines.worker.items import Item as Item
@@ -11,6 +14,3 @@ from zfabric.machines.worker.machine import Worker as Worker
 from zfabric.machines.worker.quiescence import CLOSED as CLOSED
 from zfabric.machines.worker.quiescence import CheckpointLog as CheckpointLog
 from zfabric.machines.worker.quiescence import Gate as Gate
-from zfabric.machines.worker.turns import FAREWELL as FAREWELL
-from zfabric.machines.worker.turns import KILL as KILL
-from zfabric.machines.worker.turns import LEAVE as LEAVE

@@ -13,6 +13,7 @@ from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.worker.actor_queues import CallQueue
+from zfabric.machines.worker.baton import FAREWELL, Baton
 from zfabric.machines.worker.call_trace import CallTrace
 from zfabric.machines.worker.completions import CompletionBatch
 from zfabric.machines.worker.drivers import Drivers
@@ -20,7 +21,6 @@ from zfabric.machines.worker.items import Invocation, Item, actor_of
 from zfabric.machines.worker.mailbox import Callee, Mailbox
 from zfabric.machines.worker.queue import TaskQueue
 from zfabric.machines.worker.quiescence import QUIET, TAKING, Gate
-from zfabric.machines.worker.turns import FAREWELL, Turns
 from zfabric.machines.worker.waits import BlockedStack
 from zfabric.machines.worker.yields import Yields
 from zfabric.protocol import messages as m
@@ -52,8 +52,8 @@ class Worker:
         self.mailbox = Mailbox(address[1:])
         self.call_trace = CallTrace()
         self.yields = Yields()
-        self.turns: Turns | None = None
-        """Turns of actors that share this process, if they do."""
+        self.baton: Baton | None = None
+        """The baton of actors that share this process, if they do."""
         self.beside = False
         """Whether calls run concurrently and not on the stack."""
         self.gate: Gate | None = None
@@ -85,8 +85,8 @@ class Worker:
     def begin(self, spare: Item | None = None) -> Item | Invocation | None:
         """Claim the next task or call; it cannot be taken back afterwards. For ``spare`` see ``TaskQueue.claim``."""
         item: Item | Invocation | None
-        if self.turns is not None:
-            item = self._next_turn(self.turns)
+        if self.baton is not None:
+            item = self._begin_next(self.baton)
             if item is None:
                 return None
         elif self.mailbox.queue and not self.waits.blocked and not self.beside:
@@ -113,7 +113,7 @@ class Worker:
         mailbox = self.mailbox
         if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self.interrupts:
             return None
-        if self._ended.rows or self._effects or self.turns is not None or self.yields.unsent or mailbox.logs or mailbox.unsent:
+        if self._ended.rows or self._effects or self.baton is not None or self.yields.unsent or mailbox.logs or mailbox.unsent:
             return None
         if not isinstance(item, Invocation):
             is_expected = item.driver in self.drivers and not self.queue
@@ -158,10 +158,10 @@ class Worker:
             self.drivers.queue_value(item.driver, row[0], outputs)
         ended.rows.append(row)
         ended.times += (started, seconds)
-        if self.turns is not None and row[0] in self.mailbox.actors:
-            self.turns.end(row[0])
-        elif self.turns is not None:
-            self.turns.not_made(row[0])
+        if self.baton is not None and row[0] in self.mailbox.actors:
+            self.baton.end(row[0])
+        elif self.baton is not None:
+            self.baton.not_made(row[0])
         return len(ended.rows)
 
     @property
@@ -183,40 +183,40 @@ class Worker:
 
     def stand_in(self) -> Item | Invocation | None:
         """Claim the next item while the one on top of the stack waits."""
-        item = self._next_turn(self.turns) if self.turns is not None and self.stack else None
+        item = self._begin_next(self.baton) if self.baton is not None and self.stack else None
         if item is not None:
             self.running_calls[item.row[0]] = item
         return item
 
     @property
-    def turn_free(self) -> bool:
-        """Whether a turn is free and something is queued."""
-        return self.turns is not None and self.turns.free and bool(self.queue or self.mailbox.queue)
+    def baton_free(self) -> bool:
+        """Whether the baton is free and something is queued."""
+        return self.baton is not None and self.baton.free and bool(self.queue or self.mailbox.queue)
 
-    def _next_turn(self, turns: Turns) -> Item | Invocation | None:
+    def _begin_next(self, baton: Baton) -> Item | Invocation | None:
         """Claim the next item. Tasks that make actors come first: they are few, and others wait for them."""
-        if not self.turn_free:
+        if not self.baton_free:
             return None
         item: Item | Invocation = self.task_queue.claim(self.queue) if self.queue else self.mailbox.queue.popleft()
-        turns.begin(actor_of(item), item.row[0])
+        baton.begin(actor_of(item), item.row[0])
         return item
 
-    def give_up_turn(self, item: Item | Invocation, wanted: tuple[bytes, ...], may_end: bool = False) -> None:
-        """Pass the turn on while this item waits. ``may_end`` says that it may go on although some objects never come."""
-        assert self.turns is not None
-        self.turns.wait(actor_of(item), wanted, may_end)
+    def pass_baton(self, item: Item | Invocation, wanted: tuple[bytes, ...], may_end: bool = False) -> None:
+        """Pass the baton on while this item waits. ``may_end`` says that it may go on although some objects never come."""
+        assert self.baton is not None
+        self.baton.wait(actor_of(item), wanted, may_end)
 
-    def take_turn(self, item: Item | Invocation) -> bool:
-        """Take the turn for an item that waits no longer. Return False if the turn is not free: the caller asks again."""
-        assert self.turns is not None
-        return self.turns.go_on(actor_of(item))
+    def take_baton(self, item: Item | Invocation) -> bool:
+        """Take the baton for an item that waits no longer. Return False if it is not free: the caller asks again."""
+        assert self.baton is not None
+        return self.baton.go_on(actor_of(item))
 
     def refused(self, item: Item | Invocation, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
         """Whether the actor that runs this item would wait for itself if it waited for ``needed`` of these objects.
 
         ``callee`` maps an object id to the actor whose call will make it, for calls that end only by being run (``Calls.lasting``).
         """
-        return (self.turns is not None or type(item) is Invocation) and self.mailbox.refused(actor_of(item), wanted, needed, callee)
+        return (self.baton is not None or type(item) is Invocation) and self.mailbox.refused(actor_of(item), wanted, needed, callee)
 
     def finish_call(
         self,
@@ -233,11 +233,11 @@ class Worker:
 
         ``answered`` says that its caller has received it (see ``answer``).
         """
-        turns = self.turns
-        if turns is not None and item.method == FAREWELL:
+        baton = self.baton
+        if baton is not None and item.method == FAREWELL:
             if self.running_calls.pop(item.row[0], None) is None:
                 self.stack.pop()
-            turns.farewell_done(item.actor_id)
+            baton.farewell_done(item.actor_id)
             return False
         row, _ = self.mailbox.actors[item.actor_id]
         deadline = self.mailbox.timed.pop(item.row[0], None)
@@ -253,8 +253,8 @@ class Worker:
             self.stack.pop()
         if self.yields.open:
             self.yields.end(item.row[0])
-        if turns is not None and turns.is_killed(item.actor_id):
-            turns.ended_with(item.actor_id, item.row[0])
+        if baton is not None and baton.is_killed(item.actor_id):
+            baton.ended_with(item.actor_id, item.row[0])
             self.yields.release(item.row[:1])
             return False
         if item.row[0] in self.abandoned:
@@ -269,8 +269,8 @@ class Worker:
             self.mailbox.timed[item.row[0]] = deadline
         if self.gate is not None:
             self.gate.ended(started + seconds, item)
-        if turns is not None:
-            turns.end(item.actor_id)
+        if baton is not None:
+            baton.end(item.actor_id)
         return held
 
     def abandon(self, call_id: bytes) -> bool:
@@ -282,7 +282,7 @@ class Worker:
         asked = self.interrupts.get(call_id)
         if type(item) is not Invocation or asked is None or item.actor_id in self.mailbox.logs:
             return False
-        if self.turns is not None or self.gate is not None:
+        if self.baton is not None or self.gate is not None:
             return False
         if asked[1] == LEFT:
             return False  # The end of the actor is about to reach its caller.
@@ -312,8 +312,8 @@ class Worker:
             self._effects.append(Send(self.scheduler, traced))
 
     def report_delays(self, callee: Callee) -> None:
-        """Report calls that last in a process that actors share. Called once a second; ``callee`` as for ``Turns.delays``."""
-        news = self.turns.delays(callee) if self.turns is not None else None
+        """Report calls that last in a process that actors share. Called once a second; ``callee`` as for ``Baton.delays``."""
+        news = self.baton.delays(callee) if self.baton is not None else None
         if news is not None:
             self._effects.append(Send(self.scheduler, news))
 
@@ -325,7 +325,7 @@ class Worker:
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        ended = self.turns is not None and self.turns.has_reports
+        ended = self.baton is not None and self.baton.has_reports
         return bool(self._ended.rows or self._effects or self.yields.unsent or self.mailbox.unsent or ended)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
@@ -363,8 +363,8 @@ class Worker:
         """Store functions of the rows that follow."""
         for row in message.functions:
             self.functions[row[0]] = row
-            if option(row[3], "lightweight", False) and self.turns is None:
-                self.turns = Turns(self.mailbox, self.interrupts)
+            if option(row[3], "lightweight", False) and self.baton is None:
+                self.baton = Baton(self.mailbox, self.interrupts)
             if option(row[3], "max_concurrency") is not None and option(row[3], "actor") is None:
                 self.async_functions.add(row[0])
 
@@ -446,14 +446,14 @@ class Worker:
 
     def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
         """End an actor that has no handle any more, or was killed."""
-        if self.turns is None:
+        if self.baton is None:
             self.mailbox.retiring = True
             return
         item = self._running(message.actor_id)
         if item is not None and item.attempt != message.attempt:
             return
         self.task_queue.drop(message.actor_id, message.attempt)
-        running = self.turns.retire(message.actor_id, message.attempt, message.at_once)
+        running = self.baton.retire(message.actor_id, message.attempt, message.at_once)
         if running:
             self.interrupts[running] = (message.attempt, "killed")
 
@@ -488,10 +488,10 @@ class Worker:
         unconfirmed, self.unconfirmed = self.unconfirmed, []
         unconfirmed += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) in REPORTS]
         self._effects = []
-        if self.turns is not None:
-            self.turns.start_over()
-        hosted = (m.HostedActors(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
-        ended = self._ended_meanwhile(unconfirmed) if self.turns is not None else ()
+        if self.baton is not None:
+            self.baton.start_over()
+        hosted = (m.HostedActors(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.baton is not None else ()
+        ended = self._ended_meanwhile(unconfirmed) if self.baton is not None else ()
         return (
             *hosted,
             m.RunningTasks(rows, self.task_queue.gpus),
@@ -534,9 +534,9 @@ class Worker:
         self.unreturned = 0
         if self.mailbox.unsent:
             effects.extend(self.mailbox.take_sends(self.scheduler))
-        elif self.turns is not None and self.turns.has_reports:
+        elif self.baton is not None and self.baton.has_reports:
             # They go once everything that those actors queued has left.
-            effects.extend(Send(self.scheduler, ended) for ended in self.turns.take_ended())
+            effects.extend(Send(self.scheduler, ended) for ended in self.baton.take_ended())
         return effects
 
     def connect(self, daemon: bytes) -> None:
@@ -548,18 +548,18 @@ class Worker:
         return {**self.counts, "queued": len(self.queue), "depth": len(self.stack)}
 
     def check_invariants(self) -> None:
-        """Check that waits, concurrent calls and turns agree with the stack."""
+        """Check that waits, concurrent calls and the baton agree with the stack."""
         if len(self.waits) > len(self.stack):
             raise InvariantViolation("more items wait than are on the stack")
         gate = self.gate
         if gate is not None and gate.state in (QUIET, TAKING) and any(gate.counts(item) for item in self.running_calls.values()):
             raise InvariantViolation("a moment is taken for a quiet one in which a call runs")
-        turns = self.turns
-        if turns is not None:
+        baton = self.baton
+        if baton is not None:
             begun = sorted(item.row[0] for item in (*self.stack, *self.running_calls.values()))
-            if begun != sorted(turns.busy.values()):
+            if begun != sorted(baton.busy.values()):
                 raise InvariantViolation("an actor runs two calls, or what has begun is not known")
-            if len(begun) > len(turns.wanted) + bool(turns.running):
+            if len(begun) > len(baton.wanted) + bool(baton.running):
                 raise InvariantViolation("two calls run at the same time")
 
     def _accepted(self) -> dict[type[Any], Handler]:

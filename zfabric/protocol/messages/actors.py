@@ -162,7 +162,7 @@ class CallTimes(NamedTuple):
 class HostDelays(NamedTuple):
     """actor -> local scheduler. Calls that last in a process of lightweight actors. Replaces the last report of that process.
 
-    ``running`` is the call whose turn it is. ``rows`` are the calls that have begun, the running one among them: ``(actor, call, objects
+    ``running`` is the call that has the baton. ``rows`` are the calls that have begun, the running one among them: ``(actor, call, objects
     that it waits for, actors, certain)``. ``actors`` are those whose calls make the objects (zeros: no call of this process), ``certain``
     is as in ``WaitDetails``. Sent once a second if it has changed, about calls that began at least a second before.
     """

@@ -75,7 +75,7 @@ class Deadlocks:
         worker = self.tables.worker_of(source)
         if worker is not None:
             worker.delays = {row[0]: row for row in message.rows}
-            worker.turn = next((row for row in message.rows if row[1] == message.running), ())
+            worker.running_call = next((row for row in message.rows if row[1] == message.running), ())
             if message.rows:
                 self.look_later(now)
 

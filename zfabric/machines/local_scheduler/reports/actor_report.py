@@ -104,7 +104,7 @@ class ActorReports:
         if row["state"] == "ending":
             return f"ends once the calls that were made have run: {record.killed}"
         if record.state == ALIVE:
-            return f"lives in process {row['pid']}, and " + self._turn(record)
+            return f"lives in process {row['pid']}, and " + self._shared_process(record)
         if wait is not None:
             return f"is being made: its __init__ {wanted_by(wait)}"
         if row["replaying"]:
@@ -112,17 +112,17 @@ class ActorReports:
         again = f"is made again (restart {record.restarts}): " if record.restarts else "is being made: "
         return again + queued()
 
-    def _turn(self, record: ActorRecord) -> str:
+    def _shared_process(self, record: ActorRecord) -> str:
         """Describe what a living actor does: it runs a call, or waits while another actor of its process runs one."""
-        turn = record.worker.turn if record.worker is not None else ()
-        if not turn:
+        running = record.worker.running_call if record.worker is not None else ()
+        if not running:
             return "runs what it is called for"
-        actor_id, call_id, *_ = turn
+        actor_id, call_id, *_ = running
         if actor_id == record.id:
             return f"runs its call {brief(call_id)}"
         other = self.actors.records.get(actor_id)
         name = other.class_name if other is not None else "another actor"
-        return f"waits for its turn, if it is called: {name} {brief(actor_id)}, which lives there too, runs its call {brief(call_id)}"
+        return f"waits, if it is called: {name} {brief(actor_id)}, which shares its process, runs its call {brief(call_id)}"
 
     def call_of(self, actor_id: bytes) -> str:
         """Description of a call of this actor in explanations; empty if there is no such actor."""

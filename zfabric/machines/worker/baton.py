@@ -1,14 +1,14 @@
-"""Turns in a process that lightweight actors share: one call runs at a time, and each actor lives and ends on its own.
+"""The baton of a process that lightweight actors share: the call that has it runs. Each actor lives and ends on its own.
 
-A call that waits in ``get`` gives up its turn. Then calls of other actors run, but only of actors that have no call begun, since an actor
-runs its calls one after the other. When the awaited values are there, the call takes the next free turn, before any that has not begun. So
-its wait lasts at most as long as one other call runs, and calls between actors of one process end as they would between processes. Calls of
-an actor whose running call waits are set aside: the first call in the queue may always run.
+A call that waits in ``get`` passes the baton on. Then calls of other actors run, but only of actors that have no call begun, since an actor
+runs its calls one after the other. When the awaited values are there, the call takes the baton as soon as it is free, before any call that
+has not begun. So its wait lasts at most as long as one other call runs, and calls between actors of one process end as they would between
+processes. Calls of an actor whose running call waits are set aside: the first call in the queue may always run.
 
-A call may wait for threads or coroutines that it has started. While these wait in ``get``, the call lends its turn, although it may be
-computing beside the call that runs then; nobody can notice. It needs a turn again once it has waited itself.
+A call may wait for threads or coroutines that it has started. While these wait in ``get``, the call lends the baton, although it may be
+computing beside the call that runs then; nobody can notice. It needs the baton again once it has waited itself.
 
-Making an actor takes a turn like a call, and so does ``__exit__`` at a clean end, which may wait for others, too.
+Making an actor needs the baton like a call, and so does ``__exit__`` at a clean end, which may wait for others, too.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ActorEnd(NamedTuple):
     reason: str
 
 
-class Turns:
-    """The turns of one process."""
+class Baton:
+    """The baton of one process: which call runs, which wait for it, and how each actor ends."""
 
     def __init__(self, mailbox: Mailbox, stopped: Container[bytes]) -> None:
         self.mailbox = mailbox
@@ -50,7 +50,7 @@ class Turns:
         """Ids of calls that have begun and are to be stopped."""
         self.queues = mailbox.share()
         self.running = b""
-        """The call, or the task that makes an actor, whose turn it is; empty if it is nobody's."""
+        """The call, or the task that makes an actor, that has the baton; empty if it is free."""
         self.busy: dict[bytes, bytes] = {}
         """The call that each actor has begun and not ended, by actor id; never two of one actor."""
         self.wanted: dict[bytes, tuple[bytes, ...]] = {}
@@ -58,16 +58,16 @@ class Turns:
         self.may_end: set[bytes] = set()
         """Actors in ``wanted`` whose call may go on although some of the objects never come."""
         self.lent: dict[bytes, list[tuple[bytes, ...]]] = {}
-        """Object ids that threads and coroutines of an actor's call wait for, by actor id. The call has lent its turn unless it waits
+        """Object ids that threads and coroutines of an actor's call wait for, by actor id. The call has lent the baton unless it waits
         itself."""
         self.returning: dict[bytes, None] = {}
-        """Actors whose call has stopped waiting and needs a turn, in order."""
+        """Actors whose call has stopped waiting and needs the baton, in order."""
         self.with_farewell: set[bytes] = set()
         """Actors that define ``__exit__``."""
         self.gone: list[bytes] = []
         """Actors that have ended: the shell drops their instances."""
         self.on_free: Callable[[bytes], object] = lambda actor_id: None
-        """Called with the first actor of ``returning`` when the turn is free."""
+        """Called with the first actor of ``returning`` when the baton is free."""
         self._seen: dict[bytes, bytes] = {}
         """Copy of ``busy`` at the last call of ``delays``."""
         self.last_report = m.HostDelays(b"", ())
@@ -95,7 +95,7 @@ class Turns:
         self.unsent.clear()
         self.last_report = m.HostDelays(b"", ())
 
-    # -- turns --
+    # -- the baton --
 
     @property
     def free(self) -> bool:
@@ -103,12 +103,12 @@ class Turns:
         return not self.running and not self.returning
 
     def begin(self, actor_id: bytes, identifier: bytes) -> None:
-        """Give the turn to a call, or to the task that makes an actor."""
+        """Give the baton to a call, or to the task that makes an actor."""
         self.running = self.busy[actor_id] = identifier
 
     def wait(self, actor_id: bytes, wanted: tuple[bytes, ...], may_end: bool) -> None:
-        """Record that the call of an actor waits for these objects; pass the turn on."""
-        self._waits_no_more(actor_id)  # The call may have lent its turn.
+        """Record that the call of an actor waits for these objects; pass the baton on."""
+        self._waits_no_more(actor_id)  # The call may have lent the baton.
         self.wanted[actor_id] = wanted
         if may_end:
             self.may_end.add(actor_id)
@@ -136,13 +136,13 @@ class Turns:
                 del self.lent[actor_id]
 
     def _pass_on(self) -> None:
-        """Pass the turn on after a call has ended or waits."""
+        """Pass the baton on after a call has ended or waits."""
         self.running = b""
         if self.returning:
             self.on_free(next(iter(self.returning)))
 
     def go_on(self, actor_id: bytes) -> bool:
-        """Take the turn for a call that waits no longer. Return False if the turn is not free: the caller asks again."""
+        """Take the baton for a call that waits no longer. Return False if it is not free: the caller asks again."""
         if self.running or next(iter(self.returning), actor_id) != actor_id:
             self.returning[actor_id] = None
             return False
@@ -154,12 +154,12 @@ class Turns:
         return True
 
     def _over(self, actor_id: bytes) -> None:
-        """Release the turn of a call, or of a task that makes an actor, which has ended."""
-        had_its_turn = self.running == self.busy.pop(actor_id)
+        """Release the baton of a call, or of a task that makes an actor, which has ended."""
+        had_it = self.running == self.busy.pop(actor_id)
         self.lent.pop(actor_id, None)
         self._waits_no_more(actor_id)
         self.queues.bring_back(actor_id)
-        if had_its_turn:
+        if had_it:
             self._pass_on()
 
     def end(self, actor_id: bytes) -> None:
@@ -227,7 +227,7 @@ class Turns:
         self._end_actor(actor_id, executing)
 
     def not_made(self, actor_id: bytes) -> None:
-        """Release the turn of a task that failed to make an actor."""
+        """Release the baton of a task that failed to make an actor."""
         self._over(actor_id)
         self._ending.pop(actor_id, None)
 
