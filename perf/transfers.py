@@ -67,7 +67,7 @@ class AgentNode:
         )
         self.arena = Arena(f"/proc/self/fd/{self._descriptor}", arena_bytes, writable=True)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-        self.post = Transport(self._context, self.session.sockets, self.daemon, self.config)
+        self.transport = Transport(self._context, self.session.sockets, self.daemon, self.config)
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events: deque[m.Message] = deque()
         self.storage = Storage(f"/proc/self/fd/{self._descriptor}", arena_bytes, f"{self.session.directory}/spill", self._answered)
@@ -104,7 +104,7 @@ class AgentNode:
         self.process.communicate()
         pid = self.process.pid
         for incarnation in self.core.incarnations_of(pid):
-            self.post.forget(incarnation)
+            self.transport.forget(incarnation)
         self.core.step(time.monotonic(), LOCAL_SCHEDULER, m.ProcessDied(pid, 0, 9, 0, ""))
 
     def cpu_seconds(self) -> float:
@@ -184,12 +184,12 @@ class AgentNode:
         now = time.monotonic()
         while self._events:
             self.core.step(now, OBJECT_STORE, self._events.popleft())
-        while self.post.polled({}) or self.post.readable:
-            taken = self.post.take()
+        while self.transport.polled({}) or self.transport.readable:
+            taken = self.transport.take()
             if taken is None:
                 break
             sender, frame = taken
-            for to, role, message in self.post.accept(sender, frame, now):
+            for to, role, message in self.transport.accept(sender, frame, now):
                 self.core.receive(now, sender, to, role, message)
         self.core.tick(now)
         self.core.decide(now, self._perform)
@@ -202,14 +202,14 @@ class AgentNode:
                         ids = tuple(row[0] for row in message.rows if row[0] not in self._pins)
                         self.core.receive(now, WRITER, OBJECT_STORE, b"C", m.Unpin(ids))
             else:
-                self.post.send_envelopes(incarnation, envelopes, now)
+                self.transport.send_envelopes(incarnation, envelopes, now)
         self.core.take_outgoing_to_nodes()
-        self.post.tick(now)
+        self.transport.tick(now)
 
     def _perform(self, effect: Any) -> None:
         if isinstance(effect, e.Store):
             self.core.committed(effect.sequence, "")
-        elif not isinstance(effect, e.Say | e.StartAgent | e.WatchProcess | e.SpawnWorker | e.KillProcess):
+        elif not isinstance(effect, e.Log | e.StartAgent | e.WatchProcess | e.SpawnWorker | e.KillProcess):
             self.storage.perform(effect)
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class AgentNode:
             self.process.kill()
             self.process.communicate()
         self.storage.close()
-        self.post.close()
+        self.transport.close()
         self._context.term()
         os.close(self.wakeup)
         os.close(self._descriptor)
@@ -249,19 +249,19 @@ class AgentNodes:
     def until(self, done: Callable[[], bool], seconds: float = 60.0) -> None:
         """Run all daemons until something is so. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
-        sources = [each for node in self.nodes for each in (*node.post.sources, (node.wakeup, int(zmq.POLLIN)))]
+        sources = [each for node in self.nodes for each in (*node.transport.sources, (node.wakeup, int(zmq.POLLIN)))]
         for node in self.nodes:
             node.turn()
         while not done():
             if time.monotonic() > deadline:
                 raise TimeoutError
-            due = [each for node in self.nodes for each in (node.core.next_deadline(), node.post.next_deadline()) if each is not None]
+            due = [each for node in self.nodes for each in (node.core.next_deadline(), node.transport.next_deadline()) if each is not None]
             wait = max(0.0, min([0.1, *(each - time.monotonic() for each in due)]))
             ready = dict(zmq_poll(sources, int(wait * 1000 + 0.999)))
             for node in self.nodes:
                 if node.wakeup in ready:
                     os.eventfd_read(node.wakeup)
-                node.post.polled(ready)
+                node.transport.polled(ready)
                 node.turn()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:

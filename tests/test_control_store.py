@@ -14,7 +14,7 @@ from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.control_store.machine import SCAN_BYTES_MAX, ControlStore
 from zfabric.protocol import codec
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Say, Send, Store
+from zfabric.protocol.effects import Log, Send, Store
 from zfabric.protocol.ids import CLIENT, CONTROL_STORE, LOCAL_SCHEDULER, SHELL, address, pack_counter
 
 STORE = address(CONTROL_STORE, b"store---")
@@ -51,7 +51,7 @@ class World:
                     assert effect.sequence == self.committed + len(self.stores) + 1
                     self.stores.append(effect)
                     self.journal.commit([effect], lambda error, store=effect: self._ended(store, error))
-                elif isinstance(effect, Say):
+                elif isinstance(effect, Log):
                     self.notices.append((effect.level, effect.text))
                 else:
                     assert isinstance(effect, Send)

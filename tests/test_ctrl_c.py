@@ -315,7 +315,7 @@ def test_two_signals_that_arrive_in_one_call_are_both_handled(raising: int, wait
 
 def test_a_handler_may_wait_where_the_program_waits_already(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
-    poll, found = client.connection.post.poll, []
+    poll, found = client.connection.transport.poll, []
 
     def polled(timeout: float) -> Any:
         if not found:
@@ -323,7 +323,7 @@ def test_a_handler_may_wait_where_the_program_waits_already(monkeypatch: pytest.
             signal.raise_signal(signal.SIGINT)
         return poll(timeout)
 
-    monkeypatch.setattr(client.connection.post, "poll", polled)
+    monkeypatch.setattr(client.connection.transport, "poll", polled)
     signal.signal(signal.SIGINT, lambda number, frame: found.append(zf.get(twice.remote(3), timeout=PATIENCE)))
     try:
         assert zf.get(twice.remote(2), timeout=PATIENCE) == 4
@@ -338,7 +338,7 @@ def test_a_handler_may_wait_where_the_program_waits_already(monkeypatch: pytest.
 def test_a_handler_that_installs_another_is_replaced_by_it(number: int, second: Any, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first Ctrl-C ends the program gently, and the second one kills it."""
     client: Any = interface.current()
-    where = client.connection.post if waits else client.machine.queries
+    where = client.connection.transport if waits else client.machine.queries
     name = "poll" if waits else "ask"
     interrupted, first = getattr(where, name), []
 
@@ -365,7 +365,7 @@ def test_a_handler_that_installs_another_is_replaced_by_it(number: int, second: 
 
 def test_a_handler_that_another_installed_is_deferred_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
-    poll, step, order = client.connection.post.poll, client.machine.step, []
+    poll, step, order = client.connection.transport.poll, client.machine.step, []
 
     def first(*_: Any) -> None:
         order.append("first")
@@ -383,7 +383,7 @@ def test_a_handler_that_another_installed_is_deferred_as_well(monkeypatch: pytes
         step(*arguments)
         order.append("whole")
 
-    monkeypatch.setattr(client.connection.post, "poll", polled)
+    monkeypatch.setattr(client.connection.transport, "poll", polled)
     monkeypatch.setattr(client.machine, "step", stepped)
     before = signal.signal(signal.SIGINT, first)
     try:

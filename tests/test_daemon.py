@@ -38,7 +38,7 @@ class Here:
         self.now = clock()
         self.turn()
         self.driver = new_incarnation()
-        self.post = Transport(self.daemon.context, self.session.sockets, self.driver, Config())
+        self.transport = Transport(self.daemon.context, self.session.sockets, self.driver, Config())
 
     def turn(self) -> None:
         """Receive what the supervisor has sent; perform effects until none is left."""
@@ -56,14 +56,14 @@ class Here:
 
     def received(self, kind: type[Any]) -> bool:
         """Whether a message of this kind comes to the driver."""
-        while self.post.poll(PATIENCE):
-            for sender, frame in self.post.receive():
-                if any(type(message) is kind for _, _, message in self.post.accept(sender, frame, self.now)):
+        while self.transport.poll(PATIENCE):
+            for sender, frame in self.transport.receive():
+                if any(type(message) is kind for _, _, message in self.transport.accept(sender, frame, self.now)):
                     return True
         return False
 
     def close(self) -> None:
-        self.post.close()
+        self.transport.close()
         self.daemon.close()
         self.supervisor.close()
         os.close(self.lock)
@@ -96,16 +96,16 @@ def test_a_driver_that_exits_receives_its_goodbye_whoever_dies_meanwhile(here: H
     here.send(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
     assert here.received(m.Welcome)
     here.send(m.Goodbye())
-    peer = here.daemon.post.peers[here.driver]
+    peer = here.daemon.transport.peers[here.driver]
     assert any(type(message) is m.Farewell for _, _, message in peer.link.unacknowledged())
     # The job's workers are killed in the same moment, and the daemon may look for strangers just now.
     here.supervisor.send("ProcessDied", pid, 0, 9, 0, "")
     here.turn()
     here.sweep()
-    assert here.daemon.post.peers.get(here.driver) is peer
+    assert here.daemon.transport.peers.get(here.driver) is peer
     assert here.received(m.Farewell)
     here.sweep()
-    assert here.driver not in here.daemon.post.peers
+    assert here.driver not in here.daemon.transport.peers
 
 
 def test_links_of_dead_processes_are_closed_at_once(here: Here) -> None:
@@ -113,15 +113,15 @@ def test_links_of_dead_processes_are_closed_at_once(here: Here) -> None:
     (token,) = (worker.token for worker in here.daemon.scheduler.tables.workers.values() if worker.pid == pid)
     here.send(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
     for incarnation in (token, control_of(token), here.driver):
-        here.daemon.post.peer(incarnation)
+        here.daemon.transport.peer(incarnation)
     sockets = Path(here.session.sockets)
     for path in (here.session.socket_path(token), here.session.socket_path(token) + SUFFIX):
         Path(path).touch()
     here.supervisor.send("ProcessDied", pid, 0, 9, 0, "")
     here.turn()
-    assert here.daemon.post.peers.keys() == {here.driver}
+    assert here.daemon.transport.peers.keys() == {here.driver}
     assert {path.stem for path in sockets.iterdir()} == {here.daemon.incarnation.hex(), here.driver.hex()}
     here.supervisor.send("ProcessDied", os.getpid(), 0, 0, 0, "")
     here.daemon._supervised(here.now)
-    assert here.daemon.post.peers.keys() == set()
+    assert here.daemon.transport.peers.keys() == set()
     assert {path.stem for path in sockets.iterdir()} == {here.daemon.incarnation.hex()}, "nobody else deletes what a killed driver bound"

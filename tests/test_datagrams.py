@@ -57,8 +57,8 @@ class Pair:
     def acknowledge(self) -> None:
         """Acknowledge to the sender that everything has arrived."""
         self.mine.tick(3600.0)
-        heard = self.theirs.peers[self.mine.incarnation].link
-        while heard.heard < heard.next_out - 1:
+        link = self.theirs.peers[self.mine.incarnation].link
+        while link.acknowledged < link.next_out - 1:
             assert self.theirs.poll(PATIENCE)
             for frame in self.theirs.receive():
                 self.theirs.accept(*frame, 0.0)
@@ -173,9 +173,9 @@ def test_garbage_in_datagrams_is_refused_and_counted(pair: Pair) -> None:
 def test_a_socket_and_its_name_are_removed_with_the_transport(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     before = os.listdir("/proc/self/fd")
-    post = Transport(context, str(tmp_path), new_incarnation(), Config())
+    transport = Transport(context, str(tmp_path), new_incarnation(), Config())
     assert len(list(tmp_path.iterdir())) == 2
-    post.close()
+    transport.close()
     assert list(tmp_path.iterdir()) == []
     context.term()
     assert len(os.listdir("/proc/self/fd")) <= len(before)

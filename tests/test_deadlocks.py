@@ -9,7 +9,7 @@ from scheduler_alone import DRIVER, JOB, OLD, Node, Restarted, died, task_id
 
 from zfabric.machines.local_scheduler.actors.deadlocks import LOOK_EVERY, LOOKS
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Say
+from zfabric.protocol.effects import Log
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, WORKER, call_value, child_prefix, object_id, pack_counter
 
 KIND, FUNCTION = b"k" * 16, b"f" * 16
@@ -296,7 +296,7 @@ def test_a_circle_of_a_program_without_a_driver_is_in_the_log_of_the_daemon(worl
     for job in world.scheduler.tables.jobs.values():
         job.driver = None
     assert world.warned() == []
-    (output,) = [effect.text for effect in world.effects if isinstance(effect, Say) and effect.level == "warning"]
+    (output,) = [effect.text for effect in world.effects if isinstance(effect, Log) and effect.level == "warning"]
     assert "K.ask (b) -> K.ask (a) -> K.ask (b)" in output
 
 

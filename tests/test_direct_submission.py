@@ -463,9 +463,9 @@ def test_tasks_that_are_waited_for_one_by_one_are_submitted_directly(shared: Any
     client: Any = interface.current()
     ((worker,),) = (set(client.machine.direct.workers.values()),)
     zf.get(pid.remote())
-    before = client.connection.post.peers[worker].link.next_out
+    before = client.connection.transport.peers[worker].link.next_out
     assert len({zf.get(pid.remote()) for _ in range(20)}) == 1
-    assert client.connection.post.peers[worker].link.next_out == before + 20
+    assert client.connection.transport.peers[worker].link.next_out == before + 20
     assert zf.available_resources()["CPU"] == 2.0, "who asks finds the worker free"
     assert zf.get([pid.remote() for _ in range(20)], timeout=PATIENCE)
 
@@ -475,7 +475,7 @@ def test_the_socket_of_a_dead_worker_is_closed(shared: Any) -> None:
     client: Any = interface.current()
     (worker,) = client.machine.direct.allowed
     os.kill(zf.get(pid.remote(), timeout=PATIENCE), signal.SIGKILL)
-    eventually(lambda: worker not in client.connection.post.peers, "the socket is closed")
+    eventually(lambda: worker not in client.connection.transport.peers, "the socket is closed")
     until_direct(pid)
 
 
@@ -489,7 +489,7 @@ def test_the_socket_of_a_worker_with_a_direct_lease_stays_open(shared: Any, tmp_
     path.rename(tmp_path / "socket")
     client.connection._forget_the_dead()
     (tmp_path / "socket").rename(path)
-    assert worker in client.connection.post.peers
+    assert worker in client.connection.transport.peers
     assert zf.get(pid.remote(), timeout=PATIENCE)
 
 

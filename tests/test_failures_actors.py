@@ -351,7 +351,7 @@ def test_an_actor_that_has_ended_itself_is_not_restarted_by_the_next_daemon() ->
 
 def links() -> int:
     """To how many processes this one has a link."""
-    return len(interface.current().connection.post.peers)  # type: ignore[union-attr]
+    return len(interface.current().connection.transport.peers)  # type: ignore[union-attr]
 
 
 class Linked:
@@ -389,7 +389,7 @@ def test_links_to_callers_that_have_gone_are_closed(tmp_path: Path, lightweight:
 
 def test_the_link_by_which_a_call_was_cancelled_is_closed_with_its_actor(tmp_path: Path) -> None:
     """It is another one than that of the calls: their process has a thread of its own for such requests."""
-    peers: dict[bytes, Any] = interface.current().connection.post.peers  # type: ignore[union-attr]
+    peers: dict[bytes, Any] = interface.current().connection.transport.peers  # type: ignore[union-attr]
     before = set(peers)
     patient = Patient.remote()
     mark = tmp_path / "begun"

@@ -66,7 +66,7 @@ def test_a_finalizer_in_the_middle_of_the_fabrics_own_work_is_refused() -> None:
 def waits_while(what: str) -> str:
     """The error of a finalizer that runs while this process polls, or receives frames."""
     client: Any = interface.current()
-    done, texts = getattr(client.connection.post, what), []
+    done, texts = getattr(client.connection.transport, what), []
 
     def collecting(*args: Any) -> Any:
         try:
@@ -75,11 +75,11 @@ def waits_while(what: str) -> str:
             texts.append(str(error))
         return done(*args)
 
-    setattr(client.connection.post, what, collecting)
+    setattr(client.connection.transport, what, collecting)
     try:
         assert zf.get(note_of.remote(Path("/dev/null"), "came"), timeout=PATIENCE) == "came"
     finally:
-        setattr(client.connection.post, what, done)
+        setattr(client.connection.transport, what, done)
     return str(texts[0])
 
 
@@ -94,13 +94,13 @@ def test_a_finalizer_while_a_task_waits_is_refused(what: str) -> None:
 
 def test_a_collection_for_which_no_thread_can_start_loses_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
-    accept, asked = client.connection.post.accept, []
+    accept, asked = client.connection.transport.accept, []
 
     def no_thread(thread: threading.Thread) -> None:
         asked.append(thread.name)
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    monkeypatch.setattr(client.connection.post, "accept", lambda *frame: [(b"", b"", m.CollectGarbage()), *accept(*frame)])
+    monkeypatch.setattr(client.connection.transport, "accept", lambda *frame: [(b"", b"", m.CollectGarbage()), *accept(*frame)])
     assert client.query("status", timeout=PATIENCE)
     assert set(asked) == {"zfabric-collect"}

@@ -146,7 +146,7 @@ def test_nonsense_is_refused_and_counted(scheduler, source, message):
 
 def view(node, cpus=1, queued=0, mean=1.0, free=None):
     available = demand_of(num_cpus=cpus) if free is None else (("CPU", free * RESOURCE_UNIT),)
-    return NodeView(node, local(1), demand_of(num_cpus=cpus), available, queued, mean, 0.0)
+    return NodeView(node, local(1), demand_of(num_cpus=cpus), available, queued, mean)
 
 
 def batch(count, seconds=1.0, fetch=None):

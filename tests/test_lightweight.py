@@ -510,10 +510,10 @@ def test_links_to_a_process_are_closed_with_it_though_its_actors_had_ended_befor
             actor = Counter.remote()
             home = value_of(actor.pid.remote())
             homes.add(home)
-            assert len(client.connection.post.peers) == 2, "the daemon and that process"
+            assert len(client.connection.transport.peers) == 2, "the daemon and that process"
             del actor
             eventually(lambda home=home: gone(home), "its process has ended")
-            eventually(lambda: client.query("nothing") is None and len(client.connection.post.peers) == 1, "the link to it has ended")
+            eventually(lambda: client.query("nothing") is None and len(client.connection.transport.peers) == 1, "the link to it has ended")
         assert len(homes) == 3
 
 

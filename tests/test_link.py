@@ -189,17 +189,17 @@ def test_unread_frames_are_repeated_with_backoff_and_all_once_somebody_reads() -
 def test_a_frame_that_waits_for_a_full_socket_is_not_repeated(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     nobody = b"nobody00"
-    post = Transport(context, str(tmp_path), b"somebody", Config.of({"high_water_mark": 2, "link_repeat": REPEAT}))
+    transport = Transport(context, str(tmp_path), b"somebody", Config.of({"high_water_mark": 2, "link_repeat": REPEAT}))
     try:
-        while not post.congested:
-            post.send_envelopes(nobody, numbered(1), 0.0)
-        backlog = post.peers[nobody].backlog
+        while not transport.congested:
+            transport.send_envelopes(nobody, numbered(1), 0.0)
+        backlog = transport.peers[nobody].backlog
         before = len(backlog)
         for hour in range(1, 10):
-            post.tick(hour * 3600.0)
+            transport.tick(hour * 3600.0)
         assert len(backlog) == before
     finally:
-        post.close()
+        transport.close()
         context.term()
 
 

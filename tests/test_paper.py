@@ -327,7 +327,7 @@ def test_the_global_scheduler_picks_the_least_estimated_wait_among_nodes_with_th
     asks = (("CPU", 20_000),)
 
     def node(name: bytes, queued: int, seconds: float) -> NodeView:
-        return NodeView(name, b"L" + name, (("CPU", 40_000),), (), queued, seconds, 0.0)
+        return NodeView(name, b"L" + name, (("CPU", 40_000),), (), queued, seconds)
 
     def place(fetch: dict[bytes, float]) -> dict[bytes, int]:
         views = [node(b"long", 100, 0.1), node(b"slow", 10, 5.0), node(b"free", 10, 0.1)]

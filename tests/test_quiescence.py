@@ -302,8 +302,8 @@ def dies(store: Store, worker: bytes, ended: int | None = None) -> None:
 def warnings(store: Store) -> list[str]:
     """What the driver was warned of since the last call, besides that the actor is made again."""
     notices = [message.text for to, message in store.take(m.Notice) if to == CLIENT + DRIVER]
-    logged = [effect.text for effect in store.effects if isinstance(effect, e.Say)]
-    store.effects = [effect for effect in store.effects if not isinstance(effect, e.Say)]
+    logged = [effect.text for effect in store.effects if isinstance(effect, e.Log)]
+    store.effects = [effect for effect in store.effects if not isinstance(effect, e.Log)]
     assert notices == logged, "the daemon's log has it, too"
     return [text for text in notices if not re.search(" is made again, restart | runs again, attempt ", text)]
 

@@ -285,13 +285,13 @@ def test_garbage_at_workers_and_drivers_is_dropped(stranger: Any, tmp_path: Path
     known = session().daemon()
     assert known is not None
     client: Any = interface.current()
-    before = client.connection.post.refused
+    before = client.connection.transport.refused
     frames = garbage(str(tmp_path / "mark"))
     for path in Path(session().sockets).iterdir():
         if stat.S_ISSOCK(path.stat().st_mode) and path.suffix != SUFFIX and str(path) != known[1]:
             throw_at(str(path), frames, stranger)
     assert works()
-    eventually(lambda: works() and client.connection.post.refused - before >= len(frames), "what was dropped is counted")
+    eventually(lambda: works() and client.connection.transport.refused - before >= len(frames), "what was dropped is counted")
     zf.get(zf.put(np.ones(200_000)))
     assert set(session_processes()) == pids
     assert list(tmp_path.iterdir()) == []

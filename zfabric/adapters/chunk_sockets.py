@@ -50,13 +50,13 @@ class Received(NamedTuple):
 class _Source:
     """A connection to the agent of another node."""
 
-    __slots__ = ("address", "asked_at", "heard_at", "key", "socket")
+    __slots__ = ("address", "asked_at", "key", "received_at", "socket")
 
     def __init__(self, address: str, key: bytes, socket: Socket, now: float) -> None:
         self.address = address
         self.key = key
         self.socket = socket
-        self.heard_at = now
+        self.received_at = now
         self.asked_at = now
 
 
@@ -121,7 +121,7 @@ class ChunkSockets:
     def _source(self, node: bytes, now: float) -> _Source | None:
         """The connection to a node, made on first use; None for a node that has no agent."""
         found = self._sources.get(node)
-        if found is not None and found.asked_at - found.heard_at > REDIAL_SECONDS:
+        if found is not None and found.asked_at - found.received_at > REDIAL_SECONDS:
             self._close(node)
             found = None
         row = self._rows.get(node)
@@ -196,7 +196,7 @@ class ChunkSockets:
         yield from self._take(self.server, self._from_reader)
         for node, source in list(self._sources.items()):
             for received in self._take(source.socket, partial(_from_source, node)):
-                source.heard_at = now
+                source.received_at = now
                 yield received
 
     def _authenticate(self, now: float) -> None:

@@ -85,7 +85,7 @@ class Transport:
         self._in_a_row = 0
         self.sources: list[tuple[Any, int]] = [(self._datagrams.fd, POLLIN), (self.router, POLLIN)]
         """The sources to poll."""
-        self._bell = -1
+        self._wake_fd = -1
 
     def peer(self, incarnation: bytes) -> Peer:
         """Return the peer with this incarnation; make it on first use."""
@@ -147,7 +147,7 @@ class Transport:
         due = peer.link.next_deadline()
         if due is not None and due < self._due_at:
             self._due_at = due
-        if peer.link.heard >= peer.long_way and len(frame) <= FRAME_BYTES and self._datagrams.send(peer.path, frame):
+        if peer.link.acknowledged >= peer.long_way and len(frame) <= FRAME_BYTES and self._datagrams.send(peer.path, frame):
             return
         if peer.socket is None and not self._open(incarnation, peer):
             return  # The link will repeat the frame.
@@ -209,15 +209,15 @@ class Transport:
         return None if self._due_at == math.inf else self._due_at
 
     def poll(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for a frame or for ``ring``. Return whether there was one."""
+        """Wait up to ``timeout`` seconds for a frame or for ``wake``. Return whether there was one."""
         ready = zmq_poll(self.sources, max(0, int(timeout * 1000 + 0.999)))
         if not ready:
             return False
         if ready[0][0] == self._datagrams.fd:
             self._has_datagram = True
-        if ready[-1][0] == self._bell:
+        if ready[-1][0] == self._wake_fd:
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+                os.eventfd_read(self._wake_fd)
         return True
 
     def polled(self, ready: dict[Any, int]) -> bool:
@@ -225,16 +225,16 @@ class Transport:
         self._has_datagram = self._datagrams.fd in ready
         return self._has_datagram or self.router in ready
 
-    def hang_bell(self) -> None:
-        """Enable ``ring`` to end ``poll``, from the next ``poll`` on."""
-        if self._bell < 0:
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self.sources.append((self._bell, POLLIN))
+    def enable_wake(self) -> None:
+        """Enable ``wake`` to end ``poll``, from the next ``poll`` on."""
+        if self._wake_fd < 0:
+            self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self.sources.append((self._wake_fd, POLLIN))
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End the ``poll`` that another thread waits in."""
-        if self._bell >= 0:
-            os.eventfd_write(self._bell, 1)
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
 
     def take(self) -> tuple[bytes, bytes] | None:
         """Return (sender's incarnation, undecoded frame) for a frame that has arrived; None if there is none.
@@ -332,9 +332,9 @@ class Transport:
         self.peers.clear()
         self.router.close(0)
         self._datagrams.close()
-        if self._bell >= 0:
-            bell, self._bell = self._bell, -1
-            os.close(bell)
+        if self._wake_fd >= 0:
+            descriptor, self._wake_fd = self._wake_fd, -1
+            os.close(descriptor)
         try:
             os.unlink(self.path)
         except OSError:

@@ -210,7 +210,7 @@ class SealValue(NamedTuple):
     size: int
 
 
-class Say(NamedTuple):
+class Log(NamedTuple):
     """Write one line to the component's log. ``level`` is "info", "warning" or "error"."""
 
     level: str
@@ -240,5 +240,5 @@ Effect: TypeAlias = (
     | ConnectNodes
     | Silence
     | EndNode
-    | Say
+    | Log
 )

@@ -97,7 +97,7 @@ class ActorExits:
             host.leaving, host.leaves_at = True, clock() + self._connection.config.leave_seconds
         for each in self._worker.leave(item):
             self._interrupter.stop_soon(each)
-        self._connection.post.ring()
+        self._connection.transport.wake()
 
 
 def in_event_loop() -> bool:

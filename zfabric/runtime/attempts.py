@@ -140,7 +140,7 @@ class AttemptRunner:
         options = worker.functions[item.row[1]][3]
         crew = crew_for(self._runner, instance, option(options, "max_concurrency"), option(options, "concurrency_groups", ()))
         with connection.lock:
-            connection.post.hang_bell()
+            connection.transport.enable_wake()
             worker.beside = crew is not None
             self._host.begin(item, instance, crew)
             if worker.gate is not None:

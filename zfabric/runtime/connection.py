@@ -62,14 +62,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Follower:
-    """A thread that waits while another one leads: its condition, and the lock (``bell``) whose release wakes it."""
+    """A thread that waits while another one leads: its condition, and the lock (``wakeup``) whose release wakes it."""
 
-    __slots__ = ("bell", "done")
+    __slots__ = ("done", "wakeup")
 
     def __init__(self, done: Callable[[], bool]) -> None:
         self.done = done
-        self.bell = threading.Lock()
-        self.bell.acquire()
+        self.wakeup = threading.Lock()
+        self.wakeup.acquire()
 
 
 class Connection:
@@ -100,7 +100,7 @@ class Connection:
         self._forks = _forks
         """The value of ``_forks`` in the process that made this connection."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-        self.post = Transport(self._context, session.sockets, incarnation, self.config)
+        self.transport = Transport(self._context, session.sockets, incarnation, self.config)
         self.daemon = b""
         self._pump_lock = threading.Lock()
         self.leader = 0
@@ -188,12 +188,12 @@ class Connection:
         """
         self._follow_daemon()
         if sender != self.daemon:
-            self.post.refused += 1
+            self.transport.refused += 1
             return False
         return True
 
     def _leave(self, daemon: bytes) -> None:
-        self.post.forget(daemon)
+        self.transport.forget(daemon)
 
     def running(self) -> tuple[m.Message, ...]:
         """Return the messages that a worker adds to its registration."""
@@ -210,14 +210,14 @@ class Connection:
         sends = self._sends()
         if sends:
             self.sent_at = clock()
-            self.post.send(sends, self.sent_at)
+            self.transport.send(sends, self.sent_at)
 
     def flush_first(self) -> None:
         """The same, where the program is about to wait for one task or call: that leaves at once, the rest behind it."""
         first = self.machine.take_first()
         if first is not None:
             to, message = first
-            self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], clock())
+            self.transport.send_envelopes(to[1:], [(to[:1], CLIENT, message)], clock())
         if first is None or self.machine.urgent:
             self.flush()
         elif not self.armed and self.machine.has_unsent:
@@ -233,7 +233,7 @@ class Connection:
         while self.machine.calls.gone:
             ended = self.machine.calls.gone.pop()
             for incarnation in (ended, control_of(ended)):  # The second one received requests to stop calls.
-                self.post.forget(incarnation)
+                self.transport.forget(incarnation)
                 self._peers.discard(incarnation)
 
     def settle(self) -> None:
@@ -258,7 +258,7 @@ class Connection:
                 come = self._wait_readable(timeout)
             finally:
                 self._between = False
-        if (come or (timeout <= 0 and self.post.readable)) and not self._sockets_close:
+        if (come or (timeout <= 0 and self.transport.readable)) and not self._sockets_close:
             self._take_in(timeout)
         self._pumped()
 
@@ -272,12 +272,12 @@ class Connection:
         """Do the further steps of a subclass after each look at the sockets."""
 
     def _take_in(self, timeout: float) -> None:
-        first = self.post.take()
+        first = self.transport.take()
         if first is not None:
             self._inbox.append(first)
             # Usually a thread waits for exactly this frame of a peer. Otherwise look for more.
-            if (timeout <= 0 or first[0] not in self._peers) and self.post.readable:
-                self._inbox.extend(self.post.receive())
+            if (timeout <= 0 or first[0] not in self._peers) and self.transport.readable:
+                self._inbox.extend(self.transport.receive())
         if not self._inbox:
             return
         if len(self._inbox) > 1 and self._peers:
@@ -287,10 +287,10 @@ class Connection:
             while self._inbox:
                 sender, frame = self._inbox.popleft()
                 if sender == self.daemon or (sender not in self._peers and not self._is_peer(sender) and self._is_new_daemon(sender)):
-                    for to, role, message in self.post.accept(sender, frame, now):
+                    for to, role, message in self.transport.accept(sender, frame, now):
                         self._deliver(now, to, role + sender, message)
                 elif sender in self._peers:
-                    for to, role, message in self.post.accept(sender, frame, now):
+                    for to, role, message in self.transport.accept(sender, frame, now):
                         self._deliver_from_peer(now, to, role + sender, message)
         if self.machine.notices:
             self._between = True
@@ -311,7 +311,7 @@ class Connection:
                 self._hand_over()
 
     def _wait_readable(self, timeout: float) -> bool:
-        return self.post.poll(timeout)
+        return self.transport.poll(timeout)
 
     def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         if type(message) is m.Inspect:
@@ -341,7 +341,7 @@ class Connection:
 
     def _is_peer(self, sender: bytes) -> bool:
         """Whether an unknown sender is an actor that this process has called; if so, add it to the peers."""
-        if sender in self.post.peers:
+        if sender in self.transport.peers:
             self._peers.add(sender)
         return sender in self._peers
 
@@ -350,7 +350,7 @@ class Connection:
         if client_takes(self.machine, source[1:], message):
             self.machine.step(now, source, message)
         else:
-            self.post.refused += 1
+            self.transport.refused += 1
 
     def wake_followers(self) -> None:
         """Wake the followers whose waits are over, after something has changed."""
@@ -363,7 +363,7 @@ class Connection:
     def _wake(self, follower: Follower) -> None:
         with self._following:
             if self._followers.pop(follower, self) is None:
-                follower.bell.release()
+                follower.wakeup.release()
 
     def _hand_over(self) -> None:
         """Wake a follower to lead, if no thread leads now."""
@@ -402,8 +402,8 @@ class Connection:
                         self.flush()
                     elif not self.armed and self._has_unsent():
                         self.arm_flusher()
-                    if self.post.congested:
-                        self.post.tick(clock())
+                    if self.transport.congested:
+                        self.transport.tick(clock())
                 now = clock()
                 if deadline is not None and now >= deadline:
                     return False
@@ -411,9 +411,9 @@ class Connection:
                     check_at = now + CHECK_EVERY
                     self._check_node()
                     with self.lock:
-                        self.post.tick(now)
+                        self.transport.tick(now)
                 pause = min(check_at, deadline) - now if deadline is not None else check_at - now
-                if self.post.congested:
+                if self.transport.congested:
                     pause = min(pause, 0.005)
                 if leads_below:
                     self._between = False
@@ -448,13 +448,13 @@ class Connection:
             with self.lock:
                 if done():  # It may have become true before the leader could find this thread.
                     return
-            self._await_bell(follower, max(0.0, pause))
+            self._await_wake(follower, max(0.0, pause))
         finally:
             with self._following:
                 self._followers.pop(follower, None)
 
-    def _await_bell(self, follower: Follower, timeout: float) -> None:
-        follower.bell.acquire(timeout=timeout)
+    def _await_wake(self, follower: Follower, timeout: float) -> None:
+        follower.wakeup.acquire(timeout=timeout)
 
     def pump_aside(self) -> None:
         """Pump for those who wait without a thread of their own (asyncio, futures), for as long as there are any.
@@ -579,7 +579,7 @@ class Connection:
                 self.machine.reservations.rest()
                 self._forget_the_dead()
                 self.flush()
-                self.post.tick(clock())
+                self.transport.tick(clock())
         self.tell_unread()
 
     def tell_unread(self, ending: bool = False) -> None:
@@ -615,7 +615,7 @@ class Connection:
         for worker in [each for each in idle if not os.path.exists(os.path.join(sockets, each.hex()))]:
             direct.forget(worker)
             self._peers.discard(worker)
-            self.post.forget(worker)
+            self.transport.forget(worker)
 
     # -- the end --
 
@@ -639,12 +639,12 @@ class Connection:
     def abandon(self) -> None:
         """Close the sockets of a process that has not registered."""
         self.closed = True
-        self.post.close()
+        self.transport.close()
         self._context.term()
 
     def _close_sockets(self) -> None:
         self._sockets_close = False
-        self.post.close(flush=0.2)
+        self.transport.close(flush=0.2)
         self.terminal.close()
         self._context.term()
 

@@ -44,21 +44,21 @@ class ControlThread:
 
     def _receive(self) -> None:
         connection, worker = self._connection, self._worker
-        post = connection.control_post
+        transport = connection.control_transport
         while not connection.closed:
-            found = (post.next_deadline(), worker.next_deadline(), *self._interrupter.deadlines())
+            found = (transport.next_deadline(), worker.next_deadline(), *self._interrupter.deadlines())
             dues = [due for due in found if due is not None]
-            post.poll(max(0.0, min(dues) - clock()) if dues else CHECK_EVERY * 10)
-            for sender, frame in post.receive():
+            transport.poll(max(0.0, min(dues) - clock()) if dues else CHECK_EVERY * 10)
+            for sender, frame in transport.receive():
                 with connection.lock:
                     now = clock()
                     from_peer, from_daemon = connection.classify(sender)
                     if from_daemon or from_peer:
-                        for _, role, message in post.accept(sender, frame, now):
+                        for _, role, message in transport.accept(sender, frame, now):
                             if not from_peer or type(message) in FROM_PEERS[CONTROL]:
                                 self._obey(now, role + sender, message)
             with connection.lock:
-                post.tick(clock())
+                transport.tick(clock())
                 self._enforce_timeouts()
                 self._interrupter.stop_due()
 
@@ -73,7 +73,7 @@ class ControlThread:
                 self._interrupter.stop(call_id)
             self._connection.flush()
             if worker.gate is not None:
-                self._connection.post.ring()  # Calls that waited for the checkpoint may begin.
+                self._connection.transport.wake()  # Calls that waited for the checkpoint may begin.
 
     def _obey(self, now: float, source: bytes, message: Any) -> None:
         connection, worker, interrupter = self._connection, self._worker, self._interrupter
@@ -95,9 +95,9 @@ class ControlThread:
         elif type(message) is m.RetireActor:
             if worker.baton is not None:
                 interrupter.stop(worker.baton.busy.get(message.actor_id, b""))
-            connection.post.ring()
+            connection.transport.wake()
         elif type(message) is m.CallerGone:
-            connection.control_post.forget(message.incarnation)
+            connection.control_transport.forget(message.incarnation)
             connection.forget_caller(message.incarnation)
         elif type(message) in (m.LogCommitted, m.OutcomesRecorded) and (connection.quiet or self._host.done or worker.gate is not None):
-            connection.post.ring()
+            connection.transport.wake()

@@ -70,7 +70,7 @@ class Daemon:
         description = session.describe()
         self.incarnation = new_incarnation()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-        self.post = Transport(self.context, session.sockets, self.incarnation, self.config)
+        self.transport = Transport(self.context, session.sockets, self.incarnation, self.config)
         self.supervision = Supervision(channel)
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.stopping = False
@@ -105,14 +105,14 @@ class Daemon:
         node, part = bytes.fromhex(description["node"]), self.cluster.part if self.cluster is not None else None
         self.core = NodeMachines(self.incarnation, node, self.config, total, capacity, self.journal, daemons, part)
         self.scheduler = self.core.scheduler
-        self.post.admits = self.core.admits
+        self.transport.admits = self.core.admits
         self._perform: dict[type[Any], Any] = {
             e.Store: self._store,
             e.SpawnWorker: lambda effect: self.supervision.spawn(*effect),
             e.KillProcess: self._kill,
             e.StartAgent: lambda effect: self._start_agent(),
             e.WatchProcess: lambda effect: self.supervision.watch(effect.pid, effect.started),
-            e.Say: lambda effect: self.log(effect.level, effect.text),
+            e.Log: lambda effect: self.log(effect.level, effect.text),
             e.ConnectNodes: self._connect,
             e.Silence: self._silence,
             e.EndNode: self._end_node,
@@ -174,7 +174,7 @@ class Daemon:
     def run(self) -> None:
         """Run until asked to stop."""
         wakeup, supervision = self.wakeup, self.supervision.fileno()
-        polled = self.post.sources + [(each, int(zmq.POLLIN)) for each in (wakeup, supervision)]
+        polled = self.transport.sources + [(each, int(zmq.POLLIN)) for each in (wakeup, supervision)]
         cluster = self.cluster
         if cluster is not None:
             polled += cluster.transport.sources
@@ -195,7 +195,7 @@ class Daemon:
             if supervision in ready:
                 self._supervised(now)
             self._take_events(now, wakeup in ready)
-            if self.post.polled(ready):
+            if self.transport.polled(ready):
                 self._receive(now)
             if cluster is not None and cluster.transport.polled(ready):
                 cluster.receive(now, self.core)
@@ -203,11 +203,11 @@ class Daemon:
             self.turn(now)
             # Housekeeping follows the answers, so that nobody waits for it.
             self._watch_over(now, bool(ready))
-            self.post.tick(now)
+            self.transport.tick(now)
             if cluster is not None:
                 cluster.transport.tick(now)
                 counts.update(cluster.refused())
-            counts["refused_frames"] = self.post.refused + self.core.refused
+            counts["refused_frames"] = self.transport.refused + self.core.refused
             counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
         self._stop()
 
@@ -254,23 +254,23 @@ class Daemon:
     def _receive(self, now: float) -> None:
         receive = self.core.receive
         for _ in range(FRAMES_PER_TURN):
-            taken = self.post.take()
+            taken = self.transport.take()
             if taken is None:
                 return
             sender, frame = taken
-            for to, role, message in self.post.accept(sender, frame, now):
+            for to, role, message in self.transport.accept(sender, frame, now):
                 kind = type(message)
                 if (kind is m.Goodbye or kind is m.OutputWritten or kind is m.Query) and self.core.may_send(sender, to, message):
                     self._before(now, sender, message)
                 receive(now, sender, to, role, message)
-            if not self.post.readable or clock() - now > RECEIVE_SECONDS:
+            if not self.transport.readable or clock() - now > RECEIVE_SECONDS:
                 return
 
     def _before(self, now: float, sender: bytes, message: Any) -> None:
         """Do the shell's own part of a message before the scheduler receives it."""
         if type(message) is m.Goodbye:
             if self.core.admits(sender):
-                self.post.peer(sender).admitted = True  # ``Farewell`` is sent when it is no longer registered.
+                self.transport.peer(sender).admitted = True  # ``Farewell`` is sent when it is no longer registered.
             leaving = self.scheduler.tables.processes.get(sender)
             self._pass_on_output(now, leaving.job if leaving is not None else None)
         elif type(message) is m.OutputWritten or message.what == "output":
@@ -280,7 +280,7 @@ class Daemon:
         """Perform effects until none is left, then send messages."""
         self.core.decide(now, self._do)
         for incarnation, envelopes in self.core.take_outgoing().items():
-            self.post.send_envelopes(incarnation, envelopes, now)
+            self.transport.send_envelopes(incarnation, envelopes, now)
         if self.cluster is not None:
             self.cluster.send(now, self.core)
 
@@ -308,12 +308,12 @@ class Daemon:
             return now
         soonest = min(self._sweep_at, self._collect_at, self._logs_at)
         ours = None if self.cluster is None else self.cluster.transport.next_deadline()
-        for due in (self.core.next_deadline(), self.post.next_deadline(), ours):
+        for due in (self.core.next_deadline(), self.transport.next_deadline(), ours):
             if due is not None and due < soonest:
                 soonest = due
         if self._busy:
             soonest = min(soonest, self._memory_at)
-        return min(soonest, now + 0.002) if self.post.congested else soonest
+        return min(soonest, now + 0.002) if self.transport.congested else soonest
 
     # -- the supervisor --
 
@@ -329,7 +329,7 @@ class Daemon:
                 note_worker(self.session.logs, event.token, event.pid)
             self.core.step(now, LOCAL_SCHEDULER, event)
             for incarnation in dead:
-                self.post.forget(incarnation)
+                self.transport.forget(incarnation)
                 self.session.remove_sockets(incarnation)
             if dead and not self.scheduler.tables.recovering:
                 self._slots.release_all_but(self.scheduler.logs.logs)
@@ -378,8 +378,8 @@ class Daemon:
             self._check_memory(now)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
-            for incarnation in self.core.sweep(self.post.peers):
-                self.post.forget(incarnation)
+            for incarnation in self.core.sweep(self.transport.peers):
+                self.transport.forget(incarnation)
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY
             if not active:
@@ -412,7 +412,7 @@ class Daemon:
         self.journal.close()
         if self.cluster is not None:
             self.cluster.close()
-        self.post.close()
+        self.transport.close()
         self.context.term()
 
 

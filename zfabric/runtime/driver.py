@@ -183,21 +183,21 @@ class DriverConnection(Connection):
     def _wait_readable(self, timeout: float) -> bool:
         signals = self._signals
         if not signals.closed or get_ident() != signals.thread:
-            return self.post.poll(timeout)
+            return self.transport.poll(timeout)
         try:
             signals.pause()
-            return self.post.poll(timeout)
+            return self.transport.poll(timeout)
         finally:
             signals.open = False
 
-    def _await_bell(self, follower: Follower, timeout: float) -> None:
+    def _await_wake(self, follower: Follower, timeout: float) -> None:
         signals = self._signals
         if not signals.closed or get_ident() != signals.thread:
-            super()._await_bell(follower, timeout)
+            super()._await_wake(follower, timeout)
             return
         try:
             signals.pause()
-            super()._await_bell(follower, timeout)
+            super()._await_wake(follower, timeout)
         finally:
             signals.open = False
 

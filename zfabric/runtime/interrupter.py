@@ -71,13 +71,13 @@ class Interrupter:
         elif crew.interrupt(beside):
             self._due[stopped] = now + self._every
         else:
-            connection.post.ring()  # Its thread may be the one that receives.
+            connection.transport.wake()  # Its thread may be the one that receives.
         connection.wake_followers()
 
     def stop_soon(self, running: bytes) -> None:
         """Have the control thread interrupt a task or call. The caller holds the lock."""
         self._due[running] = clock()
-        self._connection.control_post.ring()
+        self._connection.control_transport.wake()
 
     def _handle(self, number: int, frame: Any) -> None:
         if self.fence.depth and not self._connection.polling:

@@ -133,7 +133,7 @@ class Replayer:
         with self.connection.lock:
             gate.taken()
             self.connection.flush()
-            self.connection.post.ring()  # Calls may begin again.
+            self.connection.transport.wake()  # Calls may begin again.
 
     def _try_checkpoint(self, log: CallLog, instance: Any, otherwise: str) -> None:
         try:

@@ -56,9 +56,9 @@ class Reporter:
         """Write into the slot how many calls have ended of an actor with checkpoints and no log."""
         COUNT.pack_into(self.slot, TASK_BYTES, gate.log.number, gate.log.attempt, gate.log.actor_id)
         if gate.wants_shell:
-            self._connection.post.ring()
+            self._connection.transport.wake()
         elif gate.opens_at is not None:
-            self._connection.control_post.ring()
+            self._connection.control_transport.wake()
 
     # -- output --
 
@@ -72,7 +72,7 @@ class Reporter:
         worker.report_output()
         known = receiver in worker.drivers or (receiver != connection.incarnation and receiver not in worker.mailbox.gone)
         if receiver and known:
-            connection.post.send_envelopes(receiver, [(CLIENT, WORKER, m.OutputWritten())], clock())
+            connection.transport.send_envelopes(receiver, [(CLIENT, WORKER, m.OutputWritten())], clock())
 
     # -- outcomes --
 
@@ -102,7 +102,7 @@ class Reporter:
             elif not connection.armed:
                 connection.arm_flusher()
             if (self._host.done and not worker.running_calls) or (following is None and worker.baton is not None):
-                connection.post.ring()
+                connection.transport.wake()
         return following
 
     def _next_of(self, group: Group) -> Item | Invocation | None:

@@ -53,7 +53,7 @@ class TaskLoop:
         self._worker = connection.worker
         self._host = connection.host
         self._machine = connection.machine
-        self._post = connection.post
+        self._transport = connection.transport
         self._lock = connection.lock
         self._completion_delay = connection.config.completion_delay
         self._client = client
@@ -241,5 +241,5 @@ class TaskLoop:
         answer = self._worker.answer(item, status, outputs) if not self._machine.has_unsent else None
         if answer is None:
             return False
-        self._post.send_envelopes(answer.to[1:], [(CLIENT, WORKER, answer.message)], now)
+        self._transport.send_envelopes(answer.to[1:], [(CLIENT, WORKER, answer.message)], now)
         return True

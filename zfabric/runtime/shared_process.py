@@ -24,7 +24,7 @@ class SharedProcess:
         self._host = connection.host
         self._contexts = contexts
         self._runner = runner
-        self._bells: dict[bytes, threading.Semaphore] = {}
+        self._waiting: dict[bytes, threading.Semaphore] = {}
         """Semaphores that wake calls waiting for the baton, by actor."""
 
     def add_actor(self, item: Item, instance: Any) -> None:
@@ -37,7 +37,7 @@ class SharedProcess:
         baton = self._worker.baton
         assert baton is not None
         with self._connection.lock:
-            self._connection.post.hang_bell()
+            self._connection.transport.enable_wake()
             self._host.crew = StandIns(self._runner, self.release_gone)
             self._host.gone = baton.gone
             baton.instances = True
@@ -60,7 +60,7 @@ class SharedProcess:
         if crew is not None:
             crew.hand_out()
         else:
-            self._connection.post.ring()
+            self._connection.transport.wake()
 
     # -- the baton --
 
@@ -99,10 +99,10 @@ class SharedProcess:
             try:
                 with self._connection.lock:
                     if self._worker.take_baton(item):
-                        self._bells.pop(actor_id, None)
+                        self._waiting.pop(actor_id, None)
                         break
-                    bell = self._bells.setdefault(actor_id, threading.Semaphore(0))
-                bell.acquire()
+                    semaphore = self._waiting.setdefault(actor_id, threading.Semaphore(0))
+                semaphore.acquire()
             except TaskInterrupt as error:
                 interrupt = error
         self._runner.reporter.mark(item)
@@ -111,6 +111,6 @@ class SharedProcess:
 
     def _wake_for_baton(self, actor_id: bytes) -> None:
         """Wake the call of an actor that now has the baton. The caller holds the lock."""
-        bell = self._bells.get(actor_id)
-        if bell is not None:
-            bell.release()
+        semaphore = self._waiting.get(actor_id)
+        if semaphore is not None:
+            semaphore.release()

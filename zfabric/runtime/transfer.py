@@ -93,7 +93,7 @@ class TransferProcess:
         self.incarnation = new_incarnation()
         self._daemon = daemon
         self._context: Context = zmq.Context(1)
-        self._post = Transport(self._context, session.sockets, self.incarnation, config)
+        self._transport = Transport(self._context, session.sockets, self.incarnation, config)
         self.sockets = ChunkSockets(self._context, keys, endpoint, bound)
         self.machine = TransferAgent(TRANSFER_AGENT + self.incarnation, config, daemon)
         arena = Arena(str(description["arena"]), int(description["arena_size"]), writable=True)
@@ -118,39 +118,38 @@ class TransferProcess:
     def step(self, patience: float) -> None:
         """Wait for something to do, up to ``patience`` seconds, and do it."""
         now = clock()
-        due = [
-            each for each in (self.machine.next_deadline(), self._post.next_deadline(), self.sockets.next_deadline()) if each is not None
-        ]
+        parts = (self.machine, self._transport, self.sockets)
+        due = [each for part in parts if (each := part.next_deadline()) is not None]
         wait = min([patience, *(max(0.0, each - now) for each in due)])
         if self.sockets.sending:
             wait = min(wait, SENT_EVERY)
-        if self._post.congested:
+        if self._transport.congested:
             wait = min(wait, 0.002)
-        ready: dict[Any, int] = dict(zmq_poll(self._post.sources + self.sockets.sources, int(wait * 1000 + 0.999)))
+        ready: dict[Any, int] = dict(zmq_poll(self._transport.sources + self.sockets.sources, int(wait * 1000 + 0.999)))
         now = clock()
-        if self._post.polled(ready):
+        if self._transport.polled(ready):
             self._receive(now)
         self._receive_chunks(now)
         for object_id in self.sockets.sent():
             self.machine.step(now, self._shell, m.ChunkSent(object_id))
         self.machine.tick(now)
         self.turn(now)
-        self._post.tick(now)
+        self._transport.tick(now)
 
     def _receive(self, now: float) -> None:
         for _ in range(FRAMES_PER_TURN):
-            taken = self._post.take()
+            taken = self._transport.take()
             if taken is None:
                 return
             sender, frame = taken
             if sender != self._daemon:
-                self._post.refused += 1
+                self._transport.refused += 1
                 continue
-            for _, role, message in self._post.accept(sender, frame, now):
+            for _, role, message in self._transport.accept(sender, frame, now):
                 self.machine.step(now, role + sender, message)
                 if type(message) is m.NodeTable:
                     self.sockets.connect(self.machine.peers)
-            if not self._post.readable:
+            if not self._transport.readable:
                 return
 
     def _receive_chunks(self, now: float) -> None:
@@ -184,7 +183,7 @@ class TransferProcess:
                 self.machine.step(now, self._shell, message)
         self._chunks.clear()
         if outgoing:
-            self._post.send_envelopes(self._daemon, outgoing, now)
+            self._transport.send_envelopes(self._daemon, outgoing, now)
 
     def _write(self, effect: e.WriteChunk) -> None:
         try:
@@ -215,7 +214,7 @@ class TransferProcess:
     def close(self) -> None:
         """Close every socket."""
         self.sockets.close()
-        self._post.close()
+        self._transport.close()
         self._context.term()
 
 

@@ -33,8 +33,8 @@ class WorkerConnection(Connection):
         self.control = control_of(token)
         self.worker = Worker(WORKER + token, self.config)
         self.host = Host(self.worker, self.machine.calls, self.lock)
-        self.control_post = Transport(self._context, session.sockets, self.control, self.config)
-        self.control_post.hang_bell()
+        self.control_transport = Transport(self._context, session.sockets, self.control, self.config)
+        self.control_transport.enable_wake()
         self.polling = False
         """Whether the main thread is in ``poll``, where an interrupt may be raised."""
         self.quiet = False
@@ -66,8 +66,8 @@ class WorkerConnection(Connection):
         super()._join(daemon)
 
     def _leave(self, daemon: bytes) -> None:
-        self.worker.unconfirmed += unacknowledged_reports(self.post.forget(daemon))
-        self.control_post.forget(daemon)
+        self.worker.unconfirmed += unacknowledged_reports(self.transport.forget(daemon))
+        self.control_transport.forget(daemon)
 
     def classify(self, sender: bytes) -> tuple[bool, bool]:
         """Return whether the sender of a control message is a peer, and whether it is the daemon. The caller holds the lock."""
@@ -87,11 +87,11 @@ class WorkerConnection(Connection):
         self._callers_gone.append(caller)
 
     def _forget_callers(self) -> None:
-        while self._callers_gone and not self.post.readable:
+        while self._callers_gone and not self.transport.readable:
             with self.lock:
                 caller = self._callers_gone.pop()
                 self._peers.discard(caller)
-                self.post.forget(caller)
+                self.transport.forget(caller)
 
     def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         if to == WORKER:
@@ -107,7 +107,7 @@ class WorkerConnection(Connection):
             before = self.worker.next_deadline() if timed else None
             self.worker.step(now, source, message)
             if timed and self.worker.next_deadline() != before:
-                self.control_post.ring()
+                self.control_transport.wake()
         else:
             self.worker.step(now, source, message)
 
@@ -141,10 +141,10 @@ class WorkerConnection(Connection):
 
     def _wait_readable(self, timeout: float) -> bool:
         if get_ident() != self._main:
-            return self.post.poll(timeout)
+            return self.transport.poll(timeout)
         self.polling = True
         try:
-            return self.post.poll(timeout)
+            return self.transport.poll(timeout)
         finally:
             self.polling = False
 
@@ -182,5 +182,5 @@ class WorkerConnection(Connection):
             self.worker.report_trace()
             self.flush()
             self.closed = True
-            self.control_post.close()
+            self.control_transport.close()
         self.disconnect()

@@ -470,7 +470,7 @@ class SimDaemon:
             world.states["node silent"] += effect.silent
         elif isinstance(effect, e.EndNode):
             world.after(0.001, partial(self.node.lost_lease, effect.reason))
-        elif isinstance(effect, e.Say):
+        elif isinstance(effect, e.Log):
             world.note(f"daemon logs {effect.level}: {effect.text}")
         else:
             self.storage.perform(effect)

@@ -45,8 +45,8 @@ class Link:
         "_repeat_at",
         "_sent",
         "_unacknowledged",
+        "acknowledged",
         "answers",
-        "heard",
         "received",
         "refused",
         "repeat",
@@ -57,7 +57,7 @@ class Link:
         self.window = window
         self.repeat = repeat
         self.received = 0
-        self.heard = 0
+        self.acknowledged = 0
         """The newest frame that the other side has acknowledged."""
         self._sent: deque[tuple[int, Body]] = deque()
         self._early: dict[int, Body] = {}
@@ -75,7 +75,7 @@ class Link:
     @property
     def next_out(self) -> int:
         """The number of the next frame. It follows from those that were sent."""
-        return (self._sent[-1][0] if self._sent else self.heard) + 1
+        return (self._sent[-1][0] if self._sent else self.acknowledged) + 1
 
     def pack(self, envelopes: list[Envelope], now: float, limit: int) -> list[bytes]:
         """Frames of ``envelopes``, none larger than ``limit`` bytes. Each is numbered, and retained until it is acknowledged.
@@ -83,7 +83,7 @@ class Link:
         TypeError, ValueError or OverflowError for what no frame can carry; then nothing is sent.
         """
         sent = self._sent
-        sequence = (sent[-1][0] if sent else self.heard) + 1  # ``next_out``, in place: this is a part of every synchronous call.
+        sequence = (sent[-1][0] if sent else self.acknowledged) + 1  # ``next_out``, in place: this is a part of every synchronous call.
         frame = encode(sequence, self.received, envelopes)
         if len(frame) <= limit and len(envelopes) <= MESSAGES_MAX:
             sent.append((sequence, envelopes))
@@ -164,7 +164,7 @@ class Link:
         if not sent or sent[0][0] > acknowledged:
             return
         while sent and sent[0][0] <= acknowledged:
-            self.heard = sent[0][0]
+            self.acknowledged = sent[0][0]
             sent.popleft()
         self._pause = self.repeat
         self._repeat_at = now + self._pause if sent else None
@@ -194,7 +194,7 @@ class Link:
 
     def since(self, sequence: int, last: int) -> list[tuple[int, Body]]:
         """Unacknowledged frames numbered above ``sequence``, up to ``last``."""
-        return list(islice(self._sent, sequence - self.heard, last - self.heard))
+        return list(islice(self._sent, sequence - self.acknowledged, last - self.acknowledged))
 
     def unacknowledged(self) -> list[Envelope]:
         """All unacknowledged messages, in order, for those who must send them to the next incarnation."""

@@ -177,11 +177,11 @@ class NodeLink:
         self.open = True
 
     def _check(self, hello: Hello, begins: bool) -> None:
-        heard, newest, received = (0, 0, 0) if begins else (self._link.heard, self._newest, self._link.received)
+        acknowledged, newest, received = (0, 0, 0) if begins else (self._link.acknowledged, self._newest, self._link.received)
         if hello.meant == self.daemon:
-            if not heard <= hello.received <= newest:
-                raise HelloRefused("numbers", f"the peer has received {hello.received} frames; {heard} to {newest} are possible")
-        elif heard or received:
+            if not acknowledged <= hello.received <= newest:
+                raise HelloRefused("numbers", f"the peer has received {hello.received} frames; {acknowledged} to {newest} are possible")
+        elif acknowledged or received:
             raise HelloRefused("numbers", "the peer has forgotten this daemon")
 
     # -- messages --
@@ -195,7 +195,7 @@ class NodeLink:
         before = link.next_out - 1
         frames = link.pack(envelopes, now, self.limit)
         written = before + len(frames)
-        if self.open and self._written == before and written - link.heard <= IN_FLIGHT_MAX:
+        if self.open and self._written == before and written - link.acknowledged <= IN_FLIGHT_MAX:
             self._written = self._newest = written
             return frames
         return self.outgoing(now)
@@ -205,7 +205,7 @@ class NodeLink:
         link = self._link
         if not self.open:
             return []
-        waiting = link.since(self._written, link.heard + IN_FLIGHT_MAX) if link.next_out - 1 > self._written else []
+        waiting = link.since(self._written, link.acknowledged + IN_FLIGHT_MAX) if link.next_out - 1 > self._written else []
         frames = [encode_body(sequence, link.received, body) for sequence, body in waiting]
         self._written += len(frames)
         self._newest = max(self._newest, self._written)

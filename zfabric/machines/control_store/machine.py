@@ -31,7 +31,7 @@ from zfabric.config import Config
 from zfabric.machines.common import lineage_blocks
 from zfabric.machines.common.tables import KEY_BYTES_MAX, TABLES, Reader
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Effect, Say, Send, Store
+from zfabric.protocol.effects import Effect, Log, Send, Store
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, TOOL, WORKER, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import Message, Row
@@ -320,7 +320,7 @@ class ControlStore:
         self._events_bytes = transaction.events_bytes
         if puts and self._read_only:
             self._read_only = ""
-            self._effects.append(Say("info", "the control store can write again"))
+            self._effects.append(Log("info", "the control store can write again"))
         self._answer_waiters(transaction)
         for asker, question in transaction.reads:
             self._answer(now, asker, question)
@@ -328,7 +328,7 @@ class ControlStore:
     def _roll_back(self, now: float, transaction: _Transaction, error: str) -> None:
         gathered, self._gathered = self._gathered, _Transaction()
         if not self._read_only:
-            self._effects.append(Say("error", f"the control store is read-only: {error}"))
+            self._effects.append(Log("error", f"the control store is read-only: {error}"))
         self._read_only = error
         self._retry_at = now + self._config.store_retry_every
         for failed in (transaction, gathered):

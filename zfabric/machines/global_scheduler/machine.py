@@ -83,7 +83,7 @@ class GlobalScheduler:
         else:
             self._counts["heartbeats"] += 1
             self._nodes[message.node] = NodeView(
-                message.node, source, message.total, message.available, message.queued, message.mean_seconds, now
+                message.node, source, message.total, message.available, message.queued, message.mean_seconds
             )
 
     def on_place(self, now: float, source: Address, message: m.Place) -> None:

@@ -24,18 +24,15 @@ class Batch(NamedTuple):
 class NodeView:
     """A node as of its last heartbeat, and what was placed there since."""
 
-    __slots__ = ("available", "heard", "mean_seconds", "node", "placed", "placed_seconds", "queued", "scheduler", "total")
+    __slots__ = ("available", "mean_seconds", "node", "placed", "placed_seconds", "queued", "scheduler", "total")
 
-    def __init__(
-        self, node: bytes, scheduler: Address, total: Demand, available: Demand, queued: int, mean_seconds: float, heard: float
-    ) -> None:
+    def __init__(self, node: bytes, scheduler: Address, total: Demand, available: Demand, queued: int, mean_seconds: float) -> None:
         self.node = node
         self.scheduler = scheduler
         self.total = dict(total)
         self.available = dict(available)
         self.queued = queued
         self.mean_seconds = mean_seconds
-        self.heard = heard
         self.placed = 0
         self.placed_seconds = 0.0
         """How long the tasks that were placed on it since will run, without those that could start at once."""

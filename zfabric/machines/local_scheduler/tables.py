@@ -27,7 +27,7 @@ from zfabric.machines.local_scheduler.records import (
 )
 from zfabric.machines.local_scheduler.transitions import Transition
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Effect, Say, Send
+from zfabric.protocol.effects import Effect, Log, Send
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, LOCAL_SCHEDULER, PREFIX_BYTES, TASK_BYTES, Address, control_of
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import HERE, NODE_ID, accepts
@@ -161,7 +161,7 @@ class Tables:
 
     def write_log(self, level: str, text: str) -> None:
         """Write a line to the daemon's log."""
-        self.effects.append(Say(level, text))
+        self.effects.append(Log(level, text))
 
     def notify_again(self, job: JobRecord, text: str) -> None:
         """Notify the driver of a job that something runs again. The number of notices is limited; the daemon's log has all."""

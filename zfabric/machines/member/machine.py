@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import ConnectNodes, Effect, EndNode, Say, Send, Silence
+from zfabric.protocol.effects import ConnectNodes, Effect, EndNode, Log, Send, Silence
 from zfabric.protocol.ids import HEAD, REGISTRY, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 
@@ -139,7 +139,7 @@ class Member:
         if now >= self._until - (1 - SILENT_SHARE) * lease and not self.silent:
             self.silent = True
             self._effects.append(Silence(True))
-            self._effects.append(Say("warning", "the node's lease could not be renewed: nothing is sent to other nodes until it is"))
+            self._effects.append(Log("warning", "the node's lease could not be renewed: nothing is sent to other nodes until it is"))
         if now >= self._ask_at:
             self._ask_at = now + lease / RENEWALS
             self._number += 1

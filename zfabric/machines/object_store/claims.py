@@ -49,21 +49,21 @@ class Claims:
         self._written: list[tuple[bytes, int, int, bytes, bool]] = []
         self._pinned: list[tuple[bytes, bytes, int, int]] = []
         self._grants: list[tuple[bytes, int, int, int]] = []
-        self._heard: set[type] = set()
+        self._arrived: set[type] = set()
 
     @property
     def complete(self) -> bool:
         """Whether the arena has been read and ``RetainOnly`` has arrived."""
-        return self._heard == {m.ArenaFound, m.RetainOnly}
+        return self._arrived == {m.ArenaFound, m.RetainOnly}
 
     def take(self, process: bytes, message: m.Message) -> bool:
         """Note a claim; return False for any other message."""
         if isinstance(message, m.ArenaFound):
-            self._heard.add(m.ArenaFound)
+            self._arrived.add(m.ArenaFound)
             self._found += [(object_id, offset, size, b"", False) for object_id, offset, size in message.sealed]
             self._files += message.spilled
         elif isinstance(message, m.RetainOnly):
-            self._heard.add(m.RetainOnly)
+            self._arrived.add(m.RetainOnly)
             self.kept.update(message.object_ids)
         elif isinstance(message, m.Sealed):
             self._written += message.rows

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from zfabric.config import Config
 from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Effect, Say, Send
+from zfabric.protocol.effects import Effect, Log, Send
 from zfabric.protocol.ids import JOINER, MEMBER, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import PROTOCOL_VERSION, Row
@@ -248,7 +248,7 @@ class Registry:
     def _end(self, identifier: bytes, node: _Node, reason: str) -> None:
         """Delete a node's row: it is dead once that is durable."""
         node.ending = reason
-        self._effects.append(Say("warning", f"node {node.row[2]} ({identifier.hex()}) is dead: {reason}"))
+        self._effects.append(Log("warning", f"node {node.row[2]} ({identifier.hex()}) is dead: {reason}"))
         self._delete(identifier, node)
 
     def _delete(self, identifier: bytes, node: _Node) -> None:

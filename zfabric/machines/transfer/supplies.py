@@ -116,7 +116,7 @@ class Supplies:
         delivery.limit = max(delivery.limit, limit)
         # No more than the credit is under way, so that a want which comes late makes nobody send everything again.
         delivery.position = max(position, -(-(delivery.limit - self._credit) // CHUNK_BYTES) * CHUNK_BYTES)
-        self._heard(delivery, now)
+        self._renew(delivery, now)
 
     def _enter(self, reader: bytes, message: m.Want) -> Delivery | None:
         supply = self._supplies.get(message.object_id)
@@ -149,7 +149,7 @@ class Supplies:
         self._changed = True
         return delivery
 
-    def _heard(self, delivery: Delivery, now: float) -> None:
+    def _renew(self, delivery: Delivery, now: float) -> None:
         if delivery.served:
             delivery.due = now + self._patience
             self._ready[(delivery.reader, delivery.token)] = delivery
@@ -163,7 +163,7 @@ class Supplies:
             self._counts["refused"] += 1
         else:
             delivery.limit = max(delivery.limit, message.limit)
-            self._heard(delivery, now)
+            self._renew(delivery, now)
 
     def on_stop_want(self, now: float, source: Address, message: m.StopWant) -> None:
         """A reader wants nothing more: it has the value, or has it from elsewhere."""
@@ -277,7 +277,7 @@ class Supplies:
                 del self._queue[key]
                 self._served[key] = delivery
                 delivery.served = True
-                self._heard(delivery, now)
+                self._renew(delivery, now)
         for delivery in self._queue.values():
             if not delivery.told:
                 delivery.told = True

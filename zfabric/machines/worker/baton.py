@@ -141,7 +141,7 @@ class Baton:
         if self.returning:
             self.on_free(next(iter(self.returning)))
 
-    def go_on(self, actor_id: bytes) -> bool:
+    def take(self, actor_id: bytes) -> bool:
         """Take the baton for a call that waits no longer. Return False if it is not free: the caller asks again."""
         if self.running or next(iter(self.returning), actor_id) != actor_id:
             self.returning[actor_id] = None
@@ -169,7 +169,7 @@ class Baton:
         if ending is not None and (ending.how != RETIRE or not self.queues.has(actor_id)):
             self._end_actor(actor_id, b"")
 
-    def _goes_on_by_itself(self, actor_id: bytes) -> bool:
+    def _wait_may_end(self, actor_id: bytes) -> bool:
         """Whether an actor's waiting call can go on without all that it waits for."""
         begun = self.busy[actor_id]
         return actor_id in self.may_end or begun in self.stopped or begun in self.mailbox.timed
@@ -184,7 +184,7 @@ class Baton:
             if self._seen.get(actor_id) == call_id and len(rows) < SHOWN:
                 wanted = self.wanted.get(actor_id, ())[:WANTED_SHOWN]
                 callees = tuple(callee(each) or bytes(TASK_BYTES) for each in wanted)
-                rows.append((actor_id, call_id, wanted, callees, not self._goes_on_by_itself(actor_id)))
+                rows.append((actor_id, call_id, wanted, callees, not self._wait_may_end(actor_id)))
         self._seen = dict(self.busy)
         running = self.running if any(row[1] == self.running for row in rows) else b""
         news = m.HostDelays(running, tuple(rows))

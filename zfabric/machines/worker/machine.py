@@ -209,7 +209,7 @@ class Worker:
     def take_baton(self, item: Item | Invocation) -> bool:
         """Take the baton for an item that waits no longer. Return False if it is not free: the caller asks again."""
         assert self.baton is not None
-        return self.baton.go_on(actor_of(item))
+        return self.baton.take(actor_of(item))
 
     def refused(self, item: Item | Invocation, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
         """Whether the actor that runs this item would wait for itself if it waited for ``needed`` of these objects.
