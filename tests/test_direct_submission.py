@@ -487,7 +487,7 @@ def test_the_socket_of_a_worker_with_a_direct_lease_stays_open(shared: Any, tmp_
     zf.get(pid.remote(), timeout=PATIENCE)
     path = Path(client.session.sockets) / worker.hex()
     path.rename(tmp_path / "socket")
-    client.connection._forget_the_dead()
+    client.connection._forget_dead_workers()
     (tmp_path / "socket").rename(path)
     assert worker in client.connection.transport.peers
     assert zf.get(pid.remote(), timeout=PATIENCE)

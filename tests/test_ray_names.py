@@ -410,20 +410,20 @@ def late(path: str) -> None:
 
 @ray.remote
 def calls_and_computes(actor: Any, noted: str) -> bool:
-    vars(interface.current().connection)["_keep_house"] = lambda: None
+    vars(interface.current().connection)["_maintain"] = lambda: None
     while not vars(interface.current().connection)["_flusher_asleep"]:
         pass
     actor.note.remote(noted)
     deadline = time.monotonic() + PATIENCE
     while not os.path.exists(noted) and time.monotonic() < deadline:
         pass
-    del vars(interface.current().connection)["_keep_house"]
+    del vars(interface.current().connection)["_maintain"]
     return os.path.exists(noted)
 
 
 def test_a_call_is_sent_although_its_caller_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program only looks at files meanwhile; the thread that keeps house has nothing to do with it."""
-    monkeypatch.setattr(interface.current().connection, "_keep_house", lambda: None)
+    monkeypatch.setattr(interface.current().connection, "_maintain", lambda: None)
     Noting.remote().note.remote(str(tmp_path / "of a new actor"))
     eventually(lambda: (tmp_path / "of a new actor").exists(), "the call has run")
     actor = Noting.remote()

@@ -1,6 +1,7 @@
-"""What the API calls, by ids and bytes, on the connection of this process. The clients of drivers and of workers are built on it.
+"""The operations of the API, by ids and bytes, on the connection of this process. The clients of drivers and of workers are built on it.
 
-``remote()`` appends to a batch under the lock, and sends at once when nothing is in flight; otherwise the flusher does, soon.
+``submit`` and ``call`` append a row to a batch under the lock. The row is sent at once if nothing else is in flight; otherwise the flusher
+sends it soon.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Outcome, Serialized, Terms
 
 ONLY_ROWS = {tuple}
-"""The types of a client's entries where nothing has an outcome (``machines.client.entries``): seen at a glance, without a look at each."""
+"""The types of a client's entries if none has an outcome (``machines.client.entries``): one comparison instead of a check of each."""
 ONLY_SMALL = {bytes}
-"""The types of outcomes where all are small values."""
+"""The types of outcomes if all are small values."""
 EXPLAIN_SECONDS = 0.25
-"""How long a ``get`` whose time is up waits to be told what it has waited for, at most."""
+"""Most seconds that a ``get`` past its timeout waits for the explanation in its error."""
 OUTPUT_SECONDS = 1.0
-"""How long ``get`` waits for the output of what it has the outcome of, at most."""
+"""Most seconds that ``get`` waits for the output of the tasks whose outcomes it has."""
 FEW = 32
-"""So few are looked at one by one."""
+"""Up to this many entries are checked one by one."""
 
 
 NO_ACTOR = "exit_actor() is for methods of actors, and for threads and asyncio tasks that actors have started; this is none"
 
 
 class View:
-    """One view of a value in the arena. It ends when this is called, or, where an exception kept that from happening, with this object."""
+    """One view of a value in the arena. A call ends it; so does the end of this object, if an exception prevented the call."""
 
     __slots__ = ("_end", "_identifier")
 
@@ -51,7 +52,7 @@ class View:
         self._identifier: bytes | None = identifier
 
     def __call__(self) -> None:
-        """Nothing looks at the value through this view any more."""
+        """End the view: nothing reads the value through it any more."""
         identifier, self._identifier = self._identifier, None
         if identifier is not None:
             self._end(identifier)
@@ -60,16 +61,16 @@ class View:
 
 
 class WaitFor(Protocol):
-    """How a process waits for objects: until ``done()``, or False at the deadline."""
+    """Waits for objects until ``done()`` is true; returns False if the deadline passed first."""
 
     def __call__(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
-        """``plain``: a ``get`` without a timeout. ``needed``: how many of the objects must come; 0 if the asker has an answer without."""
+        """Wait. ``plain``: a ``get`` without a timeout. ``needed``: how many outcomes must come; 0 if the caller can go on without any."""
 
 
 class FabricClient:
-    """The fabric inside one process (most of ``runtime.interface.ClientInterface``).
+    """Most of ``runtime.interface.ClientInterface``, without protection from signals.
 
-    ``namer`` returns what names the tasks and values of the calling thread; ``wait_for`` waits for objects.
+    ``namer`` returns the ``Namer`` for tasks and values of the calling thread; ``wait_for`` waits for objects.
     """
 
     def __init__(self, connection: Connection, namer: Callable[[], Namer], wait_for: WaitFor) -> None:
@@ -77,9 +78,9 @@ class FabricClient:
         self.machine = connection.machine
         self.config = connection.config
         self.paths: tuple[str, ...] = ()
-        """Where this program finds its modules, if the node was not started by it: its functions say so to workers."""
+        """The program's import paths, if it did not start the node: workers of its functions use them."""
         self.directory = ""
-        """The program's working directory, if the node was not started by it: its functions run there, where the node has it."""
+        """The program's working directory, if it did not start the node: its functions run there if the node has that directory."""
         description = connection.session.describe()
         self.values = ArenaAccess(connection, str(description["arena"]), int(description["arena_size"]), str(description["spill"]))
         self.drop_reference = self.machine.dropped.append
@@ -92,7 +93,7 @@ class FabricClient:
     # -- what the API calls --
 
     def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.export``."""
         if self.paths:
             options = (*options, ("paths", self.paths))
         if self.directory:
@@ -103,7 +104,7 @@ class FabricClient:
     def submit(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
     ) -> bytes:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.submit``."""
         machine, connection = self.machine, self.connection
         with self._lock:
             if connection.closed or machine.farewell or machine.refused:
@@ -124,7 +125,7 @@ class FabricClient:
     def submit_many(
         self, function_id: bytes, calls: Iterable[tuple[bytes, tuple[bytes, ...], tuple[Row, ...] | None]], num_returns: int
     ) -> list[bytes]:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.submit_many``."""
         firsts = []
         machine = self.machine
         with self._lock:
@@ -148,7 +149,7 @@ class FabricClient:
         num_returns: int,
         terms: Terms,
     ) -> bytes:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.call``."""
         machine, connection = self.machine, self.connection
         if terms.pending:
             self.await_room(actor_id, terms)
@@ -169,7 +170,7 @@ class FabricClient:
         return first
 
     def await_room(self, actor_id: bytes, terms: Terms) -> None:
-        """Wait until fewer calls than allowed have no outcome."""
+        """Wait until fewer calls than ``terms.pending`` have no outcome, or raise PendingCallsLimitExceededError."""
         calls = self.machine.calls
         with self._lock:
             count = calls.count(actor_id)
@@ -183,14 +184,14 @@ class FabricClient:
         self.connection.wait_until(lambda: calls.count(actor_id) < terms.pending, None)
 
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.kill_actor``."""
         with self._lock:
             self.connection.check_usable()
             self.machine.calls.kill(actor_id, no_restart)
             self.connection.flush()
 
     def put(self, value: Serialized, durable: bool) -> bytes:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.put``."""
         connection = self.connection
         if durable and value.size > self.config.durable_bytes:
             raise ObjectTooLargeError(
@@ -219,13 +220,13 @@ class FabricClient:
                     connection.arm_flusher()
         if durable:
             try:
-                self._wait_kept(identifier)
-            except BaseException:  # Ctrl-C too: nobody gets a ref to it
+                self._wait_committed(identifier)
+            except BaseException:  # Ctrl-C, too: the caller gets no ref to it.
                 self.drop_reference(identifier)
                 raise
         return identifier
 
-    def _wait_kept(self, identifier: bytes) -> None:
+    def _wait_committed(self, identifier: bytes) -> None:
         with self._lock:
             self.connection.flush()
         if not self.connection.wait_until(lambda: identifier in self.machine.committed, clock() + self.config.put_patience):
@@ -236,14 +237,14 @@ class FabricClient:
             raise OutOfDiskError(reason)
 
     def add_reference(self, object_id: bytes) -> None:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.add_reference``."""
         with self._lock:
             self.machine.references.add(object_id)
             if not self.connection.armed:
                 self.connection.arm_flusher()
 
     def follow(self, object_ids: Sequence[bytes]) -> None:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.follow``."""
         with self._lock:
             self.connection.check_usable()
             for object_id in object_ids:
@@ -253,13 +254,13 @@ class FabricClient:
                 self.connection.arm_flusher()
 
     def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.get``."""
         machine = self.machine
         count = len(object_ids)
         deadline = None if timeout is None else clock() + timeout
         if count == 1 and not self.connection.closed:
             known = machine.entries.get(object_ids[0])
-            if type(known) is tuple:  # What this process has just asked for, most often, and waits for at once.
+            if type(known) is tuple:  # Most often a task that this process has just submitted.
                 self._await_one(object_ids, deadline, int(timeout != 0))
                 known = machine.entries.get(object_ids[0])
             if type(known) is bytes:
@@ -268,7 +269,7 @@ class FabricClient:
                 return [known]
         objects = machine.objects
         found: list[bytes | None] = []
-        """Small values as they come; None for others."""
+        """Small values in the order of ``object_ids``; None for others."""
         failures = 0
         """How many failures this process had received when the rest of the list was last searched for one."""
         failed: tuple[bytes, ...] = ()
@@ -313,14 +314,14 @@ class FabricClient:
                 if failed:
                     machine.unread.expected(object_ids)
         finally:
-            with self._lock:  # Another thread may be looking through them.
+            with self._lock:  # Another thread may iterate over them.
                 objects.gets.pop(id(found), None)
         if machine.printed or machine.notices:
             self._show_output()
         return outcomes
 
     def _why_missing(self, object_ids: Sequence[bytes], seconds: float) -> str:
-        """What ``explain`` says of the first of these that has no value; empty if no answer comes within so many seconds."""
+        """Explain why the first object without a value has none; empty if the daemon does not answer within ``seconds``."""
         missing = next((each for each in object_ids if not self.machine.objects.known(each)), None)
         if missing is None:
             return ""
@@ -339,7 +340,7 @@ class FabricClient:
         return f". {brief(missing)}{name} is {answer[0]}{elapsed}: {answer[1]}{on}"
 
     def _show_output(self) -> None:
-        """In a driver, show what those wrote whose outcomes are here. The daemon reads it; it has come when the daemon has answered."""
+        """In a driver, show the output of the tasks whose outcomes are here. The daemon reads it, and sends it before its answer."""
         if self.connection.kind == "driver":
             printed, self.machine.printed = self.machine.printed, False
             if printed and self.connection.shows_output:
@@ -349,7 +350,7 @@ class FabricClient:
                 self.connection.show_notices()
 
     def _await_one(self, object_ids: Sequence[bytes], deadline: float | None, needed: int) -> None:
-        """Wait for the outcome of the one task that makes this, wherever its value is then, or until the time is up."""
+        """Wait for the outcome of the task that makes this one object, wherever its value is, or until the deadline."""
         entries, (identifier,) = self.machine.entries, object_ids
 
         def done() -> bool:
@@ -360,7 +361,7 @@ class FabricClient:
         self._wait_for(object_ids, done, deadline, plain=deadline is None, needed=needed)
 
     def _outcomes(self, object_ids: Sequence[bytes], found: list[bytes | None]) -> list[bytes | Outcome]:
-        """The outcomes of all, which are at hand; ``found`` has those that are small. The caller holds the lock."""
+        """Return the outcomes of objects that have one; ``found`` has the small values. The caller holds the lock."""
         if set(map(type, found)) == ONLY_SMALL:
             return found  # type: ignore[return-value]  # there is no None
         outcomes: list[bytes | Outcome] = []
@@ -389,12 +390,12 @@ class FabricClient:
         return Outcome(OK, view, View(self.unview, identifier))
 
     def has_failed(self, object_id: bytes) -> bool:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.has_failed``."""
         with self._lock:
             return self.machine.objects.has_failed(object_id)
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.wait``."""
         machine = self.machine
         known = machine.objects.at_hand if fetch_local else machine.objects.known
         ready: set[bytes] = set()
@@ -402,7 +403,7 @@ class FabricClient:
         may_lack = len(pending) - num_returns
 
         def scan() -> bool:
-            """Look no further than there is a reason to: programs wait for many, one at a time, and are asked again at all news."""
+            """Stop as early as possible: programs wait for many objects, one at a time, and each message calls this again."""
             nonlocal pending
             if len(ready) >= num_returns:
                 return True
@@ -418,7 +419,7 @@ class FabricClient:
                     continue
                 left.append(identifier)
                 if fetch_local and machine.objects.known(identifier):
-                    machine.objects.want((identifier,))  # It is large, and has come since: only the news of it comes by itself.
+                    machine.objects.want((identifier,))  # Its outcome has come; its value is large and must be requested.
                     continue
                 lacking += 1
                 if lacking > may_lack:
@@ -441,7 +442,7 @@ class FabricClient:
         return ready
 
     def watch(self, object_ids: Iterable[bytes], callback: Callable[[bytes], None]) -> None:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.watch``."""
         machine = self.machine
         with self._lock:
             self.connection.check_usable()
@@ -452,14 +453,14 @@ class FabricClient:
                     machine.objects.watch(identifier, callback)
 
     def await_watched(self, object_ids: Collection[bytes], done: Callable[[], bool], timeout: float | None) -> bool:
-        """See ``ClientInterface``."""
-        # A worker says what it waits for. Nobody asks a driver, which may wait very often for one of very many.
+        """Implement ``ClientInterface.await_watched``."""
+        # A worker reports what it waits for. A driver does not; it may wait very often for one of very many.
         wanted: Any = object_ids if self.connection.kind == "driver" else tuple(object_ids)
         deadline, needed = (None, 1) if timeout is None else (clock() + timeout, 0)
         return self._wait_for(wanted, done, deadline, plain=False, needed=needed)
 
     def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.add_done_callback``."""
         with self._lock:
             self.connection.check_usable()
             if not self.machine.objects.at_hand(object_id):
@@ -470,31 +471,31 @@ class FabricClient:
         callback(object_id)
 
     def cancel(self, object_ids: Sequence[bytes], force: bool, recursive: bool) -> None:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.cancel``."""
         with self._lock:
             self.connection.check_usable()
             self.machine.cancel(tuple(object_ids), force, recursive)
             self.connection.flush()
-            self.connection.wake_followers()  # A call that had not left has its outcome.
+            self.connection.wake_followers()  # A call that was not sent yet has its outcome now.
 
     def explain_call(self, object_id: bytes) -> tuple[str, bytes, str] | None:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.explain_call``."""
         with self._lock:
             return self.machine.calls.explain(object_id)
 
     def pending_calls(self, matches: Callable[[bytes], bool]) -> list[bytes]:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.pending_calls``."""
         with self._lock:
             return list(filter(matches, self.machine.calls.pending))
 
     def breakpoint_of(self, task_id: bytes, pid: str) -> str:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.breakpoint_of``."""
         from zfabric.runtime.debugger import where_waiting
 
         return where_waiting(self.connection.session.directory, task_id, pid)
 
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.query``."""
         with self._lock:
             self.connection.check_usable()
             token = self.machine.queries.token()

@@ -1,9 +1,9 @@
-"""A process's connection with its node's daemon: sockets, locks and threads around ``machines.client``, and the waits of a process.
+"""The connection of a process to its node's daemon: sockets, locks and threads around ``machines.client``, and the waits of a process.
 
 A waiting thread receives by itself. If several wait, one of them leads: it receives for all, wakes a follower when the follower's wait is
 over, and wakes one as its successor when it stops. The only additional thread is the flusher, which sends rows that have waited for two
-milliseconds. It also runs once a second, to answer the fabric while the program computes, and more often while other processes wait for
-this one to react to a message.
+milliseconds. It also runs once a second, to react to messages while the program computes, and more often while other processes wait for
+this one to react.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from zfabric.shell.process import Outgoing, client_sends, client_takes, peers_fi
 clock = time.monotonic
 
 FLUSHER_PATIENCE = 25
-"""How often the flusher finds nothing to send before it sleeps. To wake it costs the sender more than a check costs."""
-LISTEN_EVERY = 0.01
-"""Seconds between the flusher's looks for messages, while other processes wait for a reaction."""
+"""Checks in a row with nothing to send after which the flusher sleeps. Waking it costs the sender more than a check costs."""
+RECEIVE_EVERY = 0.01
+"""Seconds between the flusher's checks for messages, while other processes wait for a reaction."""
 CHECK_EVERY = 1.0
 """Seconds between a waiting thread's checks whether the node lives."""
 
@@ -73,7 +73,7 @@ class Follower:
 
 
 class Connection:
-    """Joins the daemon, sends what the client machine says, delivers what comes, waits. A driver's and a worker's add to these steps."""
+    """Registers with the daemon, exchanges the client machine's messages, and waits. Drivers and workers extend it."""
 
     def __init__(self, session: Session, incarnation: bytes, kind: str, name: bytes, job: bytes, namespace: str) -> None:
         self.session = session
@@ -81,15 +81,15 @@ class Connection:
         self.kind = kind
         self.name = name
         self.namespace = namespace
-        """Where this process looks for names of actors, unless it is told otherwise."""
+        """The namespace in which this process looks for names of actors by default."""
         self.incarnation = incarnation
         self.control = b""
         self.lock = threading.RLock()
         self.machine = Client(CLIENT + incarnation, self.config)
         self.machine.job = job
         self.machine.unread.watching = kind != "tool" and self.config.log_to_driver and self.config.show_unread_failures
-        self._unread_told = 0
-        """How many failures that nobody asked for were shown."""
+        self._unread_shown = 0
+        """How many failures without a reader were shown."""
         self.closed = False
         self.alive: Callable[[], bool] = session.alive
         self.failure: Callable[[], str] = session.failure
@@ -106,7 +106,7 @@ class Connection:
         self.leader = 0
         """The thread that holds the pump lock and receives for all."""
         self._between = False
-        """Whether that thread is in ``poll`` or prints: then a signal handler on top of it may receive."""
+        """Whether that thread is in ``poll`` or prints: then a signal handler that runs on top of it may receive."""
         self._sockets_close = False
         """Whether such a handler has closed the connection: the thread closes the sockets when it stops leading."""
         self._followers: dict[Follower, None] = {}
@@ -200,20 +200,20 @@ class Connection:
         return ()
 
     def unread(self) -> tuple[Row, ...]:
-        """Return the places that arrived with tasks which a worker has not begun."""
+        """Return the places that arrived with tasks that a worker has not begun."""
         return ()
 
     # -- sending --
 
     def flush(self) -> None:
-        """Send every message that waits. The caller holds the lock."""
+        """Send every unsent message. The caller holds the lock."""
         sends = self._sends()
         if sends:
             self.sent_at = clock()
             self.transport.send(sends, self.sent_at)
 
     def flush_first(self) -> None:
-        """The same, where the program is about to wait for one task or call: that leaves at once, the rest behind it."""
+        """Send the first task or call, for which the program is about to wait, and the rest behind it. The caller holds the lock."""
         first = self.machine.take_first()
         if first is not None:
             to, message = first
@@ -224,11 +224,11 @@ class Connection:
             self.arm_flusher()
 
     def _sends(self) -> list[Outgoing]:
-        """Take the messages that wait, in their order."""
-        self._forget_gone()
+        """Take the unsent messages, in their order."""
+        self._forget_ended_actors()
         return client_sends(self.machine, self.daemon)
 
-    def _forget_gone(self) -> None:
+    def _forget_ended_actors(self) -> None:
         """Close links to actors' processes that have ended."""
         while self.machine.calls.gone:
             ended = self.machine.calls.gone.pop()
@@ -259,7 +259,7 @@ class Connection:
             finally:
                 self._between = False
         if (come or (timeout <= 0 and self.transport.readable)) and not self._sockets_close:
-            self._take_in(timeout)
+            self._receive(timeout)
         self._pumped()
 
     def _stop_leading(self) -> None:
@@ -271,7 +271,7 @@ class Connection:
     def _pumped(self) -> None:
         """Do the further steps of a subclass after each look at the sockets."""
 
-    def _take_in(self, timeout: float) -> None:
+    def _receive(self, timeout: float) -> None:
         first = self.transport.take()
         if first is not None:
             self._inbox.append(first)
@@ -374,7 +374,7 @@ class Connection:
                 self._wake(successor)
 
     def show_notices(self) -> None:
-        """Show what has come. Nobody goes on before that who has waited for what comes after it."""
+        """Show the notices that have arrived. They are shown before any thread returns that waited for a later message."""
         with self._showing:
             notices = self.machine.notices
             found = [notices.popleft() for _ in range(len(notices))]
@@ -457,7 +457,7 @@ class Connection:
         follower.wakeup.acquire(timeout=timeout)
 
     def pump_aside(self) -> None:
-        """Pump for those who wait without a thread of their own (asyncio, futures), for as long as there are any.
+        """Receive for waiters without a thread of their own (asyncio, futures), as long as there are any.
 
         The caller holds the lock.
         """
@@ -468,13 +468,16 @@ class Connection:
     def _watch(self) -> None:
         try:
             self.wait_until(self._unwatched, None)
-        except (FabricError, zmq.ZMQError):  # Nothing comes any more. Whoever waits is told, and finds out why where it looks.
+        except (
+            FabricError,
+            zmq.ZMQError,
+        ):  # Nothing will be received any more. The waiters are notified, and get the error when they read.
             with self.lock:
                 self._watcher = None
                 self.machine.objects.give_up_watching()
 
     def _unwatched(self) -> bool:
-        """Whether nobody waits so any more: then the watcher ends, and the next who does has another."""
+        """Whether no such waiter is left: then the watcher ends, and the next waiter starts another."""
         if self._watched():
             return False
         self._watcher = None
@@ -527,21 +530,21 @@ class Connection:
 
     def _flush_late(self) -> None:
         """Run the flusher: it sleeps while nothing is unsent, and otherwise sends every two milliseconds."""
-        house_at = clock() + CHECK_EVERY
+        maintain_at = clock() + CHECK_EVERY
         while not self.closed:
-            if clock() >= house_at:  # Also in a program that always submits and never waits.
-                house_at = clock() + CHECK_EVERY
-                self._attempt(self._keep_house)
-            if not self._arm.acquire(timeout=max(0.0, house_at - clock())):
+            if clock() >= maintain_at:  # Also in a program that always submits and never waits.
+                maintain_at = clock() + CHECK_EVERY
+                self._attempt(self._maintain)
+            if not self._arm.acquire(timeout=max(0.0, maintain_at - clock())):
                 continue
             idle = 0
             calls = self.machine.calls
-            while (idle < FLUSHER_PATIENCE or calls.expectant) and not self.closed and clock() < house_at:
-                # To be woken for each row would cost the sender more than everything else about a row.
-                time.sleep(self.config.send_delay if idle < FLUSHER_PATIENCE else LISTEN_EVERY)
+            while (idle < FLUSHER_PATIENCE or calls.expectant) and not self.closed and clock() < maintain_at:
+                # Waking this thread for each row would cost the sender more than the rest of its work for a row.
+                time.sleep(self.config.send_delay if idle < FLUSHER_PATIENCE else RECEIVE_EVERY)
                 idle = 0 if self.armed else idle + 1
                 if calls.expectant:
-                    self._attempt(self._listen_in)
+                    self._attempt(self._receive_and_send)
                 # A program that submits in a loop sends full batches itself. Unsent rows are then newer than its last batch.
                 if self.armed and clock() - self.sent_at >= self.config.send_delay:
                     self._attempt(self._flush_armed)
@@ -556,7 +559,7 @@ class Connection:
             if not self.closed:
                 self.flush()
 
-    def _listen_in(self) -> None:
+    def _receive_and_send(self) -> None:
         """Receive messages and send what they permit, while the program computes."""
         self.look()
         with self.lock:
@@ -570,22 +573,22 @@ class Connection:
             if not self.closed:
                 raise
 
-    def _keep_house(self) -> None:
+    def _maintain(self) -> None:
         """Receive, release what finalizers dropped, and repeat frames that are due. Called once a second while no thread waits."""
         self.look()
         self.terminal.look()
         with self.lock:
             if not self.closed:
                 self.machine.reservations.rest()
-                self._forget_the_dead()
+                self._forget_dead_workers()
                 self.flush()
                 self.transport.tick(clock())
-        self.tell_unread()
+        self.show_unread()
 
-    def tell_unread(self, ending: bool = False) -> None:
-        """Show the first failure that nobody asked for; at the end, how many more there were.
+    def show_unread(self, ending: bool = False) -> None:
+        """Show the first failure that nobody has read; at the end, how many more there were.
 
-        A worker prints both, so that drivers show them. It may be ended at any moment: it prints the number when that has doubled.
+        A worker prints both, and drivers show its output. It may be killed at any moment, so it prints the number each time it has doubled.
         """
         unread = self.machine.unread
         with self.lock:
@@ -593,11 +596,11 @@ class Connection:
                 self.settle()
             if ending:
                 unread.lose_all()
-            first = unread.lost if unread.count and not self._unread_told else None
-            due = ending or (self.kind == "worker" and unread.count >= 2 * self._unread_told > 0)
+            first = unread.lost if unread.count and not self._unread_shown else None
+            due = ending or (self.kind == "worker" and unread.count >= 2 * self._unread_shown > 0)
             more = unread.count - 1 if due else 0
             if more or first is not None:
-                self._unread_told = unread.count if more else 1
+                self._unread_shown = unread.count if more else 1
         if first is not None:
             text = task_errors.told(first[1], first[0] == ERROR)
             self.terminal.show([m.Notice("warning", f"a task failed whose result nobody asked for ({UNREAD_HINT}): {text}")])
@@ -605,7 +608,7 @@ class Connection:
             text = f"{more} more tasks failed whose results" if more > 1 else "one more task failed whose result"
             self.terminal.show([m.Notice("warning", f"{text} nobody asked for{'' if ending else ', so far'}")])
 
-    def _forget_the_dead(self) -> None:
+    def _forget_dead_workers(self) -> None:
         """Close sockets to workers to which this process submitted directly and that have exited.
 
         Such a socket stays open until the scheduler has ended the direct submission: the next task would open it again.
@@ -633,7 +636,7 @@ class Connection:
             with self._pump_lock:
                 self._close_sockets()
         with self.lock:
-            if self._watcher is None:  # A watcher notifies those who wait that nothing comes, and drops them itself.
+            if self._watcher is None:  # A watcher notifies the waiters and drops them itself.
                 self.machine.objects.watchers.clear()
 
     def abandon(self) -> None:

@@ -4,7 +4,7 @@ A handler of a signal may raise at any line of the main thread, as Ctrl-C does b
 half of a task submitted, would leave tables that contradict each other. So every call of the client is a *fence* in the main thread:
 it puts handlers of its own in place of the program's, notes signals that arrive, restores the program's handlers at its end, and
 calls them then. While the call waits (for a frame, for another thread, for its output to be read) it is open: signals are handled
-where they arrive. Outside of such calls the program's handlers are in force; ``signal.getsignal`` returns them, and a program (or asyncio,
+where they arrive. Outside such calls the program's handlers are in force; ``signal.getsignal`` returns them, and a program (or asyncio,
 or a notebook) may replace them at any time.
 
 Replacing and restoring a handler takes a tenth of what submitting a task takes. A plain task or call that is submitted while others
@@ -36,11 +36,11 @@ from zfabric.runtime.interface import Outcome, Terms
 from zfabric.runtime.session import Session
 
 SIGINT, SIGTERM, SIGALRM = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGALRM)
-"""Signals whose handlers programs let raise: Ctrl-C, a request to end, a limit of time. Most programs have handlers for the first alone."""
+"""Signals whose handlers often raise: Ctrl-C, a request to end, a time limit. Most programs have a handler of the first only."""
 NO_HANDLERS = (int, type(None))
-"""Types of what ``getsignal`` returns where no handler is in Python."""
+"""Types of what ``getsignal`` returns if no handler is in Python."""
 DEFAULT = int(signal.SIG_DFL)
-"""What it returns where the signal does what it does by default: small ints are the same object everywhere, so one look is enough."""
+"""What it returns for the default action. Small ints are the same object everywhere, so ``is`` compares them."""
 
 _NOTHING = object()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -49,7 +49,7 @@ _set_handler: Callable[[int, Any], Any] = _signal.signal
 
 
 class DeferredSignals:
-    """The fence of the main thread. All methods are called in it; ``closed`` is false while signals are handled where they arrive."""
+    """The fence of the main thread, which calls all methods. While ``closed`` is false, signals are handled where they arrive."""
 
     __slots__ = ("_arrived", "_handler", "_others", "_program", "closed", "open", "thread")
 
@@ -60,25 +60,25 @@ class DeferredSignals:
         self.open = False
         """Whether that call waits."""
         self._program: Any = _NOTHING
-        """The handler of SIGINT that the program had when it was looked at last; ``_NOTHING`` if it had none in Python."""
+        """The program's handler of SIGINT at the last check; ``_NOTHING`` if it had none in Python."""
         self._others: dict[int, Any] = {}
         """The same for further signals."""
         self._arrived: list[int] = []
-        """Signals to be handled at the end of the call."""
+        """Signals that have arrived and are handled at the end of the call."""
         self._handler = self._handle
 
     def close(self) -> None:
-        """Defer signals from here on. One that arrives before is raised by this method, and the fence is not closed then."""
+        """Defer signals from here on. If the handler of an earlier one raises here, the fence stays open."""
         program = _getsignal(SIGINT)
-        if program is self._program or self._is_news(program):
+        if program is self._program or self._has_changed(program):
             _set_handler(SIGINT, self._handler)
-        # From here on nothing is raised but by the other handlers, if there are any.
+        # From here on only handlers of the other signals can raise.
         if _getsignal(SIGTERM) is not DEFAULT or _getsignal(SIGALRM) is not DEFAULT:
             self._close_others()
         self.closed = True
 
-    def _is_news(self, program: Any) -> bool:
-        """Whether the program has another handler of SIGINT now, or has one again."""
+    def _has_changed(self, program: Any) -> bool:
+        """Whether the program has replaced its handler of SIGINT. Records the new one."""
         if program is self._handler:
             return False
         self._program = _NOTHING if program.__class__ in NO_HANDLERS else program
@@ -92,7 +92,7 @@ class DeferredSignals:
                 _set_handler(number, self._handler)
 
     def end(self) -> None:
-        """Restore the program's handlers, and call those of signals that have arrived: what they raise is raised by this method."""
+        """Restore the program's handlers, and call those of signals that have arrived. They may raise here."""
         self.closed = False
         if self._others:
             for number, handler in list(self._others.items()):
@@ -101,18 +101,18 @@ class DeferredSignals:
         if self._program is not _NOTHING:
             _set_handler(SIGINT, self._program)
         if self._arrived:
-            self._catch_up()
+            self._handle_arrived()
 
     def pause(self) -> None:
-        """The call begins to wait: handle what has arrived, and whatever arrives, at once."""
+        """Handle signals that have arrived, and all further ones at once: the call begins to wait."""
         self.open = True
         if self._arrived:
             self.open = False
-            self._catch_up()
+            self._handle_arrived()
             self.open = True
 
-    def _catch_up(self) -> None:
-        """Call the handlers of what has arrived. Where one raises, the others are called as well, as Python does while an error unwinds."""
+    def _handle_arrived(self) -> None:
+        """Call the handlers of signals that have arrived: also if one raises, as Python does while an error unwinds."""
         frame = sys._getframe(2)
         try:
             while self._arrived:
@@ -123,14 +123,14 @@ class DeferredSignals:
                     handler(number, frame)
         finally:
             if self._arrived:
-                self._catch_up()
+                self._handle_arrived()
             elif self.closed:
-                self._look_again()
+                self._find_replaced()
 
-    def _look_again(self) -> None:
-        """Handlers of the program have run while the call goes on: what they have installed are the program's handlers from here on."""
+    def _find_replaced(self) -> None:
+        """Find handlers that the program's handlers have installed during the call: those are the program's handlers from here on."""
         program = _getsignal(SIGINT)
-        if program is not self._handler and self._is_news(program):
+        if program is not self._handler and self._has_changed(program):
             _set_handler(SIGINT, self._handler)
         for number in list(self._others):
             if _getsignal(number) is not self._handler:
@@ -147,14 +147,14 @@ class DeferredSignals:
             return
         handler = self._of_program(number)
         if not self.closed:
-            # It arrived while handlers were being replaced or restored, or a handler raised in the middle of that.
+            # It arrived while handlers were being replaced or restored, or a handler raised meanwhile.
             _set_handler(number, handler)
-        self.open = False  # What unwinds the call is not interrupted again.
+        self.open = False  # If the handler raises, nothing interrupts the unwinding.
         try:
             handler(number, frame)
         finally:
             if self.closed:
-                self._look_again()
+                self._find_replaced()
         self.open = self.closed
 
 
@@ -168,7 +168,7 @@ class DriverConnection(Connection):
         self._signals = signals
 
     def take_up(self) -> None:
-        """Enter into the tables what was only appended."""
+        """Enter the rows into the tables that were only appended."""
         with self.lock:
             self.machine.tasks.take_up()
 
@@ -202,7 +202,7 @@ class DriverConnection(Connection):
             signals.open = False
 
     def show_notices(self) -> None:
-        """Show what has come. Nobody goes on before that who has waited for what comes after it."""
+        """Show the notices that have arrived, as in ``Connection``, with signals handled at once: a full pipe may take long."""
         signals = self._signals
         if not signals.closed or get_ident() != signals.thread:
             super().show_notices()
@@ -253,7 +253,7 @@ class DriverClient:
         self._arm_again = fenced(connection.arm_again)
 
     def _fenced(self, function: _Function, undo: Callable[..., None] | None = None) -> _Function:
-        """The same, with signals deferred to its end. ``undo(result, *args)`` is called if a handler raises there."""
+        """Wrap ``function`` so that signals are deferred to its end. ``undo(result, *args)`` is called if a handler raises there."""
         signals, machine, take_up = self.signals, self.machine, self.connection.take_up
 
         @wraps(function)
@@ -280,7 +280,7 @@ class DriverClient:
         return guarded  # type: ignore[return-value]
 
     def _drop_values(self, firsts: Sequence[bytes], count: int) -> None:
-        """Drop the refs to all values of tasks or calls that were submitted, each with its first value's id: nobody has received them."""
+        """Drop the refs to all values of tasks or calls, given the id of each first value: the program has not received them."""
         for first in firsts:
             name = call_value if is_call(first) else object_id
             for index in range(count):
@@ -295,7 +295,7 @@ class DriverClient:
 
     @property
     def namespace(self) -> str:
-        """Where this process looks for names of actors, unless it is told otherwise."""
+        """The namespace in which this process looks for names of actors by default."""
         return self.connection.namespace
 
     @property
@@ -304,7 +304,7 @@ class DriverClient:
         return self.machine.node
 
     def namer(self) -> Namer:
-        """Who names what the program submits: the driver itself, in all threads."""
+        """Return the ``Namer`` of what the program submits: one for all threads."""
         namer = self._namer
         if namer is None:
             namer = self._namer = Namer(self.job, root_task(self.job), salt=b"")
@@ -313,7 +313,7 @@ class DriverClient:
     # -- what the API calls --
 
     def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
-        """See ``ClientInterface``. A small value that has come is only read."""
+        """Implement ``ClientInterface.get``. A small value that has arrived is read without a lock."""
         if len(object_ids) == 1:
             machine = self.machine
             known = machine.entries.get(object_ids[0])
@@ -324,7 +324,7 @@ class DriverClient:
     def submit(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
     ) -> bytes:
-        """See ``ClientInterface``. What may wait for the flusher, since something is under way, is appended; no lock is held."""
+        """Implement ``ClientInterface.submit``. If another task is unfinished, the row is appended for the flusher, without a lock."""
         machine, connection, namer = self.machine, self.connection, self._namer
         if connection.armed and options is None and not dependencies and num_returns == 1 and namer is not None:
             submitted, others = machine.submitted, machine.tasks.unfinished or machine.calls.pending
@@ -346,7 +346,7 @@ class DriverClient:
         num_returns: int,
         terms: Terms,
     ) -> bytes:
-        """See ``ClientInterface``, and ``submit``."""
+        """Implement ``ClientInterface.call``. A row may be appended as in ``submit``."""
         machine, connection, namer = self.machine, self.connection, self._namer
         if connection.armed and options is None and not dependencies and num_returns == 1 and namer is not None:
             submitted, others = machine.submitted, machine.calls.pending or machine.tasks.unfinished
@@ -360,15 +360,15 @@ class DriverClient:
         return self._call(actor_id, method, arguments, dependencies, options, num_returns, terms)
 
     def _wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
-        """Wait for objects. A driver's waits concern nobody else."""
+        """Wait for objects. A driver reports its waits to nobody."""
         return self.connection.wait_until(done, deadline)
 
     def exit_actor(self) -> NoReturn:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.exit_actor``."""
         raise TypeError(NO_ACTOR)
 
     def _close(self) -> None:
-        """Say goodbye, wait for the last log lines, and release everything. Idempotent."""
+        """Send ``Goodbye``, wait for the last log lines, and release everything. Idempotent."""
         connection = self.connection
         if connection.closed or connection.forked:
             connection.closed = True
@@ -379,9 +379,9 @@ class DriverClient:
                 connection.flush()
             if connection.kind == "driver" and connection.alive():
                 connection.wait_until(lambda: self.machine.farewell is not None, clock() + 4.5)
-                connection.tell_unread(ending=True)
+                connection.show_unread(ending=True)
         except (FabricError, zmq.ZMQError, OSError):
-            pass  # The node is gone; there is nothing left to say goodbye to.
+            pass  # The node is gone, and nothing is left to close there.
         finally:
             connection.disconnect()
             self.fabric.values.close()

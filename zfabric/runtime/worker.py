@@ -1,4 +1,4 @@
-"""The worker process: how its parts are made, and its body.
+"""The worker process: its parts, and its body.
 
 The main thread runs the task loop (``running``), the control thread receives meanwhile (``control``), and calls that run beside each other
 have threads or an event loop (``crew``). User code calls the ``WorkerClient``. ``WorkerRuntime`` makes these and what they share.
@@ -50,7 +50,7 @@ RUNNERS = (TaskLoop.execute.__code__, Threads._run.__code__, Loop._run.__code__)
 
 
 class WorkerRuntime:
-    """The parts of a worker, wired. Methods are what parts made first call of parts made later."""
+    """The parts of a worker. Its methods are callbacks by which parts made first call parts made later."""
 
     def __init__(self, session: Session, token: bytes, job: bytes) -> None:
         connection = self._connection = WorkerConnection(session, token, job, self._start_next, self._stacks)
@@ -77,9 +77,9 @@ class WorkerRuntime:
         self.client = WorkerClient(connection, fabric, self.interrupter, replayer, self._waiting, exits)
 
     def run(self, daemon: bytes) -> None:
-        """Register with the daemon, and run what it sends until it says to stop, which raises SystemExit."""
+        """Register with the daemon, and run the tasks that it sends until it ends this worker, which raises SystemExit."""
         self._connection.register_with(daemon)
-        self._control.start()  # Before the welcome: the daemon that is to send it may be replaced meanwhile.
+        self._control.start()  # Before the welcome: a restart of the daemon may delay that.
         self._connection.await_welcome()
         self._loop.run()
 
@@ -94,11 +94,11 @@ class WorkerRuntime:
 
 
 def run(session: Session, token: bytes, job: bytes) -> None:
-    """The body of a worker's process: until its job, its daemon's node, or the scheduler's patience ends."""
+    """Run a worker's process until its job or node ends, or it has been idle for ``worker_idle_seconds``."""
     found = session.daemon()
     deadline = clock() + 15.0
     while found is None and clock() < deadline:
-        time.sleep(0.001)  # the daemon that asked for this worker is about to publish itself: no event says so, and it is soon
+        time.sleep(0.001)  # The daemon that asked for this worker is about to publish itself; there is no event to wait for.
         found = session.daemon()
     if found is None:
         raise FabricError("the worker found no daemon")

@@ -1,4 +1,4 @@
-"""The client of a worker: what the API calls while tasks and calls run. User code that calls it is not interrupted until it returns."""
+"""The client of a worker: user code calls it while tasks and calls run, and is not interrupted until it returns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zfabric.runtime.worker_connection import WorkerConnection
 
 
 class WorkerClient:
-    """A worker's side of ``runtime.interface.ClientInterface``."""
+    """``runtime.interface.ClientInterface`` in a worker."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class WorkerClient:
 
     @property
     def namespace(self) -> str:
-        """That of the job. A worker has a job with its first task, and asks for its namespace when somebody needs it."""
+        """The namespace of the job. A worker gets its job with its first task, and queries the namespace on first use."""
         connection = self.connection
         if not connection.namespace and self.machine.job:
             connection.namespace = self.query("namespace", self.machine.job)
@@ -88,7 +88,7 @@ class WorkerClient:
         num_returns: int,
         terms: Terms,
     ) -> bytes:
-        """See ``ClientInterface``. What a logged actor calls of itself is part of its log."""
+        """Implement ``ClientInterface.call``. A logged actor's calls of itself are part of its log."""
         logs, replays = self._mailbox.logs, self._replayer.replays
         caller = self._replayer.caller_of(actor_id) if logs or replays else None
         replay = replays.get(actor_id) if caller is not None else None
@@ -109,11 +109,11 @@ class WorkerClient:
         return first
 
     def _add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.add_done_callback``."""
         self._waiting.lend_until_called(object_id, callback, self._fabric.add_done_callback)
 
     def exit_actor(self) -> NoReturn:
-        """See ``ClientInterface``."""
+        """Implement ``ClientInterface.exit_actor``."""
         self._exits.exit_here()
 
     def close(self) -> None:

@@ -114,7 +114,7 @@ class WorkerConnection(Connection):
     # -- sending --
 
     def _sends(self) -> list[Outgoing]:
-        self._forget_gone()
+        self._forget_ended_actors()
         return worker_sends(self.machine, self.worker, self.daemon, self._release_retained)
 
     def _release_retained(self, call_id: bytes) -> None:
@@ -154,12 +154,12 @@ class WorkerConnection(Connection):
         if self.worker.baton is not None and self.worker.stack:
             self._hand_out()  # Messages may have freed the baton, while the main thread waits for something else.
 
-    def _keep_house(self) -> None:
+    def _maintain(self) -> None:
         with self.lock:
             self.worker.report_counts()
             self.worker.report_delays(self._callee)
             self.worker.mailbox.forget_answered(self.machine.calls.pending)
-        super()._keep_house()
+        super()._maintain()
 
     def _callee(self, identifier: bytes) -> bytes | None:
         """Return the actor whose pending call makes an object, if this process called it. The caller holds the lock."""
