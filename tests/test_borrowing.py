@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_alone import FUNCTION, JOB, OWN, Node, died, ref, row, task_id
+from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, task_id
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, first_attempt
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import CLIENT, CONTROL_STORE, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, first_attempt
 from zfabric.protocol.options import RESOURCE_UNIT
 
 HOME_A, HOME_C = b"\x02node A.", b"\x02node C."
@@ -290,3 +291,97 @@ def test_a_value_that_is_lost_in_the_turn_in_which_it_is_requested_is_not_sent_e
     node.turn()
     (values,) = node.told(HOME_A)
     assert values.rows[0][1] == m.FAILED
+
+
+# --- nodes that are not in the table --------------------------------------------------------------------------------------------------
+
+LATE = b"\x02node L."
+"""A node that others know, and this one does not."""
+
+
+def table(node: Executor, version: int, *nodes: bytes) -> None:
+    """Receive a table with these nodes."""
+    node.send(MEMBER + OWN, m.NodeTable(version, tuple((each, number, "", "", "", b"", (), (), 0) for number, each in enumerate(nodes, 1))))
+
+
+def question(node: Executor) -> int:
+    """The token of the one question about a node that the head was asked."""
+    ((_, read),) = node.take(m.Read)
+    assert (read.table, read.keys) == ("member", (LATE,))
+    return int(read.token)
+
+
+def wanted_of(node: Executor, home: bytes) -> bytes:
+    """A worker holds and wants an object of this home. Return the worker."""
+    worker = node.delegated(1, OTHER, homes=((OTHER, home),))
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    node.send(CLIENT + worker, m.Fetch((OTHER,)))
+    return worker
+
+
+def failures(node: Executor) -> list[str]:
+    """Kinds of the failures that processes were sent in place of values."""
+    rows = [each for _, message in node.take(m.Objects) for each in message.rows]
+    return [unpack_failure(value)[0] for _, status, value, _ in rows if status == m.FAILED]
+
+
+def test_what_is_for_a_node_that_is_not_known_yet_waits_for_the_table(node: Executor) -> None:
+    worker = wanted_of(node, LATE)
+    token = question(node)
+    node.end(worker, 1)
+    assert node.told(HOME_A) == [], "its home has not registered the worker's ref"
+    table(node, 2, HOME_A, SELF, HOME_C, LATE)
+    _, _, borrow, fetch = node.told(LATE)
+    assert (type(borrow), type(fetch)) == (m.Borrow, m.FetchValues)
+    node.send(CONTROL_STORE + OWN, m.Found(token, ((LATE, b"row"),), False))
+    assert failures(node) == []
+    node.hear(LATE, m.Borrowed(borrow.number))
+    assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
+
+
+def test_a_value_of_a_node_that_was_dead_before_this_one_joined_is_lost(node: Executor) -> None:
+    worker = wanted_of(node, LATE)
+    node.end(worker, 1)
+    node.send(CONTROL_STORE + OWN, m.Found(question(node), (), False))
+    assert failures(node) == ["ObjectLostError"]
+    assert [type(each) for each in node.told(HOME_A)] == [m.Ended], "nothing waits for a dead home to register it"
+    node.send(CLIENT + worker, m.Release((OTHER,)))
+    assert node.told(LATE) == []
+    assert node.scheduler.tables.objects == {}
+
+
+def test_a_value_of_a_node_that_died_here_is_lost_without_a_question(node: Executor) -> None:
+    table(node, 2, HOME_A, SELF)
+    worker = wanted_of(node, HOME_C)
+    assert failures(node) == ["ObjectLostError"]
+    assert node.take(m.Read) == []
+    node.end(worker, 1)
+    assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
+
+
+def test_the_last_other_node_takes_its_values_with_it(node: Executor) -> None:
+    node.driver()
+    node.delegated(1, OTHER, homes=((OTHER, HOME_C),))
+    node.send(CLIENT + DRIVER, m.Hold((OTHER,)))
+    table(node, 2, SELF)
+    node.send(CLIENT + DRIVER, m.Fetch((OTHER,)))
+    assert failures(node) == ["ObjectLostError"]
+
+
+def test_the_home_is_asked_again_if_the_node_that_it_named_is_dead(node: Executor) -> None:
+    wanted_of(node, HOME_A)
+    node.told(HOME_A)
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (LATE,), ()),), ()))
+    assert node.told(HOME_A) == []
+    node.send(CONTROL_STORE + OWN, m.Found(question(node), (), False))
+    assert node.told(HOME_A) == [m.FetchValues((OTHER,))]
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (LATE,), ()),), ()))  # The table without it has not reached the home yet.
+    assert node.told(HOME_A) == [m.FetchValues((OTHER,))]
+
+
+def test_questions_to_a_dead_node_are_forgotten(node: Executor) -> None:
+    node.send(CLIENT + node.delegated(1), m.Query(5, "tasks", (10,)))
+    requests = node.scheduler.requests._open
+    assert {request.to[1:] for request in requests.values()} >= {HOME_A, HOME_C}
+    table(node, 2, HOME_A, SELF)
+    assert HOME_C not in {request.to[1:] for request in node.scheduler.requests._open.values()}

@@ -85,9 +85,10 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.Placed,
             m.JobNumber,
             m.Written,
+            m.Found,
         }
     ),
-    CONTROL_STORE: frozenset({m.NewJob}),
+    CONTROL_STORE: frozenset({m.NewJob, m.Read}),
     GLOBAL_SCHEDULER: frozenset({m.Heartbeat, m.Place}),
     REGISTRY: frozenset({m.Join, m.RenewLease, m.Leave}),
     MEMBER: frozenset({m.Joined, m.Refused, m.NodeTable, m.LeaseRenewed, m.Expelled}),

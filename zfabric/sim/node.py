@@ -33,6 +33,11 @@ LOOP_DELAY = 0.00002
 FRAMES_PER_TURN = 8
 
 
+def node_identifier(number: int) -> bytes:
+    """Return the id of a cluster's node by its number."""
+    return bytes((2,)) + number.to_bytes(3, "big") + bytes(4)
+
+
 class Node:
     """One node: the parts that outlive its daemons, and the current daemon."""
 
@@ -44,7 +49,7 @@ class Node:
         """Its number in the cluster, from 1; 0 where there is no cluster."""
         self.joined_as = 0
         """The number that the registry gave it, which outlives its daemons; 0 before."""
-        self.identifier = bytes((2,)) + number.to_bytes(3, "big") + bytes(4) if number else b"node"
+        self.identifier = node_identifier(number) if number else b"node"
         self.arena = SimArena(world.fail, pieces)
         """Memory and spilled files."""
         slow = world.faults.slow_commits

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES, daemons_of, is_put, job_id, node_of, tries_of
-from zfabric.protocol.options import LOGGED
+from zfabric.protocol.options import LOGGED, NODE_ID
 from zfabric.sim.network import Faults
+from zfabric.sim.node import node_identifier
 from zfabric.sim.programs import ACTOR, HALF, PLAIN, WIDE, Program
 from zfabric.sim.world import World
 
@@ -46,6 +47,12 @@ def call(slot: int, spec: tuple[Any, ...], kind: int = PLAIN, needs: tuple[int, 
     return ("call", (slot,), kind, spec, (("contains", inside),) if inside else (), needs, inside)
 
 
+def call_on(number: int, slot: int, spec: tuple[Any, ...], inside: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """Return a statement that submits a task to the node with this number."""
+    strategy = ("strategy", (("hard", NODE_ID, "in", (node_identifier(number).hex(),)),))
+    return ("call", (slot,), PLAIN, spec, (strategy, *((("contains", inside),) if inside else ())), NOTHING, inside)
+
+
 def make(slot: int, spec: tuple[Any, ...], restarts: int = 0, every: int | None = None) -> tuple[Any, ...]:
     """Return a statement that creates an actor, its handle in ``slot``; ``every`` is its ``checkpoint_every``."""
     logged = (("checkpoint_every", every),) if every is not None else ()
@@ -70,6 +77,12 @@ def _at(when: float, what: Callable[[World], None]) -> Callable[[World], None]:
 
 def _kill_worker(world: World) -> None:
     next(worker for worker in world.workers.values() if worker.stack).die("kill -9")
+
+
+def _replace_node(world: World) -> None:
+    """Kill the second node; a third one joins once it is dead for the cluster."""
+    world.nodes[1].end("kill -9")
+    world.after(world.config.node_lease + 1.0, lambda: world.start_node(3, 16))
 
 
 def _kill_daemon(world: World) -> None:
@@ -110,6 +123,20 @@ SCENARIOS: dict[str, Scenario] = {
         "A node has one CPU and two tasks: another node runs the second, and the first value comes last.",
         (call(0, task(5, ("sleep", 0.2))), call(1, task(6)), get((1, 193), (0, 162))),
         nodes=2,
+    ),
+    "dead_home": Scenario(
+        "A ref to a value of a dead node reaches a node that joined later and never knew the dead one: the value is lost.",
+        (
+            call_on(2, 0, task(5, ("put", 0, 9, 0, NOTHING), refs=(0,))),
+            get((0, 162)),
+            ("open", 0, 0, 1),
+            ("drop", 0),
+            ("sleep", 15.0),
+            call_on(3, 2, task(6, get((0, ("ObjectLostError",)))), inside=(1,)),
+            get((2, 6021)),
+        ),
+        nodes=2,
+        disturb=_at(101.0, _replace_node),
     ),
     "take_back": Scenario(
         "A task turns out long, and the one queued behind it is dispatched to another worker.",

@@ -148,14 +148,15 @@ class World:
         """Start several nodes; the first is the head of their cluster. Some join later, where the faults say so."""
         rng = random.Random(f"{self.seed}/joins")
         for number in range(1, count + 1):
-            start = partial(self._start_node, number, pieces)
+            start = partial(self.start_node, number, pieces)
             if number > 1 and self.faults.nodes.late_joins and rng.random() < 0.5:
                 self.states["node joins late"] += 1
                 self.after(rng.random() * rng.choice((0.1, 1.0, 8.0)), start)
             else:
                 start()
 
-    def _start_node(self, number: int, pieces: int) -> None:
+    def start_node(self, number: int, pieces: int) -> None:
+        """Start a node, which joins the cluster."""
         self.nodes.append(Node(self, f"{self.seed}/node{number}", self.cpus, pieces, number))
 
     def _start_driver(self) -> None:

@@ -198,7 +198,7 @@ class LocalScheduler:
             self.rejoining,
             self.deliver,
         )
-        self.borrowing = Borrowing(self.tables, self.references, self.outcomes, self.rebuilding, node)
+        self.borrowing = Borrowing(self.tables, self.requests, self.references, self.outcomes, self.rebuilding, node)
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, node)
         self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.submission, self.jobs, self.borrowing)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
@@ -340,7 +340,7 @@ class LocalScheduler:
                 self._trim_at = self.workers.trim(now)
         self.deliver()
         self._send_results()
-        if tables.nodes:
+        if tables.node_table:
             self.borrowing.begin_end_of_turn()
             self.executions.end_of_turn()
             self.delegations.end_of_turn()

@@ -19,6 +19,8 @@ class _Request(NamedTuple):
     about: Any
     repeated: m.Message | None = None
     """What is sent again to the next daemon of the head, if the request went there."""
+    to: Address = b""
+    """The local scheduler that was asked, if one was."""
 
 
 class PendingRequests:
@@ -35,7 +37,13 @@ class PendingRequests:
 
     def ask_at(self, to: Address, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
         """Send a message like that to another local scheduler, or to this one."""
-        self.tables.send(to, message(self._enter(then, about), *fields))
+        token = self._enter(then, about)
+        self._open[token] = _Request(then, about, to=to)
+        self.tables.send(to, message(token, *fields))
+
+    def node_died(self, node: bytes) -> None:
+        """Drop the requests to a dead node. Whoever asked it several at once is notified of its death."""
+        self._open = {token: request for token, request in self._open.items() if request.to[1:] != node}
 
     def ask_head(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
         """Send a message like that to the control store of the cluster's head, which is this node's own in a cluster of one."""

@@ -14,8 +14,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from zfabric.config import DURABLE_BYTES_MAX, ROWS_MAX
+from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.records import PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored
 from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
@@ -28,12 +30,21 @@ from zfabric.protocol.messages import FAILED, OK
 class Borrowing:
     """Records of objects of other nodes, and holds at their homes."""
 
-    def __init__(self, tables: Tables, references: References, outcomes: Outcomes, rebuilding: Rebuilding, node: bytes) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        requests: PendingRequests,
+        references: References,
+        outcomes: Outcomes,
+        rebuilding: Rebuilding,
+        node: bytes,
+    ) -> None:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
         self.rebuilding = rebuilding
         self.node = node
+        self.unknown_nodes = UnknownNodes(tables, requests, self.node_died)
         self._last = 0
         """The number of the last ``Borrow``."""
         self._open: dict[int, bytes] = {}
@@ -95,10 +106,10 @@ class Borrowing:
             by_home[record.home].append(record.id)
         self.tables.to_borrow.clear()
         for home, object_ids in by_home.items():
-            for start in range(0, len(object_ids) if home in self.tables.nodes else 0, ROWS_MAX):
+            for start in range(0, 0 if self.unknown_nodes.is_dead(home) else len(object_ids), ROWS_MAX):
                 self._last += 1
                 self._open[self._last] = home
-                self.tables.send_to_node(home, m.Borrow(self._last, tuple(object_ids[start : start + ROWS_MAX])))
+                self.unknown_nodes.send(home, m.Borrow(self._last, tuple(object_ids[start : start + ROWS_MAX])))
 
     def send_behind(self, node: bytes, message: m.Message) -> None:
         """Send a message that may end a hold, once all holds of this node that were asked for until now are registered."""
@@ -109,9 +120,9 @@ class Borrowing:
 
     def end_of_turn(self) -> None:
         """Send what is fetched, what others fetched, and the holds that are given up."""
-        for home, object_ids in self._take_fetches().items():
+        for node, object_ids in self._take_fetches().items():
             for start in range(0, len(object_ids), ROWS_MAX):
-                self.tables.send_to_node(home, m.FetchValues(tuple(object_ids[start : start + ROWS_MAX])))
+                self.unknown_nodes.send(node, m.FetchValues(tuple(object_ids[start : start + ROWS_MAX])))
         while self.tables.for_nodes:  # A value that turns out to be lost for good is an answer, too.
             self._answer()
         for home, object_id in self.tables.given_up:
@@ -144,23 +155,27 @@ class Borrowing:
 
     def node_died(self, node: bytes) -> None:
         """A home is dead: nothing there is held any more, and nobody waits for it."""
+        self.unknown_nodes.mark_dead(node)
         self._open = {number: home for number, home in self._open.items() if home != node}
         self._released.pop(node, None)
         self._flush()
-        text = "its home, the node where it was made, is dead"
         for record in self.tables.values():
-            if isinstance(record.value, Elsewhere) and record.value.place == node:
-                self.rebuilding.copy_lost(record, "the node that had it is dead")
-            elif isinstance(record, BorrowedRecord) and record.status == PENDING and node in (record.home, record.asked):
-                if record.home == node:
-                    payload = pack_failure("ObjectLostError", f"object {short(record.id)} is lost: {text}")
-                    self.outcomes.set_failure(record, FAILED, payload)
-                    self.outcomes.announce(record)
-                else:
-                    record.asked = b""
-                    self.tables.want(record)
+            self._without(node, record)
             if record.home == node and record.holders is None and record.pins <= 0:
                 self.tables.spare.append(record)
+
+    def _without(self, node: bytes, record: AnyObject) -> None:
+        """Get a value without a dead node: from its home if the dead one was another; else it is lost."""
+        if isinstance(record.value, Elsewhere) and record.value.place == node:
+            self.rebuilding.copy_lost(record, "the node that had it is dead")
+        elif isinstance(record, BorrowedRecord) and record.status == PENDING and node in (record.home, record.asked):
+            if record.home == node:
+                text = f"object {short(record.id)} is lost: its home, the node where it was made, is dead"
+                self.outcomes.set_failure(record, FAILED, pack_failure("ObjectLostError", text))
+                self.outcomes.announce(record)
+            else:
+                record.asked = b""
+                self.tables.want(record)
 
     # -- at home --
 
@@ -243,10 +258,13 @@ class Borrowing:
 
     def _take_fetches(self) -> dict[bytes, list[bytes]]:
         by_node: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        for node, record in self.tables.to_fetch:
-            if node in self.tables.nodes:
-                by_node[node].append(record.object_id)
-        self.tables.to_fetch.clear()
+        while self.tables.to_fetch:
+            wanted, self.tables.to_fetch = self.tables.to_fetch, []
+            for node, record in wanted:
+                if self.unknown_nodes.is_dead(node):
+                    self._without(node, record)
+                else:
+                    by_node[node].append(record.object_id)
         return by_node
 
     def on_values(self, now: float, source: Address, message: m.FetchedValues) -> None:

@@ -96,7 +96,9 @@ class Executions:
             record = self.tables.find(object_id)
             if record is not None and (record.status == PENDING or isinstance(record.value, Elsewhere)):
                 missing += 1
-                record.dependents = [*(record.dependents or ()), task]
+                if record.dependents is None:
+                    record.dependents = []
+                record.dependents.append(task)
                 self.tables.want(record)
         if missing:
             task.wait(missing)

@@ -93,6 +93,7 @@ class Peers:
         self.tables.processes[node] = process
         self.tables.send_to_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:]))
         self.tables.send_to_node(node, m.Ready())
+        self.borrowing.unknown_nodes.joined(node)
         self.jobs.node_joined(node)
 
     def on_register_node(self, now: float, source: Address, message: m.RegisterNode) -> None:
@@ -121,6 +122,7 @@ class Peers:
             self.outcomes.references.unpin(named)
         for job in [each for each in self.tables.jobs.values() if each.home == node.token]:
             self.jobs.end_job(job, now)
+        self.requests.node_died(node.token)
         self.borrowing.node_died(node.token)
         self.jobs.node_died(node.token)
         self.cluster_queries.node_died(node.token)

@@ -1,0 +1,58 @@
+"""Nodes that others have named to this one and that its table lacks: they are dead, or a table with them is on its way.
+
+A table takes its own way to each node, so a ref may arrive before the table with its home. Whoever sent the ref had that table from the
+head. So once the head has answered a question, every table with the node has arrived here, and a node that is still missing is dead.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from zfabric.machines.local_scheduler.requests import PendingRequests
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.protocol import messages as m
+
+DEAD_MAX = 4096
+"""Dead nodes that are remembered, so that the head is not asked again: as many as a cluster has nodes."""
+
+
+class UnknownNodes:
+    """Messages that wait until their receiver is known. ``died`` is called with a node that was never known here and is dead."""
+
+    def __init__(self, tables: Tables, requests: PendingRequests, died: Callable[[bytes], None]) -> None:
+        self.tables = tables
+        self.requests = requests
+        self._died = died
+        self._waiting: defaultdict[bytes, list[m.Message]] = defaultdict(list)
+        self._dead: dict[bytes, None] = {}
+
+    def send(self, node: bytes, message: m.Message) -> None:
+        """Send a message to a node, as soon as that is known. One for a dead node is dropped."""
+        if node in self.tables.nodes:
+            self.tables.send_to_node(node, message)
+        elif node not in self._dead:
+            if node not in self._waiting:
+                self.requests.ask_head(m.Read, "member", (node,), then=self._answered, about=node)
+            self._waiting[node].append(message)
+
+    def is_dead(self, node: bytes) -> bool:
+        """Whether a node was found dead."""
+        return node in self._dead
+
+    def joined(self, node: bytes) -> None:
+        """Send what has waited for a node that is in the table now."""
+        for message in self._waiting.pop(node, ()):
+            self.tables.send_to_node(node, message)
+
+    def mark_dead(self, node: bytes) -> None:
+        """Remember that a node is dead, and drop what has waited for it."""
+        self._waiting.pop(node, None)
+        self._dead[node] = None
+        if len(self._dead) > DEAD_MAX:
+            del self._dead[next(iter(self._dead))]
+
+    def _answered(self, now: float, node: bytes, answer: m.Found) -> None:
+        """The head has answered whether a node is a member."""
+        if node in self._waiting and not answer.rows:
+            self._died(node)
