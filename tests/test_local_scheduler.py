@@ -192,6 +192,23 @@ def test_a_rebuilt_value_is_not_dropped_again(node: Node) -> None:
     assert [each.rows[0][4] for each in (first, second)] == [True, False]
 
 
+def test_a_value_that_exists_stays_when_the_task_that_makes_others_again_fails(node: Node) -> None:
+    """One process had read it; the submitter received the failure for all values, and the value as well."""
+    (worker,) = node.workers()
+    node.submit(row(0, num_returns=2))
+    node.complete(worker, 0, 0, m.OK, (4096, 100_000), (1_048_576, 100_000))
+    assert node.results() == {0: (m.OK, (None, None))}
+    node.send(CLIENT + DRIVER, m.Fetch((ref(0, 1),)))
+    node.send(b"O" + OWN, m.ObjectsLost(((ref(0, 1), "evicted"),)))
+    node.complete(worker, 0, 1, m.ERROR, b"error")
+    assert node.results() == {0: (m.OK, (None, None))}
+    node.send(CLIENT + DRIVER, m.Fetch((ref(0, 1),)))
+    ((_, objects),) = node.take(m.Objects)[-1:]
+    assert objects.rows == ((ref(0, 1), m.ERROR, b"error", ()),)
+    node.submit(row(0, num_returns=2))
+    assert node.results() == {0: (m.OK, (None, None))}
+
+
 def test_a_lost_argument_is_made_again_though_that_is_found_when_its_queue_was_looked_through() -> None:
     """No message follows that would lead to another turn."""
     node = Node(prefetch_tasks=1)

@@ -112,6 +112,8 @@ class Invariants:
         record = daemon.scheduler.tables.find(identifier)
         if record is not None and record.task is not None and record.task.function.actor is not None:
             return  # Nobody gets the value of a handle.
+        if value is None and record is not None:
+            status = record.status  # The process is to fetch the value, and receives this.
         before = self._outcomes.setdefault(record, status) if record is not None else status
         if before != status:
             self.world.fail(f"a process is sent that {short(identifier)} ended with {status}; it had ended with {before}")

@@ -348,12 +348,19 @@ class Outcomes:
         """Send a finished task's outcome to a process that submitted it again."""
         failed = next((record for record in task.values() if record.status != OK), None)
         if failed is not None:
-            row: m.Row = (failed.value if type(failed.value) is bytes else b"",)
-            process.results.append((task.id, failed.status, row))
+            status, row = self._failure_of(task, failed.status, failed.value if type(failed.value) is bytes else b"")
         else:
-            row = tuple(_pushed(record) for record in task.values())
-            process.results.append((task.id, OK, row))
+            status, row = OK, tuple(_pushed(record) for record in task.values())
+        process.results.append((task.id, status, row))
         self.tables.touched[process] = None
+
+    def _failure_of(self, task: TaskRecord, status: int, payload: bytes) -> tuple[int, m.Row]:
+        """The status and the values with which submitters learn that a task has failed.
+
+        A task that was to make lost values again may have others still: these remain what they are, so that the submitter fetches each.
+        """
+        values = task.values()
+        return (OK, (None,) * len(values)) if any(record.status == OK for record in values) else (status, (payload,))
 
     def _finish(self, task: TaskRecord, status: int, payload: bytes) -> None:
         self._failing.append((task, status, payload))
@@ -406,7 +413,10 @@ class Outcomes:
             task.status = status  # It has no value to hold the status.
             self.tables.spare.append(task)
         process = self.tables.processes.get(task.submitter)
-        row = tuple(_pushed(record) for record in task.values()) if status == OK else (payload,)
+        if status == OK:
+            row: m.Row = tuple(_pushed(record) for record in task.values())
+        else:
+            status, row = self._failure_of(task, status, payload)
         if process is not None:
             process.results.append((task.id, status, row))
             self.tables.touched[process] = None
