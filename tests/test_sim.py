@@ -22,7 +22,7 @@ from zfabric.protocol.codec import encode
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, call_value
 from zfabric.sim import __main__ as command
-from zfabric.sim import network
+from zfabric.sim import network, shrinking
 from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import SimStorage
 from zfabric.sim.network import Faults
@@ -248,6 +248,22 @@ def test_a_broken_variant_is_caught(name: str) -> None:
         order = (*range(first, first + 5), *range(VARIANT_SEEDS))
         kinds: dict[str, Any] = {"actors": name in WITH_ACTORS, "circles": name in WITH_CIRCLES, "nodes": 3 if name in WITH_NODES else 1}
         assert any(command.run_seed(seed, **kinds).failure for seed in order), f"no seed notices {name}"
+
+
+def test_a_failing_world_is_shrunk_to_one_that_fails_alike_with_fewer_faults_and_statements() -> None:
+    with applied("no-fence"):
+        whole = next(outcome for outcome in command.run_seeds(range(200), 1, nodes=3) if outcome.failure)
+        began = World(whole.seed, nodes=3)
+        found = shrinking.shrink(whole.seed, command.run_seed, nodes=3)
+        assert shrinking.kind_of(found.result.failure) == shrinking.kind_of(whole.failure)
+        assert len(found.program.statements) < len(began.program.statements)
+        assert sum(map(bool, found.faults)) + sum(map(bool, found.faults.nodes)) < sum(map(bool, began.faults)) + sum(
+            map(bool, began.faults.nodes)
+        )
+        again = command.run_seed(whole.seed, nodes=3, reduced=(found.faults, found.program))
+        assert again.failure == found.result.failure
+    with pytest.raises(ValueError, match="does not fail"):
+        shrinking.shrink(whole.seed, command.run_seed, nodes=3)
 
 
 def test_variants_have_the_signatures_of_the_originals() -> None:

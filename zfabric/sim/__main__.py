@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
+from zfabric.sim.network import Faults
+from zfabric.sim.shrinking import shrink
 from zfabric.sim.transfers import TransferResult, transfer_world
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_NODES, applied
 from zfabric.sim.world import World, WorldResult
@@ -135,6 +137,9 @@ EXPECTED_OF_NODES = (
 )
 """The same for worlds of several nodes."""
 
+SHRUNK_MOST = 3
+"""Failing seeds of one run that are shrunk. A fault that fails many worlds is found in the first."""
+
 
 def run_seed(seed: int, **kind: Any) -> WorldResult:
     """Run one world of a kind: arguments of ``World``. An exception that a machine raises becomes the result's failure."""
@@ -183,6 +188,22 @@ def trace(seed: int, **kind: Any) -> int:
     return bool(outcome.failure)
 
 
+def show_shrunk(seed: int, traced: bool, **kind: Any) -> int:
+    """Print the smallest world found that fails like this one, with its trace if asked. Return 1, or 0 if the world does not fail."""
+    try:
+        found = shrink(seed, run_seed, **kind)
+    except ValueError as error:
+        print(error)
+        return 0
+    left = ", ".join(f"{name}={value}" for name, value in found.faults._asdict().items() if value != getattr(Faults(), name))
+    print(f"    shrunk in {found.attempts} worlds to {len(found.program.statements)} statements and these faults: {left or 'none'}")
+    for statement in found.program.statements:
+        print(f"    {statement}"[:400])
+    if traced:
+        trace(seed, reduced=(found.faults, found.program), **kind)
+    return 1
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command. Return its exit status: 1 if a world failed or an expected state was missed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m zfabric.sim", description=__doc__)
@@ -194,6 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
     parser.add_argument("--variant", choices=sorted(VARIANTS), help="break the machines in this way; seeds that fail are then a success")
     parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
+    parser.add_argument("--shrink", type=int, metavar="SEED", help="find a smaller world that fails like this one, and show it")
     parser.add_argument("--transfers", action="store_true", help="worlds of transfer agents, without programs")
     options = parser.parse_args(arguments)
     if options.transfers:
@@ -204,6 +226,8 @@ def main(arguments: list[str] | None = None) -> int:
     with applied(options.variant):
         if options.trace is not None:
             return trace(options.trace, actors=options.actors, circles=options.circles, nodes=options.nodes)
+        if options.shrink is not None:
+            return show_shrunk(options.shrink, True, actors=options.actors, circles=options.circles, nodes=options.nodes)
         seeds = range(options.start, options.start + options.seeds)
         return survey(seeds, options.jobs, options.variant, options.actors, options.circles, options.nodes)
 
@@ -242,6 +266,8 @@ def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False, c
             print(f"    python -m zfabric.sim --trace {outcome.seed}{more}")
             if variant:
                 break
+            if failed <= SHRUNK_MOST:
+                show_shrunk(outcome.seed, False, actors=actors, circles=circles, nodes=nodes)
         if done % 200 == 0:
             print(f"{done} seeds, {failed} failed, {done / (time.perf_counter() - began):.0f} seeds/s", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - began

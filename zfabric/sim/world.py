@@ -61,7 +61,8 @@ class World:
     """One world. ``observer`` is called with (time, from, to, message) for every message that is delivered.
 
     With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
-    program of a seed. With ``clocks``, no two processes have the same clock.
+    program of a seed. With ``clocks``, no two processes have the same clock. ``reduced`` replaces the faults and the program of the seed by
+    fewer (``shrinking``); all else remains the seed's.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class World:
         circles: bool = False,
         clocks: bool = False,
         nodes: int = 1,
+        reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         self.seed = seed
         self._clocks = random.Random(f"{seed}/clocks") if clocks else None
@@ -116,6 +118,8 @@ class World:
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
         if nodes > 1 and program is None:
             self.program = slowed_down(self.program, seed)
+        if reduced is not None:
+            self.faults, self.program = reduced
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))
         pieces = pieces or self._pieces()
         self.invariants = Invariants(self)
