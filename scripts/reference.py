@@ -1,4 +1,4 @@
-"""Writes the reference pages, docs/protocol.md and docs/configuration.md, from the source.
+"""Writes the reference pages, docs/protocol.md, docs/configuration.md and docs/api.md, from the source.
 
 ``scripts/protocol`` runs this; ``--check`` only compares, and names what is out of date. A test does the same, so the pages are
 always those of the source beside them. Nothing is written here that is not in a docstring or a table of ``zfabric``.
@@ -32,12 +32,22 @@ from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.machine import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import api_reference  # noqa: E402 - it is beside this file, wherever that was started
+
 GENERATED = "<!-- Written by scripts/protocol from `{source}`. Change that file, then run the script. -->\n"
 
 
 def pages() -> dict[Path, str]:
     """The pages as they should be, by path."""
-    return {ROOT / "docs/protocol.md": protocol(), ROOT / "docs/configuration.md": configuration()}
+    api = ROOT / "docs/api.md"
+    before = api.read_text(encoding="utf-8") if api.exists() else ""
+    return {
+        ROOT / "docs/protocol.md": protocol(),
+        ROOT / "docs/configuration.md": configuration(),
+        api: GENERATED.format(source="the docstrings") + "\n" + api_reference.page(paragraph, before),
+    }
 
 
 def main(arguments: list[str]) -> int:

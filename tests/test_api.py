@@ -1109,6 +1109,12 @@ def test_the_runtime_context(client):
     assert zf.get(ref) == (ref.task_id().hex(), 0, inside.__qualname__, {"GPU": []})
 
 
+def test_the_labels_of_the_node(client):
+    row = (("node", client.node.hex()), ("labels", {"zone": "a"}), ("resources", {}))
+    client.answers["nodes"] = lambda: [(("node", "another"), ("labels", {"zone": "b"})), row]
+    assert zf.get_runtime_context().get_node_labels() == {"zone": "a"}
+
+
 def test_explain(client):
     seen = []
     client.answers["explain"] = lambda subject: seen.append(subject) or ("queued", "waits for 4 GPU", (("demand", "4 GPU"), ("x", "y")))

@@ -41,7 +41,7 @@ def reference() -> ModuleType:
 # --- what is generated ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", ["docs/protocol.md", "docs/configuration.md"])
+@pytest.mark.parametrize("page", ["docs/protocol.md", "docs/configuration.md", "docs/api.md"])
 def test_a_generated_page_is_up_to_date(page: str) -> None:
     assert (ROOT / page).read_text() == reference().pages()[ROOT / page], "run scripts/protocol"
 
@@ -61,6 +61,46 @@ def test_the_generator_names_pages_that_are_out_of_date(
     assert generator.main([]) == 0
     assert stale.read_text() == "new"
     assert generator.main(["--check"]) == 0
+
+
+def public_names() -> ModuleType:
+    """The generator of docs/api.md."""
+    module: ModuleType = reference().api_reference
+    return module
+
+
+def test_every_public_name_has_a_section() -> None:
+    assert public_names().unplaced() == set(), "add them to SECTIONS in scripts/api_reference.py"
+
+
+def test_every_parameter_is_explained_with_its_unit() -> None:
+    assert public_names().unexplained() == {}
+
+
+def test_a_parameter_without_a_word_or_a_unit_is_found() -> None:
+    names = public_names()
+
+    def wait(count: int, timeout: float, memory: int, client: object) -> None:
+        """Wait for ``count``, at most ``timeout``; with so much ``memory`` in bytes."""
+
+    def join(name: str, timeout: float) -> None:
+        """Join the one with this name, as ``wait`` does, within seconds."""
+
+    wait.__module__ = join.__module__ = "zfabric"
+    entries = [names.Entry(f"zfabric.{each.__name__}", each, 3) for each in (wait, join)]
+    assert [[*names._unexplained(each, entries)] for each in entries] == [["timeout, in seconds"], ["name"]]
+
+
+def test_a_name_keeps_the_version_that_it_came_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, reflow = public_names(), reference().paragraph
+    first = names.page(reflow, "")
+    monkeypatch.setattr(zf, "__version__", "9.9")
+    gone = re.sub(r"### zfabric\.get\n.*?Since [\d.]+\n", "", first, count=1, flags=re.DOTALL)
+    gone = re.sub(r'^\| <a id="taskerror">.*\n', "", gone, flags=re.MULTILINE)
+    second = names.page(reflow, gone)
+    assert len(re.findall(r"^Since 9\.9\.$", second, flags=re.MULTILINE)) == 1
+    assert names.versions(second)["zfabric.get"] == names.versions(second)["TaskError"] == "9.9"
+    assert names.versions(second)["zfabric.put"] == names.versions(second)["TaskCancelledError"] == "0.1.0"
 
 
 def test_the_script_is_well_formed() -> None:
@@ -89,9 +129,10 @@ def test_every_setting_has_a_reason_and_a_section() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page, as links name them."""
+    """The headings of a page, as links name them, and its own anchors."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    own = set(re.findall(r'<a id="([^"]*)">', page.read_text()))
+    return own | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

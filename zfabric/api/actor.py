@@ -143,7 +143,9 @@ def method(*, num_returns: Any, **options: Any) -> Callable[[Callable[..., Any]]
 @overload
 def method(**options: Any) -> MethodDecorator: ...
 def method(*args: Any, **options: Any) -> Any:
-    """Set options of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
+    """Set ``options`` of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
+
+    Raises OptionError for an unknown option or an invalid value.
 
     Without options (``@zf.method``) it changes nothing at run time; type checkers then infer the method's parameters and result through
     ``zf.typed(handle)``.
@@ -405,7 +407,10 @@ class ActorClass(Generic[Parameters, Instance_co]):
         return sorted({*super().__dir__(), *dir(self._kind)})
 
     def options(self, **options: Any) -> ActorClass[Parameters, Instance_co]:
-        """Return the same class with other options for the actors created through it."""
+        """Return the same class with other ``options`` for the actors created through it; None resets one to its default.
+
+        Raises OptionError for an unknown option or an invalid value.
+        """
         wanted = checked_actor(options)
         merged = {**self._options, **wanted}
         if not NAMING.issuperset(wanted):
@@ -563,7 +568,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
 
 
 class ActorHandle(Generic[Instance_co]):
-    """A handle to an actor: its methods are attributes, each with ``.remote(...)``.
+    """A handle to an actor: its methods are attributes, each with ``.remote(...)``. Made by ``remote`` of its class.
 
     An actor ends when its last handle is released, in whatever process, and all calls have run; and at the latest with its program, unless
     it is detached. Handles from ``get_actor`` and ``current_actor`` are weak and do not count. At such an end, ``__ray_shutdown__``,
@@ -683,7 +688,7 @@ def handle_of(actor_id: bytes, blueprint: bytes, weak: bool = True) -> ActorHand
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
-    """Return a weak handle to the actor with this name, in this process's namespace or another.
+    """Return a weak handle to the actor with this ``name``, in this process's namespace, or in ``namespace``.
 
     Raises ActorNotFoundError (a ValueError) if there is none. Copies of the handle are weak, too: the actor lives as long as it has other
     handles or is detached; calls after its end raise ActorDiedError. ``get_if_exists=True`` returns a handle that counts.
@@ -714,7 +719,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 
 
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
-    """End an actor's process at once, without waiting for its calls; with ``no_restart=False`` it restarts by its policy.
+    """End the process of ``actor`` at once, without waiting for its calls; with ``no_restart=False`` it restarts by its policy.
 
     A lightweight actor ends alone, with its running call; its process continues. The calls raise ActorDiedError, or ActorUnavailableError
     if the actor restarts. Raises ArgumentTypeError (a TypeError and a ValueError) for an argument that is not a handle.

@@ -17,7 +17,12 @@ from zfabric.runtime.interface import ClientInterface
 
 
 class Explanation:
-    """The state of a task, value or actor: ``state`` in one word, ``reason`` in a sentence, ``facts`` by name. ``str`` formats it."""
+    """The state of a task, value or actor. Made by ``zf.explain``; ``str`` formats it.
+
+    - ``subject``: what was asked about, in the short form of the command line.
+    - ``state``: one word (``zfabric tasks`` lists them); ``reason``: a sentence.
+    - ``facts``: further facts by name, as text.
+    """
 
     def __init__(self, subject: str, state: str, reason: str, facts: Mapping[str, str]) -> None:
         self.subject = subject
@@ -146,7 +151,7 @@ def node_ip_address() -> str:
 
 
 def named_actors(all_namespaces: bool = False) -> list[Any]:
-    """Return the names of living actors in this namespace, or dicts with "name" and "namespace" for all namespaces.
+    """Return the names of living actors in this namespace; with ``all_namespaces``, dicts with "name" and "namespace".
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -188,7 +193,7 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
 
     Tasks and calls of actors are bars. Arrows have categories: "control" leads from the submitter, "data" from the task that made an
     argument, "state" from the actor's previous call. An argument that was released has no arrow. Times are microseconds of the machine's
-    monotonic clock.
+    monotonic clock. Raises OSError if the file cannot be written.
 
     >>> import zfabric as zf
     >>> isinstance(zf.timeline(), list)

@@ -60,8 +60,10 @@ class RuntimeContext:
         """None: there are no placement groups."""
 
     def get_node_labels(self) -> dict[str, str]:
-        """An empty dict: nodes have no labels."""
-        return {}
+        """The labels of the node that runs this process, as ``zf.nodes()`` lists them. Queries the node."""
+        own = self.get_node_id()
+        rows = map(dict, self._client.query("nodes"))
+        return next((dict(row.get("labels", {})) for row in rows if row["node"] == own), {})
 
     def get_session_name(self) -> str:
         """The name of the cluster's session."""

@@ -150,7 +150,7 @@ def _shape(refs: Any, values: dict[bytes, Any]) -> Any:
 
 
 def put(value: R, *, durable: bool = False) -> ObjectRef[R]:
-    """Store a value once, for many tasks or readers; return its ref.
+    """Store ``value`` once, for many tasks or readers; return its ref.
 
     With ``durable``, the control store has the value when this returns, and retains it as long as the job needs it, whatever happens to
     other copies. Without, a lost value cannot be rebuilt, since no task made it.
@@ -183,7 +183,8 @@ def wait(
 ) -> tuple[list[Waitable], list[Waitable]]:
     """Wait for ``num_returns`` outcomes ("all" for each ref), or ``timeout`` seconds; return (ready, not ready).
 
-    Both lists preserve the order of ``refs``; the first has at most ``num_returns`` items. An empty list returns two empty lists. A
+    Both lists preserve the order of ``refs``; the first has at most ``num_returns`` items. ``fetch_local=False`` counts a value as ready
+    when it exists, and does not bring it here. An empty list returns two empty lists. A
     generator (``ObjectRefGenerator``) is ready when its ``next`` would not wait. ``as_completed`` is faster to consume very many refs one
     by one.
 

@@ -51,7 +51,7 @@ def remote(**options: Any) -> RemoteDecorator: ...
 def remote(*args: Any, **options: Any) -> Any:
     """Make a function or a class remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``.
 
-    Options of functions:
+    ``options`` of functions:
 
     - ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict): the demand of a call while it runs.
     - ``num_returns`` (1): the number of values. "streaming" returns an ObjectRefGenerator that is consumed while the function runs, at most

@@ -219,7 +219,7 @@ register_plain(ObjectRefGenerator)
 
 
 class DynamicObjectRefGenerator(Generic[Value_co]):
-    """Refs to all values that a task yielded: the value of a ref of ``num_returns="dynamic"``.
+    """Refs to all values that a task yielded. Made by ``num_returns="dynamic"``, as the value of its ref.
 
     If the task raised an error after its first value, the last ref raises that error when it is read.
 

@@ -161,8 +161,10 @@ def init(
     program that never calls ``init`` does so on its first use of a cluster.
 
     ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes) and ``config`` (limits of ``zfabric.config`` by name) apply
-    to a new cluster. Every function inherits ``runtime_env`` unless it sets its own. Other keywords of Ray's ``init`` that only say how Ray
-    itself runs (``include_dashboard``, ``logging_level``, ``_temp_dir``, …) are accepted and have no effect.
+    to a new cluster. Every function inherits ``runtime_env`` unless it sets its own. Names of actors are looked up in
+    ``namespace`` (by default one of the job's own). Without ``log_to_driver`` the output of workers is not shown. Other keywords of Ray's
+    ``init`` that only say how Ray itself runs (``ignored``: ``include_dashboard``, ``logging_level``, ``_temp_dir``, …) are accepted and
+    have no effect.
 
     Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``; ConfigError (a ValueError) and OptionError
     for invalid values, and for options that a joined cluster was not started with; ConnectionLostError if there is no cluster at

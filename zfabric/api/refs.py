@@ -33,7 +33,9 @@ _OF_FUTURES = {
 class ObjectRef(Generic[Value_co]):
     """The name of a value that exists or will exist; ``zf.get(ref)`` returns the value.
 
-    The value is retained as long as any process has a ref to it. A ref can be passed to tasks (a ref that is itself an argument arrives as
+    The value is retained as long as any process has a ref to it. ``ObjectRef(object_id)`` is one more ref to the value with this id
+    (20 bytes, from ``binary``); it
+    raises ArgumentTypeError for anything else. A ref can be passed to tasks (a ref that is itself an argument arrives as
     the value; inside another value it arrives as a ref), awaited, hashed, compared and pickled.
 
     >>> import zfabric as zf
@@ -76,7 +78,7 @@ class ObjectRef(Generic[Value_co]):
         return f"ObjectRef({short(self._id)})"
 
     def binary(self) -> bytes:
-        """The id as bytes."""
+        """The id as 20 bytes."""
         return self._id
 
     def hex(self) -> str:

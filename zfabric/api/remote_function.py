@@ -190,7 +190,9 @@ class RemoteFunction(Generic[Parameters, Given_co]):
     @overload
     def options(self, **options: Any) -> RemoteFunction[Parameters, Given_co]: ...
     def options(self, **options: Any) -> RemoteFunction[Any, Any]:
-        """Return the same function with other options for its calls; None resets an option to its default.
+        """Return the same function with other ``options`` for its calls; None resets one to its default.
+
+        Raises OptionError for an unknown option or an invalid value.
 
         >>> import zfabric as zf
         >>> @zf.remote
@@ -247,7 +249,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
         return _refs(first, returns, client)
 
     def map(self, iterable: Iterable[Any], /, *iterables: Iterable[Any], chunksize: int | str = "auto") -> list[Given_co]:
-        """Call the function on every item; return the result of ``remote`` for each, in order.
+        """Call the function on every item of ``iterable``; return the result of ``remote`` for each, in order.
 
         With several iterables, each call takes one item of each, up to the end of the shortest, as in the built-in ``map``. Every call is a
         task with its own ref, retries and error; ``chunksize`` sets how many are submitted at a time ("auto": the batch size of the

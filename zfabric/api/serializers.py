@@ -29,6 +29,7 @@ def register_serializer(cls: type, *, serializer: Callable[[Any], Any], deserial
     """Pickle instances of exactly ``cls`` as ``serializer(instance)``, and restore them with ``deserializer``.
 
     This applies to the current process; every process can unpickle the result. The standard library's ``pickle`` and ``copy`` use it, too.
+    Raises TypeError for arguments of other types, and ValueError for a class that ``pickle`` handles itself.
 
     >>> import threading
     >>> import zfabric as zf
@@ -66,7 +67,9 @@ def deregister_serializer(cls: type) -> None:
 def inspect_serializability(
     base_obj: Any, name: str | None = None, depth: int | None = None, print_file: Any = None
 ) -> tuple[bool, set[FailureTuple]]:
-    """Return whether a value can be pickled, and the parts that cannot; print them to ``print_file`` (standard output).
+    """Return whether ``base_obj`` can be pickled, and the parts that cannot; print them to ``print_file`` (standard output).
+
+    The output calls the value ``name``.
 
     ``depth`` has no effect, and exists for Ray programs: the output shows the whole path to the part.
 

@@ -16,7 +16,7 @@ from zfabric.runtime.interface import ClientInterface
 
 
 class NodeAffinitySchedulingStrategy:
-    """Run on the node with this id; with ``soft``, on another one if that node does not exist.
+    """Run on the node with the id ``node_id``; with ``soft``, on another one if that node does not exist.
 
     Used as ``scheduling_strategy`` of a function or class. The call raises TaskUnschedulableError if the node does not exist. If it dies
     later, that is the outcome of the tasks that it had.
@@ -60,7 +60,7 @@ class _Operator:
 
 
 class In(_Operator):
-    """The label has one of these values."""
+    """The label has one of these ``values``."""
 
     def __init__(self, *values: str) -> None:
         super().__init__(*values)
@@ -69,7 +69,7 @@ class In(_Operator):
 
 
 class NotIn(In):
-    """The label has none of these values, or the node has no such label."""
+    """The label has none of these ``values``, or the node has no such label."""
 
     operator = "not in"
 
@@ -90,8 +90,8 @@ class DoesNotExist(Exists):
 class NodeLabelSchedulingStrategy:
     """Run on nodes whose labels satisfy all of ``hard``; among these, on ones that satisfy all of ``soft``, if there are any.
 
-    Both map a label to ``In``, ``NotIn``, ``Exists`` or ``DoesNotExist``. Tasks are dealt out evenly to the nodes that fit. They wait while
-    there is none.
+    Both map a label to ``In``, ``NotIn``, ``Exists`` or ``DoesNotExist``; OptionTypeError is raised for anything else. Tasks are dealt out
+    evenly to the nodes that fit. They wait while there is none.
 
     >>> from zfabric.util.scheduling_strategies import In, NodeLabelSchedulingStrategy
     >>> NodeLabelSchedulingStrategy(hard={"zone": In("a", "b")})

@@ -14,7 +14,7 @@ Call = Callable[[Any, Any], zf.ObjectRef | list[zf.ObjectRef]]
 
 
 class ActorPool:
-    """Spreads calls over actors, one at a time on each; results come in the order of submission, or as they are ready.
+    """Spreads calls over ``actors`` (handles), one at a time on each; results come in the order of submission, or as they are ready.
 
     >>> import zfabric as zf
     >>> from zfabric.util import ActorPool
@@ -43,12 +43,16 @@ class ActorPool:
         self._unordered = False
 
     def map(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
-        """Yield results of ``fn(actor, value)`` for each value, in order. Discards work that was submitted before."""
+        """Yield results of ``fn(actor, value)`` for each of ``values``, in order. Discards work that was submitted before.
+
+        ``fn`` calls a method and returns its ref: ``lambda actor, value: actor.double.remote(value)``. Raises TypeError if it returns
+        anything else, and the error of a method where its result is due.
+        """
         self._submit_all(fn, values)
         return self._results(self.get_next)
 
     def map_unordered(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
-        """Yield results of ``fn(actor, value)`` for each value, each as soon as it exists."""
+        """Yield results of ``fn(actor, value)`` for each of ``values``, each as soon as it exists; otherwise as ``map``."""
         self._submit_all(fn, values)
         return self._results(self.get_next_unordered)
 
@@ -66,7 +70,7 @@ class ActorPool:
             yield following()
 
     def submit(self, fn: Call, value: Any) -> None:
-        """Call ``fn(actor, value)`` on the next free actor."""
+        """Call ``fn(actor, value)`` on the next free actor; ``fn`` is as in ``map``. Does not wait."""
         self._waiting.append((self._submitted, fn, value))
         self._submitted += 1
         self._feed()
@@ -137,8 +141,8 @@ class ActorPool:
     def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
         """Return the first result that exists, or raise its method's error.
 
-        Raises StopIteration and TimeoutError as ``get_next`` does. ``ignore_if_timedout`` has no effect, and exists for Ray programs:
-        without an order, no result is skipped.
+        Raises StopIteration, and TimeoutError after ``timeout`` seconds, as ``get_next`` does. ``ignore_if_timedout`` has no effect, and
+        exists for Ray programs: without an order, no result is skipped.
         """
         if not self.has_next():
             raise StopIteration("there are no more results")
@@ -162,7 +166,7 @@ class ActorPool:
         return self._idle.pop() if self.has_free() else None
 
     def push(self, actor: Any) -> None:
-        """Add an actor. Raises ValueError if it is in the pool."""
+        """Add ``actor``, a handle. Raises ValueError if it is in the pool."""
         if actor in self._idle or any(actor == busy for _, busy, _ in self._running.values()):
             raise ValueError("the actor is in this pool already")
         self._idle.append(actor)

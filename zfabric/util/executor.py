@@ -41,7 +41,10 @@ class InitializerError(BrokenExecutor):
 
 
 class TaskFuture(Future[Result]):
-    """The future of one call, with the rules of the standard library; ``zf.cancel(future.ref)`` also stops a call that runs."""
+    """The future of one call. Made by ``Executor.submit``, with the rules of the standard library.
+
+    ``zf.cancel(future.ref)`` also stops a call that runs.
+    """
 
     ref: zf.ObjectRef | None = None
     """The task's ref, from its submission to its outcome; None before and after."""
@@ -151,7 +154,7 @@ def _sets_lock_of_tqdm(initializer: Callable[..., Any]) -> bool:
 
 
 class Executor(_Executor):
-    """Runs calls as tasks, with the options of ``zf.remote`` for all of them (``num_cpus``, ``max_retries``, ``runtime_env``, …).
+    """Runs calls as tasks; ``options`` are those of ``zf.remote``, for all of them (``num_cpus``, ``max_retries``, ``runtime_env``, …).
 
     The cluster's workers run the calls; ``max_workers`` limits how many calls of this executor are submitted to the cluster at a time
     (default: no limit). ``initializer(*initargs)`` is called once in each worker process before the first call there; if it raises an
@@ -320,7 +323,7 @@ class Executor(_Executor):
     def map(
         self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Result]:
-        """Yield results in order, as ``map`` does.
+        """Yield ``fn(*items)`` for the items of ``iterables``, in order, as the built-in ``map`` does.
 
         Raises TimeoutError if the next result does not exist ``timeout`` seconds after the call. One task runs ``chunksize`` items. All
         items are submitted at once.

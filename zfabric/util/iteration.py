@@ -19,7 +19,7 @@ def as_completed(
     timeout: float | None = None,
     fetch_local: bool = True,
 ) -> Iterator[Any]:
-    """Yield values (or refs, with ``yield_obj_refs``) as they complete; raise a task's error.
+    """Yield the values of ``refs`` (or the refs, with ``yield_obj_refs``) as they complete; raise a task's error.
 
     ``chunk_size`` and ``fetch_local`` have no effect: each value is yielded as soon as it exists. Raises GetTimeoutError after ``timeout``
     seconds.
@@ -49,8 +49,8 @@ def map_unordered(
 ) -> Iterator[Any]:
     """Yield values of ``fn.remote(item)`` for each item as they complete, with at most ``backpressure_size`` tasks in progress.
 
-    Items are read as their tasks are submitted. Raises GetTimeoutError if no value exists within ``timeout`` seconds; all else as in
-    ``as_completed``.
+    ``items`` are read as their tasks are submitted. Raises GetTimeoutError if no value exists within ``timeout`` seconds;
+    ``yield_obj_refs``, ``chunk_size`` and ``fetch_local`` are as in ``as_completed``.
 
     >>> import zfabric as zf
     >>> from zfabric.util import map_unordered
@@ -81,7 +81,7 @@ def _check(value: Any, name: str) -> None:
 
 
 def log_once(key: str) -> bool:
-    """Return True on the first call with this key in this process.
+    """Return True on the first call with this ``key`` (any text) in this process.
 
     >>> from zfabric.util import log_once
     >>> log_once("an example"), log_once("an example")

@@ -161,7 +161,11 @@ class LocalCluster:
         labels: Mapping[str, str] | None = None,
         object_store_memory: int | None = None,
     ) -> LocalNode:
-        """Start one more node and return it once it has joined. What is not given is as for the other nodes."""
+        """Start one more node and return it once it has joined.
+
+        It has ``num_cpus`` CPUs, ``num_gpus`` GPUs, further ``resources``, ``labels``, and an object store of ``object_store_memory``
+        bytes; for what is None it is like the other nodes. Raises ConfigError for invalid settings.
+        """
         node = self._launch(False, num_cpus, num_gpus, resources, labels, object_store_memory)
         try:
             return node._wait()
@@ -171,7 +175,7 @@ class LocalCluster:
             raise
 
     def remove_node(self, node: LocalNode) -> None:
-        """End a node in order. The end of the first one, the head, is the end of the cluster."""
+        """End ``node`` in order. The end of the first node, the head, is that of the cluster. Raises ValueError for a second removal."""
         self.nodes.remove(node)
         node._close()
 

@@ -124,7 +124,7 @@ class AsyncResult:
 
 
 class IMapIterator:
-    """Results of ``imap``, one by one; ``next(timeout)`` raises TimeoutError if none exists in time."""
+    """Results of ``imap``, one by one. Made by ``Pool.imap`` and ``Pool.imap_unordered``."""
 
     def __init__(self, pieces: Iterator[Future[list[Any]]], ahead: int, ordered: bool) -> None:
         self._pieces = pieces
@@ -150,7 +150,10 @@ class IMapIterator:
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """Return the next result, or raise the error of that call; later results still follow."""
+        """Return the next result, or raise the error of that call; later results still follow.
+
+        Raises TimeoutError (of ``multiprocessing``) if it does not exist within ``timeout`` seconds, and StopIteration at the end.
+        """
         while not self._here:
             self._start()
             if not self._running:
@@ -178,11 +181,13 @@ class IMapIterator:
 class Pool:
     """Runs calls in ``processes`` actors (by default as many as the cluster has CPUs).
 
-    Each actor runs ``initializer`` once, before the constructor returns; its error is the cause of the ActorDiedError that the constructor
-    then raises. The script's globals that it sets are visible to the functions that run there.
+    Each actor runs ``initializer(*initargs)`` once, before the constructor returns; its error is the cause of the ActorDiedError that the
+    constructor then raises. The script's globals that it sets are visible to the functions that run there. An actor is replaced after
+    ``maxtasksperchild`` calls (None: never).
 
-    A cluster is started if there is none. ``ray_address`` is one to join, ``ray_remote_args`` are options of the actors. Functions and
-    arguments need not be importable. Leaving the ``with`` block terminates the pool, as in the standard library.
+    A cluster is started if there is none. ``ray_address`` is one to join, ``ray_remote_args`` are options of the actors; ``context`` has
+    no effect. Functions and arguments need not be importable. Raises ValueError for numbers below 1. Leaving the ``with`` block terminates
+    the pool, as in the standard library.
 
     >>> from zfabric.util.multiprocessing import Pool
     >>> with Pool(2) as pool:
@@ -235,7 +240,10 @@ class Pool:
     # -- one call --
 
     def apply(self, func: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Run ``func(*args, **kwargs)`` in a process of the pool and return its result."""
+        """Run ``func(*args, **kwargs)`` in a process of the pool and return its result, or raise its error.
+
+        Raises ValueError if the pool was closed, and ActorDiedError if the process died.
+        """
         return self.apply_async(func, args, kwargs).get()
 
     def apply_async(
@@ -248,7 +256,8 @@ class Pool:
     ) -> AsyncResult:
         """Start ``func(*args, **kwargs)`` without waiting.
 
-        ``callback`` is called with the result, in a thread of the pool, and may block.
+        ``callback`` is called with the result, ``error_callback`` with the error, in a thread of the pool; they may block. Raises
+        ValueError if the pool was closed.
         """
         self._check()
         return AsyncResult([self._start(func, [(tuple(args or ()), kwargs or {})])], True, callback, error_callback, self._tell)
@@ -256,7 +265,11 @@ class Pool:
     # -- many --
 
     def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
-        """Return ``func(item)`` for every item, in order."""
+        """Return ``func(item)`` for every item of ``iterable``, in order, or raise the first error.
+
+        ``chunksize`` items at a time go to a process; by default each process gets about four chunks. Raises ValueError if the pool was
+        closed.
+        """
         return list(self.map_async(func, iterable, chunksize).get())
 
     def map_async(
@@ -267,11 +280,11 @@ class Pool:
         callback: Callable[[Any], Any] | None = None,
         error_callback: Callable[[BaseException], Any] | None = None,
     ) -> AsyncResult:
-        """Start ``map`` without waiting."""
+        """Start ``map`` without waiting. ``callback`` and ``error_callback`` are as in ``apply_async``."""
         return self._start_all(func, [(item,) for item in iterable], chunksize, callback, error_callback)
 
     def starmap(self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None) -> list[Any]:
-        """Return ``func(*item)`` for every item, in order."""
+        """Return ``func(*item)`` for every item of ``iterable``, in order; otherwise as ``map``."""
         return list(self.starmap_async(func, iterable, chunksize).get())
 
     def starmap_async(
@@ -282,15 +295,18 @@ class Pool:
         callback: Callable[[Any], Any] | None = None,
         error_callback: Callable[[BaseException], Any] | None = None,
     ) -> AsyncResult:
-        """Start ``starmap`` without waiting."""
+        """Start ``starmap`` without waiting. ``chunksize`` is as in ``map``, ``callback`` and ``error_callback`` as in ``apply_async``."""
         return self._start_all(func, [tuple(item) for item in iterable], chunksize, callback, error_callback)
 
     def imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> IMapIterator:
-        """Iterate over ``func(item)`` in order, each as soon as it exists; the iterable is read a few items ahead."""
+        """Iterate over ``func(item)`` in order, each as soon as it exists; ``iterable`` is read a few chunks of ``chunksize`` items ahead.
+
+        Raises ValueError if the pool was closed; ``next`` raises the error of a call.
+        """
         return self._lazily(func, iterable, chunksize, ordered=True)
 
     def imap_unordered(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> IMapIterator:
-        """Iterate over ``func(item)``, each as soon as it exists, in any order."""
+        """Iterate over ``func(item)``, each as soon as it exists, in any order; otherwise as ``imap``."""
         return self._lazily(func, iterable, chunksize, ordered=False)
 
     def _start_all(

@@ -18,11 +18,11 @@ REDRAW_SECONDS = 0.1
 def progress(
     refs: Iterable[zf.ObjectRef], description: str = "", *, timeout: float | None = None, fail_fast: bool = True
 ) -> list[zf.ObjectRef]:
-    """Wait until all refs have an outcome, with a progress bar on the standard error stream; returns them as a list.
+    """Wait until all ``refs`` have an outcome, with a progress bar on the standard error stream; return them as a list.
 
-    The bar is drawn in a terminal and, where ipywidgets is installed, in a notebook; elsewhere nothing is printed. Returns early once
-    a task has failed, so that ``zf.get(zf.progress(refs))`` raises at once as ``zf.get(refs)`` does; ``fail_fast=False`` waits for all,
-    and the bar counts failures. GetTimeoutError after ``timeout`` seconds.
+    ``description`` stands before the bar. It is drawn in a terminal and, where ipywidgets is installed, in a notebook; elsewhere nothing is
+    printed. Returns early once a task has failed, so that ``zf.get(zf.progress(refs))`` raises at once as ``zf.get(refs)`` does;
+    ``fail_fast=False`` waits for all, and the bar counts failures. Raises GetTimeoutError after ``timeout`` seconds.
 
     >>> import zfabric as zf
     >>> square = zf.remote(lambda x: x * x)

@@ -21,7 +21,8 @@ class Full(queue.Full):
 class Queue:
     """First in, first out; ``maxsize`` items at most (0: any number). Can be passed to tasks and actors.
 
-    The items live in an actor, which ends with the last copy of the queue; ``actor_options`` are its options.
+    The items live in an actor, which ends with the last copy of the queue; ``actor_options`` are its options. Raises
+    TypeError for a ``maxsize`` that is no int, OptionError for invalid options, and ActorDiedError if the actor is dead.
 
     >>> import zfabric as zf
     >>> from zfabric.util.queue import Queue
@@ -59,7 +60,7 @@ class Queue:
         return 0 < self.maxsize <= self.size()
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add an item; wait for room at most ``timeout`` seconds, or not at all without ``block``. Raises Full if there was none."""
+        """Add ``item``; wait for room at most ``timeout`` seconds, or not at all without ``block``. Raises Full if there was none."""
         if not _ended(self._actor().put.remote(item, _patience(block, timeout))):
             raise Full
 
@@ -68,16 +69,16 @@ class Queue:
         return _first(_ended(self._actor().get.remote(_patience(block, timeout))))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add an item as ``put`` does, in an event loop."""
+        """Add ``item`` as ``put`` does, without blocking the event loop. Raises Full."""
         if not await _awaited(self._actor().put.remote(item, _patience(block, timeout))):
             raise Full
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Remove and return the first item as ``get`` does, in an event loop."""
+        """Remove and return the first item as ``get`` does, without blocking the event loop. Raises Empty."""
         return _first(await _awaited(self._actor().get.remote(_patience(block, timeout))))
 
     def put_nowait(self, item: Any) -> None:
-        """Add an item. Raises Full if there is no room."""
+        """Add ``item``. Raises Full if there is no room."""
         self.put(item, block=False)
 
     def get_nowait(self) -> Any:
@@ -85,7 +86,7 @@ class Queue:
         return self.get(block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
-        """Add all items in one step. Raises Full, and adds none, if there is no room for all."""
+        """Add all ``items`` in one step. Raises Full, and adds none, if there is no room for all."""
         if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
             raise TypeError(f"put_nowait_batch() takes several items, such as a list, not {items!r}")
         batch = list(items)
