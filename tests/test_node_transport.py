@@ -181,6 +181,32 @@ def test_a_connection_that_is_cut_loses_nothing(daemons: Make) -> None:
     assert one.texts() == two.texts() == list(range(sent))
 
 
+def test_a_connection_that_ends_before_the_hello_is_dialled_again(daemons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon dies as another one dials it: the connection may have ended before anything is written to it."""
+    one, other = daemons(1), daemons(2)
+    with socket.create_server(("127.0.0.1", 0)) as dying:
+        other.transport.connect([(*one.row[:3], f"tcp://127.0.0.1:{dying.getsockname()[1]}", *one.row[4:]), other.row])
+        dial = node_transport.DialledConnection.dial
+        ended: list[None] = []
+
+        def dial_and_wait(connection: node_transport.DialledConnection, name: str) -> None:
+            dial(connection, name)
+            dying.accept()[0].close()
+            assert connection.socket is not None
+            deadline = time.monotonic() + PATIENCE
+            while connection.socket.get(zmq.EVENTS) & zmq.POLLOUT:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)  # The event of it is for the transport.
+            ended.append(None)
+
+        monkeypatch.setattr(node_transport.DialledConnection, "dial", dial_and_wait)
+        until(lambda: len(ended) > 1, other)
+        monkeypatch.undo()
+    connect(one, other)
+    one.send(other, "after all")
+    until(lambda: other.texts() == ["after all"], one, other)
+
+
 def test_the_next_daemon_of_a_node_begins_other_links(daemons: Make) -> None:
     one, two, three = daemons(1), daemons(2), daemons(3)
     connect(one, two, three)

@@ -433,8 +433,8 @@ class NodeTransport:
         self._watch(socket, lambda now, found: self._read_dialled(connection, peer, now, found))
         self._watch(observer, lambda now, found: self._read_observer(connection, peer, now))
         if peer is not None:
-            socket.send(peer.link.dial(), zmq.DONTWAIT)
             connection.due = now + HELLO_SECONDS
+            self._write(peer, [peer.link.dial()], now)  # Where nobody listens, the connection may have ended already.
         else:
             connection.due = None
 
