@@ -29,9 +29,9 @@ import zfabric as zf
 GONE_SECONDS = 15  # how long the last processes may take to end; the fabric promises ten
 
 LONGEST = (
-    "test_perf", "test_sim", "test_examples", "test_cli_live", "test_own_calls", "test_actor_quiescence", "test_failures_objects",
-    "test_failures_processes", "test_actor_replay", "test_cli", "test_failures_actors", "test_codec", "test_leaks", "test_programs",
-    "test_failures_tasks", "test_actors", "test_failures_disk", "test_supervisor",
+    "test_bad_days", "test_perf", "test_sim", "test_examples", "test_cli_live", "test_own_calls", "test_actor_quiescence",
+    "test_failures_objects", "test_failures_processes", "test_actor_replay", "test_cli", "test_failures_actors", "test_codec",
+    "test_leaks", "test_programs", "test_failures_tasks", "test_actors", "test_failures_disk", "test_supervisor",
 )  # fmt: skip
 """The files that take longest, in the order in which a run side by side begins with them."""
 

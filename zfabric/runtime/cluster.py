@@ -76,8 +76,10 @@ def check_free(host: str, port: int) -> None:
             raise ConfigError(f"the head cannot listen on host {host}, port {port}: {error.strerror or error}") from None
 
 
-def own_address(settings: ClusterSettings, port: int) -> str:
-    """Return the address at which other nodes reach a daemon that listens on ``port``."""
+def own_address(settings: ClusterSettings, port: int, advertised: str) -> str:
+    """Return the address at which other nodes reach what listens on ``port``: the ``advertised`` one ("host:port"), if there is one."""
+    if advertised:
+        return f"{TCP}{advertised}"
     if settings.host not in _ANY:
         return f"{TCP}{settings.host}:{port}"
     if not settings.head:

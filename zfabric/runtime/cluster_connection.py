@@ -38,7 +38,7 @@ class ClusterConnection:
         cluster = read_keys(session.cluster_key)
         self._head = "" if settings.head else head_address(settings)
         pair = read_server_pair(session.pair_of(settings))
-        port = settings.port if before is None else parse_address(before.address)[1]
+        port = settings.port if before is None or settings.advertised else parse_address(before.address)[1]
         self.transport = NodeTransport(
             context,
             self._node,
@@ -49,7 +49,7 @@ class ClusterConnection:
             lambda sender, kind: kind in _ADMITTED[sender],
             (cluster.node.public,) if settings.head else (),
         )
-        self.address = own_address(settings, parse_address(self.transport.address)[1])
+        self.address = own_address(settings, parse_address(self.transport.address)[1], settings.advertised)
         number = before.number if before is not None else 0
         self.part = ClusterPart(join_message(session, settings, pair.public, number, self.address, resources), settings.head)
         self.joined = False

@@ -84,6 +84,10 @@ class ClusterSettings(NamedTuple):
     hash_seed: str
     transfer_port: int = 0
     """Port of the same host on which the transfer agent listens (0: any free one)."""
+    advertised: str = ""
+    """Where other nodes reach the daemon, "host:port", if that is not where it listens: behind a router that translates addresses."""
+    advertised_transfer: str = ""
+    """The same for the transfer agent."""
 
 
 class JoinedNode(NamedTuple):

@@ -201,7 +201,7 @@ class Supervisor:
         from zfabric.runtime.cluster import bound_address, own_address, parse_address  # Only nodes of a cluster of several need it.
 
         endpoint = self._listen(bound_address(cluster, cluster.transfer_port).removeprefix(TCP).replace("*", "0"))
-        return own_address(cluster, parse_address(endpoint)[1])
+        return own_address(cluster, parse_address(endpoint)[1], cluster.advertised_transfer)
 
     def _listen(self, place: str) -> str:
         """Listen at "host:port"; return the endpoint."""

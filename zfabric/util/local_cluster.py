@@ -20,6 +20,7 @@ from zfabric.runtime import interface
 
 if TYPE_CHECKING:
     from zfabric.runtime.launch import Launched
+    from zfabric.runtime.session import ClusterSettings
 
 MEMORY_SHARE = 0.95
 """The share of the machine's memory that the workers of all nodes may have together."""
@@ -213,11 +214,15 @@ class LocalCluster:
                 self._cpus if num_cpus is None else num_cpus, num_gpus, self._resources if resources is None else dict(resources)
             ),
             arena_size=self._arena_size if object_store_memory is None else object_store_memory,
-            cluster=ClusterSettings(head, "", 0, address, key_file, name, pairs, ""),
+            cluster=self._reached(ClusterSettings(head, "", 0, address, key_file, name, pairs, "")),
         )
         node = LocalNode(launched, name)
         self.nodes.append(node)
         return node
+
+    def _reached(self, settings: ClusterSettings) -> ClusterSettings:
+        """Return the settings of a new node. Tests have nodes reach each other through a relay, at other addresses than they listen at."""
+        return settings
 
 
 def _arena_bytes(config: Config) -> int:
