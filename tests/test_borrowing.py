@@ -212,7 +212,7 @@ def test_a_small_value_in_the_arena_is_read_for_another_node(node: Executor) -> 
     assert m.Unpin((PUT,)) in [message for to, message in node.sent if to[:1] == OBJECT_STORE]
 
 
-def test_the_death_of_a_home_fails_what_is_fetched_from_it_and_frees_what_waited_for_its_word(node: Executor) -> None:
+def test_the_home_of_the_job_is_that_of_an_object_whose_home_has_died_and_its_word_is_waited_for(node: Executor) -> None:
     worker = node.delegated(1, OTHER, homes=((OTHER, HOME_C),))
     node.send(CLIENT + worker, m.Hold((OTHER,)))
     node.send(CLIENT + worker, m.Fetch((OTHER,)))
@@ -220,8 +220,11 @@ def test_the_death_of_a_home_fails_what_is_fetched_from_it_and_frees_what_waited
     assert node.told(HOME_A) == []
     living = [(each, number, "", "", "", b"", (), (), 0) for number, each in enumerate((HOME_A, SELF), 1)]
     node.send(MEMBER + OWN, m.NodeTable(2, tuple(living)))
-    ((_, objects),) = node.take(m.Objects)
-    assert objects.rows[0][1] == m.FAILED
+    found, complete, borrow, fetch = node.told(HOME_A)
+    assert found == m.Remains(HOME_C, ((OTHER, True, -1, b"", ()),), (), (), False)
+    assert complete == m.Remains(HOME_C, (), (), (), True)
+    assert fetch == m.FetchValues((OTHER,))
+    node.hear(HOME_A, m.Borrowed(borrow.number))
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
 
 
@@ -339,23 +342,33 @@ def test_what_is_for_a_node_that_is_not_known_yet_waits_for_the_table(node: Exec
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
 
 
-def test_a_value_of_a_node_that_was_dead_before_this_one_joined_is_lost(node: Executor) -> None:
+def test_a_value_of_a_node_that_was_dead_before_this_one_joined_is_asked_of_the_home_of_the_job(node: Executor) -> None:
     worker = wanted_of(node, LATE)
     node.end(worker, 1)
     node.send(CONTROL_STORE + OWN, m.Found(question(node), (), False))
-    assert failures(node) == ["ObjectLostError"]
-    assert [type(each) for each in node.told(HOME_A)] == [m.Ended], "nothing waits for a dead home to register it"
+    found, borrow, fetch = node.told(HOME_A)
+    assert found == m.Remains(LATE, ((OTHER, True, -1, b"", ()),), (), (), False)
+    assert fetch == m.FetchValues((OTHER,))
+    node.hear(HOME_A, m.Borrowed(borrow.number))
+    assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, b"value", ()),), ()))
     node.send(CLIENT + worker, m.Release((OTHER,)))
+    assert node.told(HOME_A) == [m.Release((OTHER,))]
     assert node.told(LATE) == []
     assert node.scheduler.tables.objects == {}
 
 
-def test_a_value_of_a_node_that_died_here_is_lost_without_a_question(node: Executor) -> None:
+def test_a_value_of_a_node_that_died_here_is_asked_of_the_home_of_the_job_without_a_question(node: Executor) -> None:
     table(node, 2, HOME_A, SELF)
+    node.told(HOME_A)
     worker = wanted_of(node, HOME_C)
-    assert failures(node) == ["ObjectLostError"]
+    found, borrow, fetch = node.told(HOME_A)
+    assert found == m.Remains(HOME_C, ((OTHER, True, -1, b"", ()),), (), (), False)
+    assert (borrow.object_ids, fetch.object_ids) == ((OTHER,), (OTHER,))
     assert node.take(m.Read) == []
     node.end(worker, 1)
+    assert node.told(HOME_A) == []
+    node.hear(HOME_A, m.Borrowed(borrow.number))
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
 
 

@@ -33,9 +33,12 @@ from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.locality import Locality
+from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
@@ -198,9 +201,15 @@ class LocalScheduler:
             self.rejoining,
             self.deliver,
         )
-        self.borrowing = Borrowing(self.tables, self.requests, self.references, self.outcomes, self.rebuilding, node)
+        self.entrusting = Entrusting(self.tables)
+        self.orphans = Orphans(self.tables, self.outcomes)
+        self.borrowing = Borrowing(
+            self.tables, self.requests, self.references, self.outcomes, self.rebuilding, self.entrusting, self.orphans, node
+        )
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, node)
-        self.executions = Executions(self.tables, self.references, self.outcomes, self.stopping, self.submission, self.jobs, self.borrowing)
+        self.executions = Executions(
+            self.tables, self.references, self.outcomes, self.stopping, self.submission, self.jobs, self.borrowing, self.entrusting
+        )
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
         self.locality = Locality(self.tables, self.delegations)
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
@@ -208,6 +217,20 @@ class LocalScheduler:
         self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
         self.copies = Copies(self.tables)
         self.cluster_queries = ClusterQueries(self.tables, self.requests, node)
+        self.failover = Failover(
+            self.tables,
+            self.blocks,
+            self.references,
+            self.outcomes,
+            self.rebuilding,
+            self.stopping,
+            self.admission,
+            self.submission,
+            self.departures,
+            self.borrowing,
+            self.delegations,
+            self.reclaiming,
+        )
         self.peers = Peers(
             node,
             self.tables,
@@ -217,6 +240,7 @@ class LocalScheduler:
             self.departures,
             self.jobs,
             self.borrowing,
+            self.failover,
             self.copies,
             self.cluster_queries,
             daemons,
@@ -345,6 +369,7 @@ class LocalScheduler:
             self.executions.end_of_turn()
             self.delegations.end_of_turn()
             self.borrowing.end_of_turn()
+            self.entrusting.end_of_turn()
         self.actors.end_of_turn()
         self.jobs.end_of_turn(now)
         self.values.read_durable()
@@ -558,9 +583,9 @@ class LocalScheduler:
             m.RegisterNode: self.peers.on_register_node,
             m.Delegate: self.executions.on_delegate,
             m.Reclaim: self.executions.on_reclaim,
-            m.Reclaimed: self.reclaiming.on_reclaimed,
+            m.Reclaimed: self.failover.on_reclaimed,
             m.StopDelegated: self.executions.on_stop_delegated,
-            m.Ended: self.delegations.on_ended,
+            m.Ended: self.failover.on_ended,
             m.EndsReceived: self.executions.on_ends_received,
             m.Borrow: self.borrowing.on_borrow,
             m.Borrowed: self.borrowing.on_borrowed,
@@ -568,6 +593,10 @@ class LocalScheduler:
             m.CopyLost: self.borrowing.on_copy_lost,
             m.FetchedValues: self.borrowing.on_values,
             m.ValueRead: self.borrowing.on_value_read,
+            m.Entrust: self.failover.on_entrust,
+            m.Entrusted: self.entrusting.on_entrusted,
+            m.Withdraw: self.failover.on_withdraw,
+            m.Remains: self.failover.on_remains,
             m.EndJob: self.jobs.on_end_job,
             m.JobGone: self.jobs.on_job_gone,
             m.JobOutput: self.on_job_output,

@@ -8,7 +8,7 @@ cyclic collector.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from zfabric.machines.common.naming import salt_of
 from zfabric.protocol import messages as m
@@ -24,7 +24,7 @@ from zfabric.protocol.ids import (
     object_id,
     tries_of,
 )
-from zfabric.protocol.messages import Row
+from zfabric.protocol.messages import Row, Rows
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, Strategy, option
 
 WAITING, READY, ASSIGNED, DONE = range(4)
@@ -100,11 +100,13 @@ class ObjectRecord:
 class BorrowedRecord(ObjectRecord):
     """An object of another node, as far as this one knows it. Its value here is a copy."""
 
-    __slots__ = ("asked", "borrowed", "home")
+    __slots__ = ("asked", "borrowed", "former", "home")
 
-    def __init__(self, identifier: bytes, home: bytes) -> None:
+    def __init__(self, identifier: bytes, home: bytes, former: bytes = b"") -> None:
         super().__init__(identifier, None, None)
         self.home = home
+        self.former = former
+        """The node where it was at home before, if that has died; else empty."""
         self.borrowed = False
         """Whether this node is registered at the home as a holder, or is about to be."""
         self.asked = b""
@@ -235,6 +237,13 @@ class TaskRecord:
 AnyObject = TaskRecord | ObjectRecord
 
 
+class EntrustedRow(NamedTuple):
+    """A row that another home has entrusted to this node, the home of the job: rows ``(object, home)`` of what it names."""
+
+    row: Row
+    homes: Rows
+
+
 class StreamRecord:
     """The values that a streaming task or call yields. The stream's own object, ``owner``, stands for its end."""
 
@@ -287,6 +296,7 @@ class TaskExtras:
         "crashes",
         "deadline",
         "demand_queue",
+        "entrusted",
         "history",
         "lineage_weight",
         "rebuilt",
@@ -331,6 +341,8 @@ class TaskExtras:
         """Earlier processes that submitted it and wait for its outcome, besides ``submitter``."""
         self.demand_queue: ShapeQueue | None = None
         self.lineage_weight = 0
+        self.entrusted = False
+        """Whether the home of its job has its row."""
 
     def made(self) -> None:
         """Reset what counts failures of ``__init__``, since the actor lives; the number of restarts stays."""
@@ -346,6 +358,7 @@ class FunctionRecord:
         "concurrency",
         "delegated",
         "demand",
+        "entrusted",
         "environment",
         "id",
         "inline",
@@ -365,6 +378,8 @@ class FunctionRecord:
         self.id = identifier
         self.delegated = delegated
         """Whether its tasks are at home on other nodes, which receive the outcome of each attempt and decide what follows."""
+        self.entrusted = False
+        """Whether the home of the job has received it from this node."""
         self.name = name
         self.payload = payload
         self.options = options

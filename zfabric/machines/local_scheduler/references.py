@@ -265,6 +265,8 @@ class References:
         self.revive(task)
         if self.tables.tasks.pop(task.id, None) is None:
             return
+        if task.rare is not None and task.rare.entrusted:
+            self.tables.withdrawn.append(task)
         for value in task.values():
             if type(value.value) is bytes:
                 self._empty(value)

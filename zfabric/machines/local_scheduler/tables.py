@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from typing import Any
 
 from zfabric.config import Config
@@ -15,6 +16,7 @@ from zfabric.machines.local_scheduler.records import (
     AnyObject,
     BorrowedRecord,
     Elsewhere,
+    EntrustedRow,
     JobRecord,
     NodeRecord,
     ObjectRecord,
@@ -28,7 +30,7 @@ from zfabric.machines.local_scheduler.records import (
 from zfabric.machines.local_scheduler.transitions import Transition
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Log, Send
-from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, LOCAL_SCHEDULER, PREFIX_BYTES, TASK_BYTES, Address, control_of
+from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, JOB_BYTES, LOCAL_SCHEDULER, PREFIX_BYTES, TASK_BYTES, Address, control_of
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import HERE, NODE_ID, accepts
 
@@ -51,6 +53,7 @@ class Tables:
         recovering: bool,
     ) -> None:
         self.address = address
+        self.node = node
         self.first_attempt = first
         """Number of the first attempt that this scheduler makes of a task (``protocol.ids``)."""
         self.store_address = store
@@ -81,6 +84,12 @@ class Tables:
         """Rows of the newest ``NodeTable``, this node's own included, by node; empty in a cluster of one."""
         self.head = b""
         """The node of the registry, and of the control store that numbers jobs; empty in a cluster of one."""
+        self.dead: dict[bytes, bool] = {}
+        """The last nodes that have died: whether this one has taken over what was at home there in its jobs."""
+        self.entrusted: dict[bytes, dict[bytes, EntrustedRow]] = {}
+        """Rows of jobs of this node that other homes have entrusted to it, by home and task."""
+        self.withdrawn: list[TaskRecord] = []
+        """Tasks whose rows were entrusted to the home of their job and that nothing needs any more."""
         self.first_held: list[BorrowedRecord] = []
         """Objects of other nodes that a process of this one began to hold since the last turn."""
         self.to_borrow: list[BorrowedRecord] = []
@@ -193,6 +202,19 @@ class Tables:
         if task is not None and task.outputs is None and object_id[TASK_BYTES:] == FIRST_RETURN:
             return task
         return self.objects.get(object_id)
+
+    def homes_of(self, object_ids: Iterable[bytes]) -> m.Rows:
+        """The homes of objects that a message to another node names: rows ``(object, home)`` of those that are not at home here.
+
+        A home that has died is named, too: the receiver may have to register at the home of the job (``nodes/orphans.py``).
+        """
+        found = ((object_id, self.find(object_id)) for object_id in dict.fromkeys(object_ids))
+        return tuple((object_id, record.former or record.home) for object_id, record in found if isinstance(record, BorrowedRecord))
+
+    def job_home(self, identifier: bytes) -> bytes | None:
+        """The home of the job of a task or an object: empty if that is this node, None if it has no such job."""
+        job = self.jobs.get(identifier[:JOB_BYTES])
+        return None if job is None or job.ended else job.home
 
     def want(self, record: AnyObject) -> None:
         """Request a value that lies on another node, which something here waits for. Other values come by themselves."""

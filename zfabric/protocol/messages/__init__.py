@@ -28,6 +28,7 @@ from zfabric.protocol.messages import (
     cluster,
     control_store,
     delegation,
+    failover,
     node,
     placement,
     queries,
@@ -118,6 +119,10 @@ from zfabric.protocol.messages.delegation import Reclaim as Reclaim
 from zfabric.protocol.messages.delegation import Reclaimed as Reclaimed
 from zfabric.protocol.messages.delegation import RegisterNode as RegisterNode
 from zfabric.protocol.messages.delegation import StopDelegated as StopDelegated
+from zfabric.protocol.messages.failover import Entrust as Entrust
+from zfabric.protocol.messages.failover import Entrusted as Entrusted
+from zfabric.protocol.messages.failover import Remains as Remains
+from zfabric.protocol.messages.failover import Withdraw as Withdraw
 from zfabric.protocol.messages.node import MemoryPressure as MemoryPressure
 from zfabric.protocol.messages.node import ProcessDied as ProcessDied
 from zfabric.protocol.messages.node import ProcessTable as ProcessTable
@@ -211,6 +216,7 @@ SECTIONS: tuple[ModuleType, ...] = (
     control_store,
     placement,
     delegation,
+    failover,
     cluster,
     transfer,
     node,

@@ -35,6 +35,7 @@ class Departures:
         Tasks that are being stopped are excluded: whoever requested that may be dead, too, and the driver would have them run again.
         """
         orphans = [task for task in self.tables.tasks.values() if task.submitter == gone and task.state != DONE]
+        orphans = [task for task in orphans if task.function.queue.job is driver.job]
         orphans = [task for task in orphans if task.rare is None or not task.rare.stopped]
         for task in orphans:
             task.submitter = driver.incarnation

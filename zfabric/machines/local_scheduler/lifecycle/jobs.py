@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.row_format import pack_row
@@ -130,7 +130,8 @@ class Jobs:
             del tables.objects[identifier]
             if record.task is None:
                 deletes.append(("object", identifier))
-        for table in (tables.streams, tables.orphans):
+        by_task: list[dict[bytes, Any]] = [tables.streams, tables.orphans, *tables.entrusted.values()]
+        for table in by_task:
             for identifier in [each for each in table if each[:JOB_BYTES] == job.id]:
                 del table[identifier]
         puts, more = self.blocks.flush(rows_max=1 << 30)

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from zfabric.config import DURABLE_BYTES_MAX, ROWS_MAX
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
+from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.records import PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored
 from zfabric.machines.local_scheduler.references import References
@@ -37,12 +39,16 @@ class Borrowing:
         references: References,
         outcomes: Outcomes,
         rebuilding: Rebuilding,
+        entrusting: Entrusting,
+        orphans: Orphans,
         node: bytes,
     ) -> None:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
         self.rebuilding = rebuilding
+        self.entrusting = entrusting
+        self.orphans = orphans
         self.node = node
         self.unknown_nodes = UnknownNodes(tables, requests, self.node_died)
         self._last = 0
@@ -55,11 +61,6 @@ class Borrowing:
         """Holds that this node gives up, by home: by object, the number of the last ``Borrow`` before."""
 
     # -- ids that cross between nodes --
-
-    def homes_of(self, object_ids: Iterable[bytes]) -> m.Rows:
-        """The homes of objects that a message to another node names: rows ``(object, home)`` of those that are not at home here."""
-        found = ((object_id, self.tables.find(object_id)) for object_id in dict.fromkeys(object_ids))
-        return tuple((object_id, record.home) for object_id, record in found if record is not None and record.home)
 
     def refer(self, object_ids: Iterable[bytes], homes: m.Rows, sender: bytes) -> None:
         """Make records for objects that a message of ``sender`` names and that are unknown here."""
@@ -103,10 +104,11 @@ class Borrowing:
                 self._borrow(record)
         self.tables.first_held.clear()
         for record in self.tables.to_borrow:
-            by_home[record.home].append(record.id)
+            if not self.unknown_nodes.is_dead(record.home) or self.orphans.rehome(record):
+                by_home[record.home].append(record.id)
         self.tables.to_borrow.clear()
         for home, object_ids in by_home.items():
-            for start in range(0, 0 if self.unknown_nodes.is_dead(home) else len(object_ids), ROWS_MAX):
+            for start in range(0, len(object_ids), ROWS_MAX):
                 self._last += 1
                 self._open[self._last] = home
                 self.unknown_nodes.send(home, m.Borrow(self._last, tuple(object_ids[start : start + ROWS_MAX])))
@@ -116,7 +118,7 @@ class Borrowing:
         if self._open or self._behind:
             self._behind.append((self._last, node, message))
         else:
-            self.tables.send_to_node(node, message)
+            self.entrusting.send(node, message)
 
     def end_of_turn(self) -> None:
         """Send what is fetched, what others fetched, and the holds that are given up."""
@@ -150,32 +152,44 @@ class Borrowing:
         while self._behind and (oldest is None or oldest > self._behind[0][0]):
             _, node, message = self._behind.popleft()
             if node in self.tables.nodes:
-                self.tables.send_to_node(node, message)
+                self.entrusting.send(node, message)
         self._release()
 
     def node_died(self, node: bytes) -> None:
-        """A home is dead: nothing there is held any more, and nobody waits for it."""
+        """A home is dead: what this node held there it holds at the homes of the jobs, which are to register that."""
         self.unknown_nodes.mark_dead(node)
         self._open = {number: home for number, home in self._open.items() if home != node}
         self._released.pop(node, None)
-        self._flush()
+        self.entrusting.node_died(node)
+        self._wait_for(self.orphans.report(node))
         for record in self.tables.values():
             self._without(node, record)
-            if record.home == node and record.holders is None and record.pins <= 0:
+            if record.home and record.holders is None and record.pins <= 0:
                 self.tables.spare.append(record)
+
+    def _wait_for(self, homes: Iterable[bytes]) -> None:
+        """Hold back what may end a hold until these homes have registered what was sent to them before."""
+        for home in homes:
+            self._last += 1
+            self._open[self._last] = home
+            self.tables.send_to_node(home, m.Borrow(self._last, ()))
+        self._behind = deque((self._last, node, message) for _, node, message in self._behind)
+        for waiting in self._released.values():
+            waiting.update(dict.fromkeys(waiting, self._last))
+        self._flush()
 
     def _without(self, node: bytes, record: AnyObject) -> None:
         """Get a value without a dead node: from its home if the dead one was another; else it is lost."""
         if isinstance(record.value, Elsewhere) and record.value.place == node:
             self.rebuilding.copy_lost(record, "the node that had it is dead")
-        elif isinstance(record, BorrowedRecord) and record.status == PENDING and node in (record.home, record.asked):
-            if record.home == node:
-                text = f"object {short(record.id)} is lost: its home, the node where it was made, is dead"
-                self.outcomes.set_failure(record, FAILED, pack_failure("ObjectLostError", text))
-                self.outcomes.announce(record)
-            else:
-                record.asked = b""
-                self.tables.want(record)
+        elif (
+            isinstance(record, BorrowedRecord)
+            and record.status == PENDING
+            and record.asked == node
+            and (record.home != node or self.orphans.rehome(record))
+        ):
+            record.asked = b""
+            self.tables.want(record)
 
     # -- at home --
 
@@ -185,7 +199,8 @@ class Borrowing:
             return
         unknown = self.references.hold(message.object_ids, source[1:])
         self.tables.counts["holds_of_unknown"] += len(unknown)
-        self.tables.send_to_node(source[1:], m.Borrowed(message.number))
+        self.entrusting.entrust(message.object_ids)
+        self.entrusting.send(source[1:], m.Borrowed(message.number))
 
     def on_fetch_values(self, now: float, source: Address, message: m.FetchValues) -> None:
         """Another node wants values."""
@@ -217,7 +232,7 @@ class Borrowing:
                 self.rebuilding.make_available(record, "evicted")
             elif isinstance(record.value, Elsewhere):
                 row = (record.object_id, record.status, (record.value.place,), record.contained)
-                self.tables.send_to_node(node, m.FetchedValues((row,), self.homes_of(record.contained)))
+                self.tables.send_to_node(node, m.FetchedValues((row,), self.tables.homes_of(record.contained)))
             elif isinstance(record.value, Stored) and record.value.size > DURABLE_BYTES_MAX:
                 size = f"{record.value.size / 2**20:.0f} MiB, and a value between nodes has at most {DURABLE_BYTES_MAX / 2**20:.0f} MiB"
                 failure = pack_failure("ObjectTooLargeError", f"object {short(record.object_id)} has {size}")
@@ -232,7 +247,8 @@ class Borrowing:
 
     def _send_value(self, node: bytes, record: AnyObject, value: bytes) -> None:
         row = (record.object_id, record.status, value, record.contained)
-        self.tables.send_to_node(node, m.FetchedValues((row,), self.homes_of(record.contained)))
+        self.entrusting.entrust(record.contained)
+        self.entrusting.send(node, m.FetchedValues((row,), self.tables.homes_of(record.contained)))
 
     def on_value_read(self, now: float, source: Address, message: m.ValueRead) -> None:
         """Send a value that lay in the arena to the nodes that have requested it. This scheduler had it pinned."""

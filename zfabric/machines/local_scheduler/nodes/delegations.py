@@ -87,7 +87,7 @@ class Delegations:
             named += task.contains()
             rows.append(task.row)
         about = (job.id, job.namespace, job.home or self.node)
-        homes = self.borrowing.homes_of(named)
+        homes = self.tables.homes_of(named)
         columns = (tuple(functions.values()), tuple(rows), tuple(attempts), tuple(values.values()), homes)
         self.tables.send_to_node(node.token, m.Delegate(about, *columns, first))
         node.reclaimable = True

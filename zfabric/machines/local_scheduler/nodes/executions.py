@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.records import PENDING, READY, WAITING, Elsewhere, FunctionRecord, JobRecord, ShapeQueue, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.submission import Submission
@@ -34,6 +35,7 @@ class Executions:
         submission: Submission,
         jobs: Jobs,
         borrowing: Borrowing,
+        entrusting: Entrusting,
     ) -> None:
         self.tables = tables
         self.references = references
@@ -42,6 +44,7 @@ class Executions:
         self.submission = submission
         self.jobs = jobs
         self.borrowing = borrowing
+        self.entrusting = entrusting
 
     def on_delegate(self, now: float, source: Address, message: m.Delegate) -> None:
         """Another node gives rows to this one."""
@@ -166,7 +169,8 @@ class Executions:
                 self.references.unpin(report.named)
                 continue
             completed = tuple(m.Completed.of(tuple(report.rows), tuple(report.extras)))
-            message = m.Ended(home.next_end, completed, self.borrowing.homes_of(report.named))
+            self.entrusting.entrust(report.named)
+            message = m.Ended(home.next_end, completed, self.tables.homes_of(report.named))
             home.unreceived.append(message)
             home.pinned[home.next_end] = tuple(report.named)
             self.borrowing.send_behind(node, message)

@@ -10,6 +10,7 @@ from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
+from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
@@ -37,6 +38,7 @@ class Peers:
         departures: Departures,
         jobs: Jobs,
         borrowing: Borrowing,
+        failover: Failover,
         copies: Copies,
         cluster_queries: ClusterQueries,
         daemons: int,
@@ -49,6 +51,7 @@ class Peers:
         self.departures = departures
         self.jobs = jobs
         self.borrowing = borrowing
+        self.failover = failover
         self.copies = copies
         self.cluster_queries = cluster_queries
         self.daemons = daemons
@@ -72,11 +75,12 @@ class Peers:
         if own is not None:
             self.tables.first_attempt = first_attempt(self.daemons, own[1])
             self.tables.labels = labels_of(own)
+        survivors = self.tables.nodes.keys() & table.keys()
         for node, row in table.items():
             if node != self.node and node not in self.tables.nodes:
                 self._joined(node, row, now)
         for gone in [each for each in self.tables.nodes.values() if each.token not in table]:
-            self._died(gone, now)
+            self._died(gone, survivors, now)
         oldest = sorted(table.values(), key=lambda row: row[1])[: self.tables.config.placers]
         placers = tuple(self._local_placer if row[0] == self.node else GLOBAL_SCHEDULER + row[0] for row in oldest)
         self.tables.placers = placers or (self._local_placer,)
@@ -108,10 +112,12 @@ class Peers:
         if source[1:] == self.tables.head:
             self.requests.repeat_to_head()
 
-    def _died(self, node: NodeRecord, now: float) -> None:
-        """A node is dead: what it ran runs again, jobs whose driver was there end."""
+    def _died(self, node: NodeRecord, survivors: set[bytes], now: float) -> None:
+        """A node is dead: what it ran runs again, jobs whose driver was there end. ``survivors`` are nodes that knew it."""
         del self.tables.nodes[node.token]
         self.tables.send(self._local_placer, m.ProcessGone(node.token))
+        self.borrowing.node_died(node.token)
+        self.failover.node_died(node.token, survivors, now)
         self.tables.write_log("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
         self.tables.counts["lost_with_nodes"] += len(node.inflight)
         self.outcomes.node_lost(node)
@@ -123,7 +129,6 @@ class Peers:
         for job in [each for each in self.tables.jobs.values() if each.home == node.token]:
             self.jobs.end_job(job, now)
         self.requests.node_died(node.token)
-        self.borrowing.node_died(node.token)
         self.jobs.node_died(node.token)
         self.cluster_queries.node_died(node.token)
 

@@ -25,20 +25,19 @@ class UnknownNodes:
         self.requests = requests
         self._died = died
         self._waiting: defaultdict[bytes, list[m.Message]] = defaultdict(list)
-        self._dead: dict[bytes, None] = {}
 
     def send(self, node: bytes, message: m.Message) -> None:
         """Send a message to a node, as soon as that is known. One for a dead node is dropped."""
         if node in self.tables.nodes:
             self.tables.send_to_node(node, message)
-        elif node not in self._dead:
+        elif node not in self.tables.dead:
             if node not in self._waiting:
                 self.requests.ask_head(m.Read, "member", (node,), then=self._answered, about=node)
             self._waiting[node].append(message)
 
     def is_dead(self, node: bytes) -> bool:
         """Whether a node was found dead."""
-        return node in self._dead
+        return node in self.tables.dead
 
     def joined(self, node: bytes) -> None:
         """Send what has waited for a node that is in the table now."""
@@ -48,11 +47,12 @@ class UnknownNodes:
     def mark_dead(self, node: bytes) -> None:
         """Remember that a node is dead, and drop what has waited for it."""
         self._waiting.pop(node, None)
-        self._dead[node] = None
-        if len(self._dead) > DEAD_MAX:
-            del self._dead[next(iter(self._dead))]
+        self.tables.dead.setdefault(node, False)
+        if len(self.tables.dead) > DEAD_MAX:
+            del self.tables.dead[next(iter(self.tables.dead))]
 
     def _answered(self, now: float, node: bytes, answer: m.Found) -> None:
         """The head has answered whether a node is a member."""
         if node in self._waiting and not answer.rows:
+            self.tables.dead[node] = True  # Nobody reports to this node on one that it never knew.
             self._died(node)

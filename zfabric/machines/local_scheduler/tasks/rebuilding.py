@@ -13,7 +13,7 @@ from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.transitions import RemakeWanted
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import is_call, short
+from zfabric.protocol.ids import is_call, is_put, short
 from zfabric.protocol.messages import FAILED, OK
 
 
@@ -38,8 +38,14 @@ class Rebuilding:
             if found or (task is None and self._remake(wanted, reason)) or (task is not None and task.state != DONE):
                 agenda.pop()
                 continue
+            if isinstance(wanted, BorrowedRecord):  # Its home has it, or decides what follows.
+                self.make_available(wanted, reason)
+                agenda.pop()
+                continue
             if task is None and is_call(wanted.object_id):
                 return f"{reason}, and no log of its actor's calls (checkpoint_every) would make it again"
+            if task is None and not is_put(wanted.object_id):
+                return f"{reason}, and so is the only row of the task that makes it"
             if task is None:
                 return f"{reason}, and it was put, not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
             inputs: list[AnyObject] = []
@@ -71,8 +77,11 @@ class Rebuilding:
         unresolved = 0
         for needed in inputs:
             needed.pins += 1
+            if isinstance(needed, BorrowedRecord):
+                self.tables.first_held.append(needed)
             if needed.status == PENDING:
                 unresolved += 1
+                self.tables.want(needed)
                 if needed.dependents is None:
                     needed.dependents = []
                 needed.dependents.append(task)

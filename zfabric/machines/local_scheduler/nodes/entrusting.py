@@ -1,0 +1,115 @@
+"""Rows that the home of their job needs if this node dies: it would run them again.
+
+What a task submits is at home on the node where it runs. As long as only processes of that node refer to the values, the death of the node
+is the end of them as well. So a row is entrusted to the home of its job when another node is about to depend on a value that it makes:
+before that node's hold is acknowledged (``Borrowed``), and before a ref leaves inside an outcome or a value. Arguments of delegated tasks
+are no such case: if their home dies, those tasks are void. Nothing is sent for other rows, and nothing by the home of a job.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+
+from zfabric.config import ROWS_MAX, MiB
+from zfabric.machines.local_scheduler.records import JobRecord, TaskRecord
+from zfabric.machines.local_scheduler.references import named_by
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+
+BYTES_MAX = MiB // 2
+"""Bytes of arguments after which rows go on in another message."""
+
+
+class Entrusting:
+    """Sends rows to the homes of their jobs, over the shared tables."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._last = 0
+        """The number of the last ``Entrust``."""
+        self._open: dict[int, bytes] = {}
+        """Homes of jobs that have not acknowledged an ``Entrust``, by its number, in order."""
+        self._behind: deque[tuple[int, bytes, m.Message]] = deque()
+        """Messages that wait for all ``Entrust`` up to a number: (number, node, message)."""
+
+    def entrust(self, object_ids: Iterable[bytes]) -> None:
+        """Entrust the rows that make these objects, unless the homes of their jobs have them, with all rows that those name."""
+        found: defaultdict[JobRecord, list[TaskRecord]] = defaultdict(list)
+        agenda = list(object_ids)
+        while agenda:
+            record = self.tables.find(agenda.pop())
+            task = record.task if record is not None else None
+            if task is None or (task.rare is not None and task.rare.entrusted):
+                continue
+            job = task.function.queue.job
+            if job.home in self.tables.nodes:
+                task.facts().entrusted = True
+                found[job].append(task)
+                agenda.extend(named_by(task))
+        for job, tasks in found.items():
+            self._send(job, tasks)
+
+    def _send(self, job: JobRecord, tasks: list[TaskRecord]) -> None:
+        for batch in _batches(tasks):
+            functions = []
+            for function in {task.function: None for task in batch if not task.function.entrusted}:
+                function.entrusted = True
+                functions.append((function.id, function.name, function.payload, function.options))
+            homes = self.tables.homes_of(each for task in batch for each in named_by(task))
+            self._last += 1
+            self._open[self._last] = job.home
+            rows = tuple(task.row for task in batch)
+            self.tables.send_to_node(job.home, m.Entrust(self._last, job.id, tuple(functions), rows, homes))
+        self.tables.counts["entrusted"] += len(tasks)
+
+    def send(self, node: bytes, message: m.Message) -> None:
+        """Send a message that has another node depend on objects, once the homes of their jobs have what was entrusted until now.
+
+        The home of a job need not wait: its rows are on the same link. Messages stay in order.
+        """
+        if self._behind or any(home != node for home in self._open.values()):
+            self._behind.append((self._last, node, message))
+        else:
+            self.tables.send_to_node(node, message)
+
+    def on_entrusted(self, now: float, source: Address, message: m.Entrusted) -> None:
+        """The home of a job has rows."""
+        self._open.pop(message.number, None)
+        self._flush()
+
+    def node_died(self, node: bytes) -> None:
+        """The home of a job is dead, and so is the job: nobody waits for its word."""
+        self._open = {number: home for number, home in self._open.items() if home != node}
+        self._flush()
+
+    def _flush(self) -> None:
+        oldest = next(iter(self._open), None)
+        while self._behind and (oldest is None or oldest > self._behind[0][0]):
+            _, node, message = self._behind.popleft()
+            if node in self.tables.nodes:
+                self.tables.send_to_node(node, message)
+
+    def end_of_turn(self) -> None:
+        """Withdraw the rows that nothing needs any more."""
+        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for task in self.tables.withdrawn:
+            by_home[task.function.queue.job.home].append(task.id)
+        self.tables.withdrawn.clear()
+        for home, task_ids in by_home.items():
+            for start in range(0, len(task_ids) if home in self.tables.nodes else 0, ROWS_MAX):
+                self.tables.send_to_node(home, m.Withdraw(tuple(task_ids[start : start + ROWS_MAX])))
+
+
+def _batches(tasks: list[TaskRecord]) -> Iterator[list[TaskRecord]]:
+    """Divide tasks into batches of bounded size."""
+    batch: list[TaskRecord] = []
+    size = 0
+    for task in tasks:
+        if len(batch) == ROWS_MAX or size > BYTES_MAX:
+            yield batch
+            batch, size = [], 0
+        batch.append(task)
+        size += len(task.row[2])
+    yield batch

@@ -1,0 +1,411 @@
+"""How the home of a job takes over the tasks of the job that were at home on a node that died.
+
+It has the rows on whose values other nodes depend (``entrusting``). From each node that knew the dead one it receives what there is: who
+holds what, which values exist, which attempts run (``orphans``). Once all of them have reported, or are dead themselves, and never before,
+it becomes the home: values that exist are adopted, attempts that run go on as its own, and the tasks run again whose values are held and
+nowhere to be found, after those that they need. Until then its records of the objects are those of borrowed ones that nobody sends.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from zfabric.machines.common.lineage_blocks import BlockWriter
+from zfabric.machines.local_scheduler.lifecycle.departures import Departures
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.records import (
+    ASSIGNED,
+    DONE,
+    PENDING,
+    READY,
+    AnyObject,
+    BorrowedRecord,
+    EntrustedRow,
+    JobRecord,
+    NodeRecord,
+    ObjectRecord,
+    TaskRecord,
+    make_outputs,
+)
+from zfabric.machines.local_scheduler.references import References, add_holder, drop_holder, named_by, row_names
+from zfabric.machines.local_scheduler.submission import Submission
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.admission import Admission
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
+from zfabric.protocol.messages import LOST, OK
+from zfabric.protocol.messages.rows import DEPENDENCIES, OPTIONS
+from zfabric.protocol.options import option
+
+
+class _Copy(NamedTuple):
+    """A value or another outcome of an object, on a node that retains it: fields as in ``Remains``."""
+
+    node: bytes
+    status: int
+    value: object
+    contained: m.Ids
+    homes: m.Rows
+
+
+class _Takeover:
+    """What is known of a dead node before this one takes over from it."""
+
+    def __init__(self) -> None:
+        self.survivors: set[bytes] | None = None
+        """Nodes that report; None until this node is notified of the death itself."""
+        self.reported: set[bytes] = set()
+        self.copies: defaultdict[bytes, list[_Copy]] = defaultdict(list)
+        self.own: list[TaskRecord] = []
+        """Attempts that this node has for the dead one."""
+        self.attempts: dict[bytes, tuple[bytes, int]] = {}
+        """Attempts that run on other nodes: (node, attempt), by task."""
+        self.ends: list[tuple[bytes, m.Row, m.Row | None, m.Ids]] = []
+        """Attempts of these that have ended: node, row and extra as in ``Completed``, refs inside, which are pinned."""
+
+
+class Failover:
+    """Takes over from dead nodes, over the shared tables."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        blocks: BlockWriter,
+        references: References,
+        outcomes: Outcomes,
+        rebuilding: Rebuilding,
+        stopping: Stopping,
+        admission: Admission,
+        submission: Submission,
+        departures: Departures,
+        borrowing: Borrowing,
+        delegations: Delegations,
+        reclaiming: Reclaiming,
+    ) -> None:
+        self.tables = tables
+        self.blocks = blocks
+        self.references = references
+        self.outcomes = outcomes
+        self.rebuilding = rebuilding
+        self.stopping = stopping
+        self.admission = admission
+        self.submission = submission
+        self.departures = departures
+        self.borrowing = borrowing
+        self.delegations = delegations
+        self.reclaiming = reclaiming
+        self._takeovers: dict[bytes, _Takeover] = {}
+
+    # -- rows of living nodes --
+
+    def on_entrust(self, now: float, source: Address, message: m.Entrust) -> None:
+        """Take in rows of a job of this node."""
+        home, job = source[1:], self.tables.jobs.get(message.job)
+        if home not in self.tables.nodes:
+            self.tables.counts["refused"] += 1
+            return
+        if job is not None and not job.ended:
+            self.submission.export(job, message.functions)
+            homes = {row[0]: row for row in message.homes}
+            for row in message.rows:
+                named = tuple(homes[each] for each in _named_in(row) if each in homes)
+                self.tables.entrusted.setdefault(home, {})[row[0]] = EntrustedRow(row, named)
+        self.tables.send_to_node(home, m.Entrusted(message.number))
+
+    def on_withdraw(self, now: float, source: Address, message: m.Withdraw) -> None:
+        """Drop rows that nobody needs any more."""
+        rows = self.tables.entrusted.get(source[1:], {})
+        for task_id in message.task_ids:
+            rows.pop(task_id, None)
+
+    # -- reports on a dead one --
+
+    def node_died(self, dead: bytes, survivors: Iterable[bytes], now: float) -> None:
+        """Wait for the nodes that knew a dead one to report; wait for a node that was to report no longer."""
+        takeover = self._takeovers.setdefault(dead, _Takeover())
+        takeover.survivors = set(survivors) - {dead}
+        for task in self.tables.tasks.values():
+            if task.function.delegated and task.submitter == dead and self.tables.job_home(task.id) == b"":
+                task.submitter = self.tables.node  # It goes on, and is this node's own once that is the home.
+                takeover.own.append(task)
+        for other in self._takeovers.values():
+            self._forget_reports(other, dead)
+        self._advance(now)
+
+    def _forget_reports(self, takeover: _Takeover, node: bytes) -> None:
+        """Forget what a node had of another dead one: it is dead, too."""
+        for copies in takeover.copies.values():
+            copies[:] = [copy for copy in copies if copy.node != node]
+        takeover.attempts = {task_id: each for task_id, each in takeover.attempts.items() if each[0] != node}
+        for each in takeover.ends:
+            if each[0] == node:
+                self.references.unpin(each[3])
+        takeover.ends = [each for each in takeover.ends if each[0] != node]
+
+    def on_remains(self, now: float, source: Address, message: m.Remains) -> None:
+        """Another node reports what it has of a dead one. The report may arrive before the death is known here."""
+        node = source[1:]
+        if node not in self.tables.nodes:
+            self.tables.counts["refused"] += 1
+            return
+        over = self.tables.dead.get(message.node, False)
+        takeover = _Takeover() if over else self._takeovers.setdefault(message.node, _Takeover())
+        for identifier, held, status, value, contained in message.objects:
+            self._found(message, takeover, node, identifier, held, _Copy(node, status, value, contained, message.homes))
+        if not over:
+            takeover.attempts.update((task_id, (node, attempt)) for task_id, attempt in message.attempts)
+        if message.complete:
+            takeover.reported.add(node)
+            self._advance(now)
+
+    def _found(self, message: m.Remains, takeover: _Takeover, node: bytes, identifier: bytes, held: bool, copy: _Copy) -> None:
+        record = self.tables.find(identifier)
+        if record is None and (held or copy.status == OK) and self.tables.job_home(identifier) == b"":
+            record = self.tables.objects[identifier] = BorrowedRecord(identifier, message.node)
+            if self.tables.dead.get(message.node, False):
+                self.borrowing.orphans.fail(record)
+        if record is None:
+            return
+        if held:
+            add_holder(record, node)
+        if copy.status == PENDING:
+            return
+        if isinstance(record, BorrowedRecord) and record.status == PENDING:
+            takeover.copies[identifier].append(copy)
+        elif copy.status == OK:
+            self.tables.given_up.append((node, identifier))
+
+    def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
+        """Attempts ended on another node. Those that this node does not have yet are accepted when it has taken over."""
+        node = source[1:]
+        waiting = {each: takeover for takeover in self._takeovers.values() for each, (at, _) in takeover.attempts.items() if at == node}
+        if waiting and node in self.tables.nodes:
+            message = self._set_aside(node, waiting, message)
+        self.delegations.on_ended(now, source, message)
+
+    def _set_aside(self, node: bytes, waiting: dict[bytes, _Takeover], message: m.Ended) -> m.Ended:
+        completed = m.Completed(*message.completed)
+        extras = {index: tuple(extra) for index, *extra in completed.extras}
+        rows: list[m.Row] = []
+        kept: list[m.Row] = []
+        for index, row in enumerate(completed.rows):
+            extra = extras.get(index)
+            takeover = waiting.get(row[0])
+            if takeover is None:
+                if extra is not None:
+                    kept.append((len(rows), *extra))
+                rows.append(row)
+                continue
+            named = contained_in(row, extra) if row[2] != LOST else ()
+            self.borrowing.refer(named, message.homes, node)
+            self.references.pin(named)
+            self.borrowing.settle(named)
+            takeover.ends.append((node, row, extra, named))
+        return message._replace(completed=tuple(m.Completed.of(tuple(rows), tuple(kept), completed.durations)))
+
+    def on_reclaimed(self, now: float, source: Address, message: m.Reclaimed) -> None:
+        """A node returns tasks that it has not begun."""
+        for takeover in self._takeovers.values():
+            for task_id in message.task_ids:
+                if takeover.attempts.get(task_id, (b"", 0))[0] == source[1:]:
+                    del takeover.attempts[task_id]
+        self.reclaiming.on_reclaimed(now, source, message)
+
+    # -- taking over --
+
+    def _advance(self, now: float) -> None:
+        """Take over from the dead nodes on which all living ones have reported."""
+        for dead, takeover in list(self._takeovers.items()):
+            if takeover.survivors is not None and not (takeover.survivors & self.tables.nodes.keys()) - takeover.reported:
+                del self._takeovers[dead]
+                self.tables.dead[dead] = True
+                self._take_over(dead, takeover, now)
+
+    def _take_over(self, dead: bytes, takeover: _Takeover, now: float) -> None:
+        """Become the home of what others refer to."""
+        rows = self.tables.entrusted.pop(dead, {})
+        orphans = [each for each in self.tables.objects.values() if isinstance(each, BorrowedRecord) and each.home == dead]
+        orphans = [each for each in orphans if self.tables.job_home(each.id) == b""]
+        for orphan in orphans:
+            drop_holder(orphan, self.tables.node)
+        wanted = [each.id for each in orphans if each.is_needed or each.fetchers or each.dependents]
+        tasks = self._restore_tasks(dead, rows, wanted, now)
+        records: list[AnyObject] = [value for task in tasks.values() for value in task.values()]
+        records += self._restore_objects(each for each in orphans if self.tables.find(each.id) is each)
+        for task in tasks.values():
+            records += self._refer(task, rows[task.id].homes)
+        for task in tasks.values():
+            if row_names(task.row):
+                self.references.retain_row(task)
+        self._adopt_values(takeover, records)
+        needed = [each for each in records if each.holders is not None or each.pins > 0 or each.fetchers or each.dependents]
+        self._adopt_attempts(takeover, {each.task for each in needed if each.task is not None}, now)
+        for record in needed:
+            if _is_lost(record) and (record.task is None or record.task.state == DONE):
+                self.rebuilding.make_available(record, "its home, the node where it was made, is dead")
+            elif record.status != PENDING:
+                self.outcomes.announce(record)
+        self._accept_ends(takeover, now)
+        self._end_attempts(takeover.own, now)
+        for job in {task.function.queue.job for task in tasks.values()}:
+            if job.driver is not None:
+                self.departures.pass_on(dead, job.driver)
+        self.tables.spare.extend(records)
+        if tasks:
+            again = sum(task.state != DONE for task in tasks.values())
+            self.tables.write_log("info", f"took over {len(tasks)} tasks of the dead node {dead.hex()}; {again} of them have no outcome")
+            self.tables.counts["taken_over"] += len(tasks)
+
+    def _restore_tasks(self, dead: bytes, rows: dict[bytes, EntrustedRow], wanted: list[bytes], now: float) -> dict[bytes, TaskRecord]:
+        """Make records of the tasks that make these objects, and of all that they name: as ended tasks whose values are lost."""
+        found: dict[bytes, TaskRecord] = {}
+        agenda = [each[:TASK_BYTES] for each in wanted]
+        while agenda:
+            task_id = agenda.pop()
+            entrusted, job = rows.get(task_id), self.tables.jobs.get(task_id[:JOB_BYTES])
+            if entrusted is not None and task_id not in found and job is not None and entrusted.row[1] in job.functions:
+                found[task_id] = self._restore(entrusted.row, job, dead, now)
+                agenda += [each[:TASK_BYTES] for each in _named_in(entrusted.row)]
+        return found
+
+    def _restore(self, row: m.Row, job: JobRecord, dead: bytes, now: float) -> TaskRecord:
+        """Make the record of a task. An attempt that this node runs for the dead one goes on as its own."""
+        tables, function = self.tables, job.functions[row[1]]
+        task = tables.tasks.get(row[0])
+        runs = task is not None and task.state == ASSIGNED
+        if task is None or not runs:
+            if task is not None:
+                self._drop_attempt(task)
+            task = tables.tasks[row[0]] = TaskRecord(row, function, dead, tables.first_attempt)
+            task.finish()
+        else:
+            task.function, task.submitter, task.outputs = function, dead, None
+            task.facts().demand_queue = None
+        task.holders = None
+        count = task.option("num_returns", 1)
+        if count != 1:
+            make_outputs(task, count)
+        for value in task.values():
+            value.holders = None
+            self._replace(tables.objects.pop(value.object_id, None), value)
+            if runs and _is_lost(value):
+                value.status = PENDING
+            if isinstance(value, ObjectRecord):
+                tables.objects[value.object_id] = value
+        self.admission.set_terms(task, now)
+        if tables.config.lineage:
+            self.blocks.now = now
+            task.block = self.blocks.add(row)
+        return task
+
+    def _drop_attempt(self, task: TaskRecord) -> None:
+        """Drop an attempt that has not begun here."""
+        if task.state == READY:
+            self.tables.queue_of(task).stop_one()
+        self.outcomes.remove_delegated(task)
+
+    def _refer(self, task: TaskRecord, homes: m.Rows) -> list[AnyObject]:
+        """Make records for the objects that a row names. Return those that were at home on the dead node, and that nothing makes."""
+        elsewhere = {row[0] for row in homes}
+        self.borrowing.refer(elsewhere, homes, self.tables.node)
+        unknown = [each for each in named_by(task) if each not in elsewhere and self.tables.find(each) is None]
+        for identifier in unknown:
+            record = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+            record.status = OK
+        return [self.tables.objects[each] for each in unknown]
+
+    def _restore_objects(self, orphans: Iterable[BorrowedRecord]) -> list[AnyObject]:
+        """Make records of this node for objects that no row makes."""
+        found: list[AnyObject] = []
+        for orphan in orphans:
+            record = ObjectRecord(orphan.id, None, None)
+            self._replace(orphan, record)
+            self.tables.objects[orphan.id] = record
+            found.append(record)
+        return found
+
+    def _replace(self, old: ObjectRecord | None, new: AnyObject) -> None:
+        """Move all that is known of an object into a record of this node. A value that is not here is lost, so far."""
+        new.status = OK
+        if old is None:
+            return
+        new.holders, new.pins, new.fetchers, new.dependents = old.holders, old.pins, old.fetchers, old.dependents
+        new.named, new.contained = old.named, old.contained
+        if old.status != PENDING:
+            value, new.status = old.value, old.status
+            self.tables.inline.replace(old, None)
+            self.tables.inline.replace(new, value)
+        # It is no record of the tables any more, wherever it waits to be looked at.
+        old.status, old.holders, old.pins, old.fetchers, old.dependents = OK, None, 1, None, None
+        self.tables.for_nodes = [(node, new if each is old else each) for node, each in self.tables.for_nodes]
+
+    def _adopt_values(self, takeover: _Takeover, records: list[AnyObject]) -> None:
+        """Take for each lost value one that another node has, and release the others."""
+        lost = {each.object_id: each for each in records if _is_lost(each)}
+        for identifier, copies in takeover.copies.items():
+            for copy in copies:
+                record = lost.pop(identifier, None)
+                if record is None:
+                    if copy.status == OK:
+                        self.tables.given_up.append((copy.node, identifier))
+                    continue
+                self.borrowing.refer(copy.contained, copy.homes, copy.node)
+                if copy.status == OK:
+                    self.outcomes.set_value(record, copy.value, copy.contained, copy.node, False)
+                else:
+                    self.outcomes.set_failure(record, copy.status, copy.value)  # type: ignore[arg-type]
+                self.borrowing.settle(copy.contained)
+                self.tables.counts["adopted"] += 1
+
+    def _adopt_attempts(self, takeover: _Takeover, needed: set[TaskRecord], now: float) -> None:
+        """Make attempts that run on other nodes this one's own. Those stop whose values nobody needs, or exist."""
+        for task_id, (token, attempt) in takeover.attempts.items():
+            task = self.tables.tasks.get(task_id)
+            if task is not None and task in needed and task.state == DONE and any(map(_is_lost, task.values())):
+                self._assign(task, self.tables.nodes[token], attempt)
+            else:
+                self.tables.send_to_node(token, m.StopDelegated(task_id, attempt, "cancelled", True))
+
+    def _assign(self, task: TaskRecord, node: NodeRecord, attempt: int) -> None:
+        self.references.pin(named_by(task))
+        self.borrowing.settle(named_by(task))
+        for value in task.values():
+            if _is_lost(value):
+                value.status = PENDING
+        task.attempt = attempt
+        task.assign(node)
+        node.inflight[task.id] = task
+
+    def _accept_ends(self, takeover: _Takeover, now: float) -> None:
+        """Accept how attempts on other nodes have ended meanwhile."""
+        for token, row, extra, named in takeover.ends:
+            extras = ((0, *extra),) if extra is not None else ()
+            self.outcomes.completed(self.tables.nodes[token], m.Completed.of((row,), extras), now)
+            self.references.unpin(named)
+            self.borrowing.settle(named)
+
+    def _end_attempts(self, own: list[TaskRecord], now: float) -> None:
+        """Stop what this node runs for the dead one and nobody needs, with all that it submitted."""
+        void = [task for task in own if task.function.delegated and task.state != DONE]
+        for task in self.stopping.with_children(void):
+            if task.worker is not None and task.worker.remote:
+                task.facts().recursively = True
+            self.stopping.stop(task, "cancelled", now)
+
+
+def _is_lost(record: AnyObject) -> bool:
+    """Whether a value existed, as far as is known, and no copy is left."""
+    return record.status == OK and record.value is None
+
+
+def _named_in(row: m.Row) -> tuple[bytes, ...]:
+    """Objects that a row names."""
+    dependencies: tuple[bytes, ...] = row[DEPENDENCIES]
+    return dependencies + tuple(option(row[OPTIONS], "contains", ())) if len(row) > OPTIONS else dependencies

@@ -1,0 +1,118 @@
+"""Objects whose home has died, on the other nodes: from then on their home is that of their job.
+
+Each node reports what it has when it is notified of the death (``Remains``). A ref may reach a node later than that: rows of homes go on to
+name the dead one. So whoever needs an object of a dead home registers it at the home of the job.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.records import PENDING, BorrowedRecord, Stored, TaskRecord
+from zfabric.machines.local_scheduler.references import add_holder, drop_holder, holders_of
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure, unpack_failure
+from zfabric.protocol.ids import short
+from zfabric.protocol.messages import FAILED, OK
+
+OF_READERS = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError", "ObjectTooLargeError", "ObjectStoreFullError"})
+"""Failures of those who read a value, which say nothing of the outcome of its task."""
+
+
+class Orphans:
+    """Finds new homes for objects, over the shared tables."""
+
+    def __init__(self, tables: Tables, outcomes: Outcomes) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+
+    def report(self, dead: bytes) -> list[bytes]:
+        """Report to the homes of jobs what this node has of a dead one. Return the homes that are to register objects.
+
+        At the home of the job itself the records stay as they are until it takes over.
+        """
+        objects: defaultdict[bytes, list[m.Row]] = defaultdict(list)
+        for record in self.tables.values():
+            if isinstance(record, BorrowedRecord) and record.home == dead:
+                home = self.tables.job_home(record.id)
+                if home == b"":
+                    if dead in holders_of(record):
+                        _swap_holder(record, dead, self.tables.node)
+                elif home in self.tables.nodes:
+                    objects[home].append(self._move(record, home))
+        attempts: defaultdict[bytes, list[m.Row]] = defaultdict(list)
+        for task in self.tables.tasks.values():
+            if task.function.delegated and task.submitter == dead:
+                self._move_attempt(task, attempts)
+        for home in self.tables.nodes:
+            self._send(home, dead, objects[home], attempts[home])
+        return [home for home, rows in objects.items() if rows]
+
+    def _move(self, record: BorrowedRecord, home: bytes) -> m.Row:
+        """Make the home of the job that of a record. Return the row for it."""
+        dead, record.home, record.former = record.home, home, record.home
+        if record.status == OK and record.value is not None:
+            _swap_holder(record, dead, home)
+        else:
+            drop_holder(record, dead)
+        record.borrowed = record.is_needed or bool(record.fetchers)
+        if record.asked == dead:
+            record.asked = b""
+            self.tables.want(record)
+        return (record.id, record.borrowed, *_outcome(record))
+
+    def _move_attempt(self, task: TaskRecord, attempts: defaultdict[bytes, list[m.Row]]) -> None:
+        home = self.tables.job_home(task.id)
+        if home in self.tables.nodes:
+            attempts[home].append((task.id, task.attempt))
+            task.submitter = home
+
+    def _send(self, home: bytes, dead: bytes, objects: list[m.Row], attempts: list[m.Row]) -> None:
+        for start in range(0, len(objects), ROWS_MAX):
+            rows = tuple(objects[start : start + ROWS_MAX])
+            named = [each for row in rows for each in row[4]]
+            self.tables.send_to_node(home, m.Remains(dead, rows, self.tables.homes_of(named), (), False))
+        for start in range(0, len(attempts), ROWS_MAX):
+            self.tables.send_to_node(home, m.Remains(dead, (), (), tuple(attempts[start : start + ROWS_MAX]), False))
+        if not self.tables.dead[dead]:  # Else it was never known here, and nobody waits for a report.
+            self.tables.send_to_node(home, m.Remains(dead, (), (), (), True))
+
+    def rehome(self, record: BorrowedRecord) -> bool:
+        """Register an object of a dead home, which was unknown here when that died, at the home of its job.
+
+        Return whether that is another node. If it is this node, which has taken over from the dead one already, the value is lost.
+        """
+        home = self.tables.job_home(record.id)
+        if home in self.tables.nodes:
+            row = self._move(record, home)
+            record.borrowed = True
+            self.tables.send_to_node(home, m.Remains(record.former, ((row[0], True, PENDING, b"", ()),), (), (), False))
+            return True
+        if home != b"" or self.tables.dead[record.home]:
+            self.fail(record)
+        return False
+
+    def fail(self, record: BorrowedRecord) -> None:
+        """Give up a value that nothing can make again."""
+        if record.status == PENDING:
+            text = f"object {short(record.id)} is lost: the node where it was made is dead, and no other node had the task that makes it"
+            self.outcomes.set_failure(record, FAILED, pack_failure("ObjectLostError", text))
+            self.outcomes.announce(record)
+
+
+def _outcome(record: BorrowedRecord) -> m.Row:
+    """What this node has in place of a value: ``(status, value, refs inside)`` as in ``Remains``."""
+    value = record.value
+    if record.status == OK and isinstance(value, bytes | Stored):
+        return (OK, len(value) if isinstance(value, bytes) else value.size, record.contained)
+    if isinstance(value, bytes) and (record.status != FAILED or unpack_failure(value)[0] not in OF_READERS):
+        return (record.status, value, record.contained)
+    return (PENDING, b"", ())
+
+
+def _swap_holder(record: BorrowedRecord, old: bytes, new: bytes) -> None:
+    drop_holder(record, old)
+    add_holder(record, new)

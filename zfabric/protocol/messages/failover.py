@@ -1,0 +1,53 @@
+"""What the home of a job needs to take over the tasks of a node that dies: their rows before, what the others have of them after.
+
+The home of a job is the node of its driver. It takes over the tasks of the job that were at home on a dead node.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zfabric.protocol.messages.rows import Ids, Rows
+
+
+class Entrust(NamedTuple):
+    """home of tasks -> home of their job. Task rows that it needs if the sender dies, with all rows that these name. ``Entrusted`` with the
+    same number is the answer.
+
+    They are rows whose values other nodes refer to. ``functions`` are those of the rows that the receiver does not have, as in ``Export``.
+    ``homes`` is as in ``Delegate``.
+    """
+
+    number: int
+    job: bytes
+    functions: Rows
+    rows: Rows
+    homes: Rows
+
+
+class Entrusted(NamedTuple):
+    """home of a job -> home of tasks. The rows of the message with this number are here."""
+
+    number: int
+
+
+class Withdraw(NamedTuple):
+    """home of tasks -> home of their job. Nobody needs these rows any more."""
+
+    task_ids: Ids
+
+
+class Remains(NamedTuple):
+    """any node -> home of a job, after the death of ``node``. What the sender has of objects and tasks that were at home there.
+
+    ``objects`` are rows ``(object_id, held, status, value, refs inside)``: whether the sender is a holder; status -1 if the value is not
+    there; OK with the size of a value that the sender retains for the receiver, which is its home from now on; or the outcome that is not a
+    value. ``attempts`` are rows ``(task_id, attempt)`` of tasks that the dead node had delegated to the sender. ``homes`` is as in
+    ``Delegate``. The last of these messages is ``complete``: the sender has nothing more of the dead node.
+    """
+
+    node: bytes
+    objects: Rows
+    homes: Rows
+    attempts: Rows
+    complete: bool
