@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import shutil
 import subprocess
 from typing import Any
@@ -12,15 +11,10 @@ import click
 from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import print_json
 from zfabric.cli.sessions import chosen_session, connected, seconds
-from zfabric.exceptions import FabricError, GetTimeoutError
 from zfabric.protocol.names import brief, is_text
 from zfabric.runtime.driver import DriverClient
-from zfabric.runtime.session import Session
-from zfabric.runtime.stacks import Thread, dump_path, dumped_threads, frames_of_program, is_idle_loop
+from zfabric.runtime.stack_report import process_report
 
-ANSWER_SECONDS = 2.5
-"""How long a process may take to answer, in seconds: a driver polls for requests once a second."""
-DUMP_SECONDS = 2.0
 NATIVE_SECONDS = 30.0
 
 
@@ -44,7 +38,7 @@ def stack(subject: str | None, everything: bool, native: bool, address: str | No
             _show_native(pids)
             return
         workers = {row["pid"]: row for row in client.query("workers")}
-        found = [_process(session, client, pid, workers.get(pid), everything) for pid in pids]
+        found = [process_report(session, client, pid, workers.get(pid), everything) for pid in pids]
     if as_json:
         print_json(found)
     elif not found:
@@ -66,42 +60,6 @@ def _pids(client: DriverClient, subject: str | None) -> list[int]:
         why = "it runs nowhere now" if found else "no process, task or actor here is called so"
         raise click.ClickException(f"there is no stack of {subject!r}: {why}")
     return pids
-
-
-def _process(session: Session, client: DriverClient, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:
-    """Return what a process reports of its threads, or a dump of its stacks if it does not answer."""
-    answers = True
-    threads: tuple[Thread, ...] = ()
-    try:
-        threads = client.query("stacks", pid, timeout=ANSWER_SECONDS)
-    except GetTimeoutError:
-        answers = False
-        if worker is not None:
-            threads = dumped_threads(pid, dump_path(session.logs, bytes.fromhex(worker["token"])), DUMP_SECONDS)
-    except FabricError:  # It has ended meanwhile.
-        answers = False
-    shown = [_thread(each, worker is not None, everything) for each in threads]
-    return {
-        "pid": pid,
-        "kind": "driver" if worker is None else "worker",
-        "state": "" if worker is None else worker["state"],
-        "task": "" if worker is None else worker["task"],
-        "seconds": 0.0 if worker is None else worker["seconds"],
-        "answers": answers,
-        "threads": [each for each in shown if each["frames"] or each["runs"]],
-    }
-
-
-def _thread(thread: Thread, is_worker: bool, everything: bool) -> dict[str, Any]:
-    name, runs, frames = thread
-    return {
-        "name": name,
-        "runs": [{"name": task, "task_id": identifier.hex(), "seconds": span} for task, identifier, span in runs],
-        "frames": [
-            {"file": path, "line": line, "function": function, "source": linecache.getline(path, line).strip()[:200]}
-            for path, line, function in (frames if everything else () if is_idle_loop(frames) else frames_of_program(frames, is_worker))
-        ],
-    }
 
 
 def _text(process: dict[str, Any]) -> str:

@@ -358,8 +358,10 @@ class FunctionRecord:
         "concurrency",
         "delegated",
         "demand",
+        "ended",
         "entrusted",
         "environment",
+        "failed",
         "id",
         "inline",
         "mean",
@@ -372,6 +374,7 @@ class FunctionRecord:
         "shared",
         "strategy",
         "stream",
+        "unsuccessful",
     )
 
     def __init__(self, identifier: bytes, name: str, payload: bytes, options: tuple[Row, ...], delegated: bool = False) -> None:
@@ -393,6 +396,12 @@ class FunctionRecord:
         """For a streaming function: how many values a stream may be ahead (0: as configured)."""
         self.mean: float | None = None
         """Exponential average of its running time in seconds; None before the first has finished."""
+        self.ended = 0
+        """Attempts that ended with their worker alive."""
+        self.unsuccessful = 0
+        """Those of them without a value: failed, interrupted or retried."""
+        self.failed = 0
+        """Tasks that have failed, also those that never ran."""
         self.shared: bool = self.actor is not None and option(options, "lightweight", False)
         """Whether the actors that it makes share processes."""
         self.concurrency: int = option(options, "max_concurrency", 0) if self.actor is None else 0
@@ -411,7 +420,8 @@ class FunctionRecord:
         return self.demand, self.environment, makes, self.concurrency, self.delegated, strategy
 
     def learn(self, count: int, seconds: float) -> None:
-        """Update ``mean`` with ``count`` runs that took ``seconds`` together."""
+        """Count ``count`` runs that took ``seconds`` together, and update ``mean``."""
+        self.ended += count
         mean = seconds / count
         self.mean = mean if self.mean is None else self.mean + (mean - self.mean) * (0.2 if count < 8 else 0.5)
 

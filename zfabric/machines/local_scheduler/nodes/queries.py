@@ -42,9 +42,11 @@ class ClusterQueries:
             "tasks": self._rows,
             "objects": self._rows,
             "workers": self._rows,
+            "functions": self._functions,
             "actors": self._rows,
             "find": self._found,
             "explain": self._first,
+            "neighbours": self._first,
             "available_resources": self._sum,
         }
 
@@ -102,6 +104,19 @@ class ClusterQueries:
         rows = [{**row, "node": self._name(node)} for node, answer in question.answers.items() for row in answer.payload]
         arguments = question.query.arguments
         return rows[: arguments[0]] if arguments and type(arguments[0]) is int else rows
+
+    def _functions(self, question: _Question) -> list[dict[str, Any]]:
+        """One row for each function of a job: the counts of all nodes, added up."""
+        total: dict[tuple[str, str], dict[str, Any]] = {}
+        for answer in question.answers.values():
+            for row in answer.payload:
+                found = total.setdefault((row["job"], row["function"]), row)
+                if found is not row:
+                    for count in ("waiting", "running", "finished", "failed"):
+                        found[count] += row[count]
+                    found["mean_seconds"] = found["mean_seconds"] or row["mean_seconds"]
+                    found["estimated"] |= row["estimated"]
+        return list(total.values())
 
     def _found(self, question: _Question) -> list[dict[str, str]]:
         """Things that a text may name, each once: two nodes may know one object."""

@@ -24,11 +24,14 @@ from zfabric.machines.local_scheduler.records import (
     WAITING,
     WORKER_STATES,
     AnyObject,
+    FunctionRecord,
+    JobRecord,
     TaskRecord,
     WorkerRecord,
 )
 from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, title
 from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, failed, object_row, running_since, running_task
+from zfabric.machines.local_scheduler.reports.neighbours import Neighbourhood
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
@@ -73,12 +76,14 @@ class Reports:
             "tasks": self._tasks,
             "objects": self._objects,
             "workers": self._workers,
+            "functions": self._functions,
             "actors": self._actors,
             "status": self._status,
             "nodes": self._nodes,
             "cluster_resources": self._resources,
             "available_resources": self._available,
             "explain": self._explain,
+            "neighbours": self._neighbours,
             "find": self._find,
             "actor": self._actor,
             "actor of": self._actor_of,
@@ -246,6 +251,36 @@ class Reports:
             )
         return rows
 
+    def _functions(self, now: float) -> list[dict[str, Any]]:
+        """How far the tasks of each function are, of jobs that run; a class counts the actors that are made of it.
+
+        Ended tasks are counted as they end, at their home. Of unfinished ones, at most ``COUNT_MAX`` are looked at, and the rest is
+        estimated.
+        """
+        unfinished: dict[FunctionRecord, int] = {}
+        tasks = self.tables.tasks
+        for task in islice(tasks.values(), COUNT_MAX):
+            if task.state != DONE:
+                unfinished[task.function] = unfinished.get(task.function, 0) + 1
+        estimated = len(tasks) > COUNT_MAX
+        running: dict[FunctionRecord, int] = {}
+        for worker in self.tables.workers.values():
+            task_run = running_task(worker)
+            if task_run is not None:
+                running[task_run.function] = running.get(task_run.function, 0) + 1
+        rows = []
+        for job in self.tables.jobs.values():
+            for function in job.delegated.values() if not job.ended else ():
+                if runs := running.get(function, 0):  # At their home these wait: the rows are added up.
+                    rows.append({**_progress(job, function, -runs, runs, estimated), "finished": 0, "failed": 0})
+            for function in job.functions.values() if not job.ended else ():
+                count, runs = unfinished.get(function, 0), running.get(function, 0)
+                if estimated:
+                    count = round(count * len(tasks) / COUNT_MAX)
+                if count or function.ended or function.failed or function.unsuccessful:
+                    rows.append(_progress(job, function, max(0, count - runs), runs, estimated))
+        return rows
+
     def _status(self, now: float) -> dict[str, Any]:
         states = dict.fromkeys(TASK_STATES, 0)
         # A query must not take as long as a million tasks need: beyond a slice of them, states without a table of their own are estimated.
@@ -329,6 +364,10 @@ class Reports:
         explanation = self.diagnoses.explain(subject, now)
         return None if explanation is None else (explanation.state, explanation.reason, explanation.facts)
 
+    def _neighbours(self, now: float, subject: bytes) -> dict[str, Any] | None:
+        """What is around a task or an object, for a drawing."""
+        return Neighbourhood(self.tables).around(subject)
+
     def _find(self, now: float, text: str) -> list[dict[str, str]]:
         """Things that ``text`` may name: by id in hex or its beginning, short form of an id, actor's name, or worker's pid."""
         tables = self.tables
@@ -387,6 +426,22 @@ class Reports:
 def amounts(demand: Demand) -> dict[str, float]:
     """A demand in units rather than in 1/10,000."""
     return {name: amount / RESOURCE_UNIT for name, amount in demand}
+
+
+def _progress(job: JobRecord, function: FunctionRecord, waiting: int, running: int, estimated: bool) -> dict[str, Any]:
+    """A row of ``functions``."""
+    return {
+        "job": job.id.hex(),
+        "function": function.id.hex(),
+        "name": function.name,
+        "kind": "function" if function.actor is None else "class",
+        "waiting": waiting,
+        "running": running,
+        "finished": function.ended - function.unsuccessful,
+        "failed": function.failed,
+        "mean_seconds": function.mean,
+        "estimated": estimated,
+    }
 
 
 def _stored_in(rows: list[dict[str, Any]]) -> tuple[bytes, ...]:

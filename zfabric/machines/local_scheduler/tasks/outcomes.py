@@ -175,6 +175,7 @@ class Outcomes:
         if task.function.delegated:
             self._end_delegated(task, status, outputs, extra)
             return
+        task.function.unsuccessful += status != OK
         if task.function.stream is not None:
             self._recorded(worker, task.id)
         stopped = task.rare.stopped if task.rare is not None else ""
@@ -387,6 +388,7 @@ class Outcomes:
                 continue
             self.set_failure(record, status, payload)
         self.tables.counts["tasks_failed"] += 1
+        task.function.failed += 1
         if status == FAILED and task.block is not None:  # The next daemon must not run a cancelled or failed task again.
             self.references.blocks.withdraw(task.id, task.block)
             task.block = None

@@ -1,0 +1,374 @@
+"""The page: who may see it, what its views show of a running cluster, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import running_cluster
+from faults import PATIENCE, eventually, kill_daemon
+
+import zfabric as zf
+from zfabric.page.lines import Output
+from zfabric.page.spans import LANE_MOST, Attempt, TaskStream, _bars
+from zfabric.runtime.logs import log_path, note_worker
+
+TOKEN = "?token="
+
+
+class Page:
+    """A page that `zfabric page` serves of the cluster of this test."""
+
+    def __init__(self, address: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "zfabric", "page", "--address", address, "--port", "0"], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        self.base, _, self.token = self.url.partition("/" + TOKEN)
+        self.cookie = ""
+
+    @property
+    def port(self) -> int:
+        return int(self.base.rpartition(":")[2])
+
+    def request(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection.request("GET", path, headers={"Host": f"127.0.0.1:{self.port}", **headers})
+        answer = connection.getresponse()
+        found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        connection.close()
+        return found
+
+    def open(self) -> None:
+        status, headers, _ = self.request(f"/{TOKEN}{self.token}")
+        assert status == 303
+        self.cookie = headers["set-cookie"].partition(";")[0]
+
+    def ask(self, path: str) -> Any:
+        status, _, body = self.request(f"/api/{path}", Cookie=self.cookie)
+        assert status == 200, body
+        return json.loads(body)
+
+    def close(self) -> int:
+        self.process.send_signal(2)
+        return self.process.wait(PATIENCE)
+
+
+@zf.remote
+def double(x: int) -> int:
+    return 2 * x
+
+
+@zf.remote(max_retries=0)
+def wrong(x: int) -> int:
+    raise ValueError(f"<img src=x onerror=alert(1)> {x} \x1b[31m")
+
+
+@zf.remote
+def speak(text: str) -> None:
+    print(text, flush=True)
+
+
+@zf.remote
+class Counter:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def add(self) -> int:
+        self.n += 1
+        return self.n
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with running_cluster(num_cpus=2) as context:
+        yield context
+
+
+@pytest.fixture(scope="module")
+def page(cluster: Any) -> Iterator[Page]:
+    found = Page(cluster["address"])
+    found.open()
+    yield found
+    found.close()
+
+
+# --- who may see it ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_token_gives_a_cookie_and_without_it_there_is_nothing(page: Page) -> None:
+    status, headers, _ = page.request(f"/{TOKEN}{page.token}")
+    assert status == 303
+    assert headers["location"] == "/"
+    assert "HttpOnly" in headers["set-cookie"]
+    assert "samesite=strict" in headers["set-cookie"].lower()
+    assert page.token not in headers["set-cookie"]
+    for path in ("/", "/api/tasks", "/api/events", "/static/main.js", f"/{TOKEN}wrong", "/nothing"):
+        assert page.request(path)[0] == 403, path
+    assert page.request("/", Cookie="zfabric_page=wrong")[0] == 403
+
+
+def test_another_name_for_this_machine_is_refused(page: Page) -> None:
+    """A site whose name leads to 127.0.0.1 could else read the page in its visitor's browser."""
+    for host in ("evil.example", f"evil.example:{page.port}", "", "127.0.0.1"):
+        assert page.request("/", Host=host, Cookie=page.cookie)[0] == 421, host
+    assert page.request("/", Host=f"localhost:{page.port}", Cookie=page.cookie)[0] == 200
+
+
+def test_every_answer_forbids_foreign_content(page: Page) -> None:
+    for path, cookie in (("/", page.cookie), ("/static/main.js", page.cookie), ("/", ""), ("/nothing", page.cookie)):
+        headers = page.request(path, Cookie=cookie)[1]
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+
+
+def test_the_page_only_shows(page: Page) -> None:
+    request = urllib.request.Request(f"{page.base}/api/tasks", method="POST", headers={"Cookie": page.cookie})
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        urllib.request.urlopen(request, timeout=PATIENCE)
+
+
+def test_files_of_the_page_name_nothing_elsewhere() -> None:
+    for path in (Path(zf.__file__).parent / "page" / "static").iterdir():
+        text = path.read_text()
+        assert "innerHTML" not in text, path
+        assert "insertAdjacentHTML" not in text, path
+        for part in text.split("//")[1:]:
+            assert not part.startswith(("cdn", "fonts", "unpkg")), path
+        assert "https://" not in text, path
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("tasks?limit=many", "limit is a number"),
+        ("tasks?limit=1000000", "limit is a number"),
+        ("tasks?state=sleepy", "there is no state 'sleepy'; there are running"),
+        ("logs?since=-1", "since is a number"),
+        ("details?text=" + "x" * 201, "at most 200 characters"),
+        ("stacks?pid=4194303", "no process of this cluster"),
+    ],
+)
+def test_wrong_parameters_are_explained(page: Page, path: str, text: str) -> None:
+    status, _, body = page.request(f"/api/{path}", Cookie=page.cookie)
+    assert status in (400, 503)
+    assert text in json.loads(body)["error"]
+
+
+def test_a_port_in_use_and_an_open_address_are_refused(page: Page, cluster: Any) -> None:
+    for options, text in ((["--port", str(page.port)], "cannot listen at"), (["--host", "0.0.0.0"], "pass --certificate")):
+        done = subprocess.run(
+            [sys.executable, "-m", "zfabric", "page", "--address", cluster["address"], *options],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == 2
+        assert text in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+# --- what it shows -----------------------------------------------------------------------------------------------------------------
+
+
+def test_progress_counts_every_task_exactly(page: Page, cluster: Any) -> None:
+    refs = [double.remote(i) for i in range(300)] + [wrong.remote(i) for i in range(7)]
+    zf.wait(refs, num_returns=len(refs), timeout=PATIENCE)
+    events = urllib.request.urlopen(urllib.request.Request(f"{page.base}/api/events", headers={"Cookie": page.cookie}), timeout=PATIENCE)
+    assert events.readline() == b"event: update\n"
+    update = json.loads(events.readline().removeprefix(b"data: "))
+    events.close()
+    rows = {row["name"]: row for row in update["progress"]}
+    assert (rows["double"]["finished"], rows["double"]["failed"], rows["double"]["waiting"]) == (300, 0, 0)
+    assert (rows["wrong"]["finished"], rows["wrong"]["failed"]) == (0, 7)
+    assert update["overview"]["tasks"]["failed"] >= 7
+    groups = {group["name"]: group for group in page.ask("errors")["groups"]}
+    assert groups["wrong"]["count"] == 7
+    assert groups["wrong"]["kind"] == "ValueError"
+    del refs
+
+
+def test_the_stream_has_every_attempt_and_call(page: Page) -> None:
+    counter = Counter.remote()
+    zf.get([double.remote(i) for i in range(20)] + [counter.add.remote() for _ in range(5)], timeout=PATIENCE)
+
+    def found() -> bool:
+        stream = page.ask("stream")
+        bars = [bar for lane in stream["lanes"] for bar in lane["bars"]]
+        names = [bar[2] for bar in bars for _ in range(bar[4])]
+        return names.count("double") >= 20 and names.count("Counter.add") >= 5
+
+    eventually(found, "the bars of all runs")
+
+
+def test_lists_are_cut_and_say_so(page: Page) -> None:
+    refs = [double.remote(i) for i in range(30)]
+    zf.get(refs, timeout=PATIENCE)
+    answer = page.ask("tasks?limit=10&state=finished")
+    assert len(answer["rows"]) == 10
+    assert answer["more"]
+    assert page.ask("actors")["more"] is False
+
+
+def test_details_and_the_graph_of_a_task(page: Page) -> None:
+    first = double.remote(1)
+    second = double.remote(first)
+    zf.get(second, timeout=PATIENCE)
+    found = page.ask(f"details?text={second.hex()[:-8]}")
+    assert found["state"] == "finished"
+    graph = page.ask(f"graph?text={second.hex()[:-8]}")
+    kinds = {node["id"]: node["kind"] for node in graph["nodes"]}
+    assert kinds[first.hex()] == "object"
+    assert [first.hex(), second.hex()[:-8], "data"] in graph["edges"]
+    assert [second.hex()[:-8], second.hex(), "data"] in graph["edges"]
+    assert any(kind == "control" for _, _, kind in graph["edges"])
+    assert page.ask("details?text=nobody")["found"] == []
+
+
+def test_output_is_followed_and_searched(page: Page) -> None:
+    zf.get([speak.remote("a needle"), speak.remote("hay")], timeout=PATIENCE)
+    eventually(lambda: any(line[4] == "a needle" for line in page.ask("logs?text=needle")["lines"]), "the line")
+    assert all("needle" in line[4] for line in page.ask("logs?text=NEEDLE")["lines"])
+    read = page.ask("logs")["read"]
+    assert page.ask(f"logs?since={read}")["lines"] == []
+
+
+def test_stacks_of_all_processes(page: Page) -> None:
+    found = page.ask("stacks")
+    assert {each["kind"] for each in found} == {"driver", "worker"}
+
+
+def test_the_page_outlives_a_daemon(page: Page) -> None:
+    kill_daemon()
+    eventually(lambda: page.request("/api/tasks", Cookie=page.cookie)[0] == 200, "an answer after the daemon's restart")
+
+
+def test_the_page_ends_with_the_cluster() -> None:
+    zf.shutdown()
+    with running_cluster(num_cpus=1) as context:
+        found = Page(context["address"])
+    assert found.process.wait(PATIENCE) == 0
+
+
+# --- parts -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_lane_is_merged_and_nothing_is_lost_in_the_count() -> None:
+    attempts = [Attempt(("n", 1), f"f{i % 3}", "", "task", i * 0.001, 0.0005, bytes(16)) for i in range(5 * LANE_MOST)]
+    bars = _bars(attempts, 10.0)
+    assert len(bars) <= LANE_MOST
+    assert sum(bar[4] for bar in bars) == len(attempts)
+    few = _bars(attempts[:50], 10.0)
+    assert [bar[4] for bar in few] == [1] * 50
+
+
+def test_a_stream_without_events_is_empty() -> None:
+    class Nothing:
+        def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
+            return (), False
+
+    stream = TaskStream(0.0)
+    stream.read(Nothing())
+    assert stream.window(100.0) == {"seconds": 60.0, "lanes": [], "merged": 0, "attempts": 0}
+
+
+def test_output_of_rotated_files_and_of_long_ones(tmp_path: Path) -> None:
+    token = bytes(8)
+    note_worker(str(tmp_path), token, 77)
+    path = Path(log_path(str(tmp_path), token, "out"))
+    path.write_bytes(b"x" * 100_000 + b"\nlast\n")
+    output = Output(str(tmp_path))
+    output.read()
+    assert [line.text for line in output.since(0)["lines"]] == ["last"]  # type: ignore[attr-defined]
+    path.write_bytes(b"anew\npart")
+    output.read()
+    assert [line.text for line in output.since(1)["lines"]] == ["anew"]  # type: ignore[attr-defined]
+    with path.open("ab") as file:
+        file.write(b"ial\n")
+    output.read()
+    assert [line.text for line in output.since(2, 77)["lines"]] == ["partial"]  # type: ignore[attr-defined]
+
+
+# --- in a browser ------------------------------------------------------------------------------------------------------------------
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    if BROWSER is None or DRIVER is None:
+        pytest.skip("NO BROWSER HERE: the page is not tried in one; on Debian: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for option in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
+    from selenium.webdriver.common.by import By
+
+    zf.shutdown()
+    with running_cluster(num_cpus=2) as context:
+        counter = Counter.options(name="counter").remote()
+        refs = [double.remote(i) for i in range(50)] + [wrong.remote(i) for i in range(3)] + [counter.add.remote(), speak.remote("hello")]
+        zf.wait(refs, num_returns=len(refs), timeout=PATIENCE)
+        served = Page(context["address"])
+        browser.get(served.url)
+        eventually(lambda: "live" in browser.find_element(By.ID, "link").text, "a connection")
+        assert TOKEN not in browser.current_url
+
+        def shown(text: str) -> bool:
+            return text in browser.find_element(By.ID, "view").text
+
+        expected = {
+            "overview": "tasks done per second",
+            "progress": "double",
+            "stream": "Counter.add",
+            "tasks": "double",
+            "actors": "counter",
+            "workers": "worker processes",
+            "memory": "The largest values",
+            "graph": "Give the id",
+            "logs": "hello",
+            "errors": "ValueError",
+            "stacks": "driver",
+            f"details/{refs[0].hex()[:-8]}": "finished",
+            f"graph/{refs[0].hex()[:-8]}": "edges",
+        }
+        for view, text in expected.items():
+            browser.execute_script(f"location.hash = '{view}'")
+            eventually(lambda text=text: shown(text), view)
+        browser.execute_script("location.hash = 'errors'")
+        eventually(lambda: shown("<img src=x onerror=alert(1)>"), "the error as text")  # It is text, and made no element.
+        assert browser.find_elements(By.TAG_NAME, "img") == []
+        kill_daemon()
+        browser.execute_script("location.hash = 'overview'")
+        eventually(lambda: "live" in browser.find_element(By.ID, "link").text, "a connection again")
+        said = [entry["message"] for entry in browser.get_log("browser")]
+        assert [text for text in said if "Content Security" in text or "Uncaught" in text] == []
+        browser.set_window_size(400, 800)
+        eventually(
+            lambda: browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth + 1"),
+            "a page as wide as the window",
+        )
+    eventually(lambda: "ended" in browser.find_element(By.ID, "link").text or served.process.poll() is not None, "the end")
+    assert served.process.wait(PATIENCE) == 0

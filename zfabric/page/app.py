@@ -1,0 +1,105 @@
+"""The server of the page: Starlette, with one route for each view."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from zfabric.exceptions import FabricError
+from zfabric.page.security import Guard, hosts_of
+from zfabric.page.views import ROWS, Views
+from zfabric.page.watching import Watcher
+from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
+
+STATIC = Path(__file__).parent / "static"
+TEXT_MOST = 200
+"""Most characters of a text that is searched for."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, secure: bool = False) -> Guard:
+    """Return the server's application. It is reached at ``host`` and ``port`` with ``token``."""
+
+    def view(answer: Callable[[Request], tuple[Any, ...]]) -> Handler:
+        async def handler(request: Request) -> Response:
+            try:
+                method, *arguments = answer(request)
+                return JSONResponse(await watcher.ask(method, *arguments))
+            except ValueError as error:
+                return JSONResponse({"error": str(error)}, 400)
+            except FabricError as error:
+                return JSONResponse({"error": str(error)}, 503)
+
+        return handler
+
+    async def index(request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    async def events(request: Request) -> Response:
+        if watcher.full:
+            return JSONResponse({"error": "too many windows show this page; close some"}, 503)
+        return StreamingResponse(_until_gone(request, watcher), media_type="text/event-stream")
+
+    routes = [
+        Route("/", index),
+        Route("/api/events", events),
+        Route("/api/stream", view(lambda request: (views.stream,))),
+        Route("/api/tasks", view(lambda request: (views.tasks, _states(request), _limit(request)))),
+        Route("/api/actors", view(lambda request: (views.actors, _limit(request)))),
+        Route("/api/workers", view(lambda request: (views.workers,))),
+        Route("/api/memory", view(lambda request: (views.memory, _limit(request)))),
+        Route("/api/errors", view(lambda request: (views.errors,))),
+        Route("/api/logs", view(lambda request: (views.logs, _number(request, "since", 0), _pid(request), _text(request)))),
+        Route("/api/stacks", view(lambda request: (views.stacks, _pid(request)))),
+        Route("/api/details", view(lambda request: (views.details, _text(request)))),
+        Route("/api/graph", view(lambda request: (views.graph, _text(request)))),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return Guard(Starlette(routes=routes), token, hosts_of(host, port), secure)
+
+
+async def _until_gone(request: Request, watcher: Watcher) -> AsyncIterator[str]:
+    async for event in watcher.events():
+        if await request.is_disconnected():
+            return
+        yield event
+
+
+def _number(request: Request, name: str, default: int, most: int = 2**53) -> int:
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal()) or len(text) > 16 or int(text) > most:
+        raise ValueError(f"{name} is a number from 0 to {most}, not {text[:40]!r}")
+    return int(text)
+
+
+def _limit(request: Request) -> int:
+    return max(1, _number(request, "limit", ROWS, LIST_LIMIT - 1))
+
+
+def _pid(request: Request) -> int | None:
+    return _number(request, "pid", 0, 2**22) or None
+
+
+def _text(request: Request) -> str:
+    text = request.query_params.get("text", "")
+    if len(text) > TEXT_MOST:
+        raise ValueError(f"a text to search for has at most {TEXT_MOST} characters")
+    return text
+
+
+def _states(request: Request) -> tuple[str, ...]:
+    states = tuple(request.query_params.getlist("state"))
+    for state in states:
+        if state not in TASK_STATES:
+            raise ValueError(f"there is no state {state[:40]!r}; there are {', '.join(TASK_STATES)}")
+    return states

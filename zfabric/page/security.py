@@ -1,0 +1,87 @@
+"""Who may see the page: whoever has the token of its address, from the machine itself unless there is a certificate.
+
+The token is exchanged for a cookie, so that it does not stay in the address bar. The Host of every request is checked, since another
+site's name may lead to 127.0.0.1, and no page of another site may act through the cookie (``SameSite``).
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable
+from urllib.parse import parse_qs
+
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "zfabric_page"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    b"content-security-policy": POLICY.encode(),
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cache-control": b"no-store",
+}
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Guard:
+    """Admits requests with the right Host and the cookie, and gives the cookie for the token. It wraps ``app``.
+
+    ``hosts`` are the names under which the server is reached; ``secure`` says whether it has a certificate.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str], secure: bool = False) -> None:
+        self._app = app
+        self._token = token
+        self._hosts = frozenset(hosts)
+        self._secure = secure
+        self._session = secrets.token_urlsafe(32)
+        """The value of the cookie: another secret than the token, which was on a terminal."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS.items()]
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send_guarded)
+        else:
+            await refusal(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+        if host not in self._hosts:
+            return PlainTextResponse("this server is not called so", 421)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("the page only shows", 405)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        if given is not None:
+            if not hmac.compare_digest(given[0].encode(), self._token.encode()):
+                return PlainTextResponse("wrong token: open the address that `zfabric page` has printed", 403)
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(COOKIE, self._session, httponly=True, samesite="strict", secure=self._secure, path="/")
+            return answer
+        cookies = [part.strip().partition("=") for part in headers.get(b"cookie", b"").decode("latin-1").split(";")]
+        if not any(name == COOKIE and hmac.compare_digest(value.encode(), self._session.encode()) for name, _, value in cookies):
+            return PlainTextResponse("open the address that `zfabric page` has printed: it has the token", 403)
+        return None
+
+
+def hosts_of(host: str, port: int) -> list[str]:
+    """The Host headers of requests that are meant for a server at this address."""
+    names = LOOPBACK if host in ("127.0.0.1", "localhost", "::1") else (f"[{host}]" if ":" in host else host,)
+    return [f"{name}:{port}" for name in names] + [name for name in names if port in (80, 443)]

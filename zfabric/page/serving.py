@@ -1,0 +1,94 @@
+"""Runs the page's server until it is interrupted or the cluster ends."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+
+import uvicorn
+
+from zfabric.exceptions import ConfigError
+from zfabric.page.app import make_app
+from zfabric.page.views import Views
+from zfabric.page.watching import Watcher
+from zfabric.runtime.connect import attach
+from zfabric.runtime.session import Session
+
+PORT = 8265
+"""The usual port: that of Ray's dashboard."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks at whether the cluster still runs."""
+
+
+def serve(
+    session: Session,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    certificate: str | None = None,
+    key: str | None = None,
+    announce: Callable[[str], None] = print,
+) -> None:
+    """Serve the page of a cluster, until SIGINT or the cluster's end. ``announce`` is called with its address, which has the token.
+
+    ``certificate`` and ``key`` are PEM files. Without them, ``host`` is a loopback address: the page shows what programs print, and a
+    token that crosses a network in the clear is no secret. Raises ConfigError for an address that cannot be had.
+    """
+    secure = certificate is not None
+    if not secure and host not in ("127.0.0.1", "localhost", "::1"):
+        raise ConfigError(f"{host}: only this machine sees the page without a certificate; pass --certificate FILE and --key FILE")
+    listener = _listen(host, port)
+    port = listener.getsockname()[1]
+    client = attach(session, kind="tool")
+    try:
+        views = Views(session, client)
+        watcher = Watcher(session, views)
+        token = secrets.token_urlsafe(24)
+        app = make_app(watcher, views, token, host, port, secure)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+        )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"the certificate {certificate} cannot be used: {error}") from None
+        name = f"[{host}]" if ":" in host else host
+        announce(f"{'https' if secure else 'http'}://{name}:{port}/?token={token}")
+        asyncio.run(_serve(uvicorn.Server(config), listener, session))
+        watcher.close()
+    finally:
+        client.close()
+        listener.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)  # So that a browser may come as soon as the address is printed.
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; --port 0 takes a free port") from None
+    return listener
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket, session: Session) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not serving.done():
+        await asyncio.wait([serving], timeout=LOOK_EVERY)
+        if not session.alive():
+            server.should_exit = True
+    await serving

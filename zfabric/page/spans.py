@@ -1,0 +1,107 @@
+"""The task stream: the attempts and calls of the last minute, by worker, read from the event table as it grows."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from zfabric.protocol.names import brief
+from zfabric.protocol.trace import read_trace, unmarked, unpack_event
+from zfabric.runtime.timeline import PAGE, Asker
+
+WINDOW_SECONDS = 60.0
+"""How far back the stream reaches."""
+LANE_MOST = 600
+"""Most bars of one worker in an answer. Neighbours of more are merged."""
+SPANS_MOST = 200_000
+"""Most attempts that are retained; of more, the oldest are dropped."""
+PAGES_MOST = 40
+"""Most pages of events that one reading takes. The rest follows with the next."""
+
+
+class Attempt(NamedTuple):
+    """One attempt or call: seconds of the machine's monotonic clock."""
+
+    lane: tuple[str, int]
+    name: str
+    mark: str
+    """How it ended if it did not succeed; else empty."""
+    kind: str
+    start: float
+    seconds: float
+    task: bytes
+
+
+class TaskStream:
+    """Reads events from where it stopped. ``began`` is the time from which on they are of interest."""
+
+    def __init__(self, began: float) -> None:
+        self._after = int(max(0.0, began) * 1e6).to_bytes(8, "big")
+        self.attempts: deque[Attempt] = deque(maxlen=SPANS_MOST)
+        self.seen = 0
+        """Attempts that have been read in all."""
+
+    def read(self, client: Asker) -> None:
+        """Read what is new."""
+        more = True
+        for _ in range(PAGES_MOST):
+            if not more:
+                break
+            rows, more = client.query("rows", "event", self._after, PAGE)
+            for _, value in rows:
+                self._add(value)
+            if rows:
+                self._after = rows[-1][0]
+
+    def _add(self, value: bytes) -> None:
+        node, pid, names, trace, kind, _ = unpack_event(value)
+        if kind not in ("task", "call"):
+            return
+        functions, lane = dict(names), (node.hex()[:8], pid)
+        for task, function, start, seconds in read_trace(trace):
+            name, mark = unmarked(functions.get(function) or function.hex()[:8])
+            self.attempts.append(Attempt(lane, name, mark, kind, start, seconds, task))
+            self.seen += 1
+
+    def window(self, now: float, seconds: float = WINDOW_SECONDS) -> dict[str, Any]:
+        """What ran in the last ``seconds``: lanes with bars ``[start, seconds, name, mark, count, task id]``, times relative to ``now``.
+
+        A bar with a count over 1 stands for several attempts of one function that followed each other. ``merged`` says how many attempts
+        are not shown on their own.
+        """
+        lanes: dict[tuple[str, int], list[Attempt]] = {}
+        for attempt in self.attempts:
+            if attempt.start + attempt.seconds >= now - seconds:
+                lanes.setdefault(attempt.lane, []).append(attempt)
+        merged = 0
+        shown = []
+        for (node, pid), attempts in sorted(lanes.items()):
+            attempts.sort(key=lambda each: each.start)
+            bars = _bars(attempts, now)
+            merged += len(attempts) - len(bars)
+            shown.append({"node": node, "pid": pid, "bars": bars, "attempts": len(attempts)})
+        return {"seconds": seconds, "lanes": shown, "merged": merged, "attempts": sum(lane["attempts"] for lane in shown)}
+
+
+def _bars(attempts: list[Attempt], now: float) -> list[list[Any]]:
+    """The bars of a lane. Where there are too many, neighbours closer than a growing gap become one, if they are alike."""
+    bars = [[each.start - now, each.seconds, each.name, each.mark, 1, each.task.hex(), brief(each.task)] for each in attempts]
+    gap = 0.001
+    while len(bars) > LANE_MOST:
+        bars = _merged(bars, gap, alike=gap < 1.0)
+        gap *= 2
+    return bars
+
+
+def _merged(bars: list[list[Any]], gap: float, alike: bool) -> list[list[Any]]:
+    found: list[list[Any]] = []
+    for bar in bars:
+        last = found[-1] if found else None
+        if last is not None and bar[0] - (last[0] + last[1]) < gap and (not alike or (last[2], last[3]) == (bar[2], bar[3])):
+            last[1] = max(last[1], bar[0] + bar[1] - last[0])
+            last[4] += bar[4]
+            if last[2] != bar[2]:
+                last[2] = "several functions"
+        else:
+            found.append(bar)
+    return found

@@ -1,0 +1,93 @@
+// Small helpers for building elements. Text is always set as text: nothing that a program wrote becomes markup.
+
+export function el(name, attributes = {}, ...children) {
+  const found = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key.startsWith("on")) found.addEventListener(key.slice(2), value);
+    else found.setAttribute(key, value === true ? "" : value);
+  }
+  found.append(...children.flat().filter((each) => each !== null && each !== undefined).map(String_or_node));
+  return found;
+}
+
+function String_or_node(each) {
+  return each instanceof Node ? each : document.createTextNode(plain(String(each)));
+}
+
+// Control characters (terminal escapes too) are shown as symbols, and what would turn the direction of text is left out.
+export function plain(text) {
+  return text
+    .replace(/[\u0000-\u0008\u000b-\u001f]/g, (each) => String.fromCharCode(0x2400 + each.charCodeAt(0)))
+    .replace(/[\u202a-\u202e\u2066-\u2069]/g, "");
+}
+
+export function svg(name, attributes = {}, ...children) {
+  const found = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) found.setAttribute(key, value);
+  found.append(...children.map(String_or_node));
+  return found;
+}
+
+// columns: [heading, cell(row) -> text or node, "right" | undefined]
+export function table(caption, columns, rows) {
+  const head = el("tr", {}, columns.map(([name, , side]) => el("th", { scope: "col", class: side }, name)));
+  const body = rows.map((row) => el("tr", {}, columns.map(([, cell, side]) => el("td", { class: side }, cell(row)))));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body)));
+}
+
+export function state(name) {
+  return el("span", { class: `state-${name}` }, name);
+}
+
+export function count(number) {
+  return Math.round(number).toLocaleString("en");
+}
+
+export function bytes(number) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (number >= 1024 && unit < units.length - 1) { number /= 1024; unit += 1; }
+  return `${unit === 0 || number >= 100 ? number.toFixed(0) : number.toFixed(1)} ${units[unit]}`;
+}
+
+export function seconds(span) {
+  if (span === null || span === undefined) return "–";
+  if (span < 0.001) return `${(span * 1e6).toFixed(0)} µs`;
+  if (span < 1) return `${(span * 1000).toFixed(span < 0.01 ? 1 : 0)} ms`;
+  if (span < 60) return `${span.toFixed(1)} s`;
+  if (span < 3600) return `${Math.floor(span / 60)} min ${Math.floor(span % 60)} s`;
+  return `${Math.floor(span / 3600)} h ${Math.floor((span % 3600) / 60)} min`;
+}
+
+export function percent(share) {
+  return `${Math.round(100 * share)} %`;
+}
+
+export function detailsLink(id, text) {
+  return el("a", { href: `#details/${encodeURIComponent(id)}` }, text);
+}
+
+export function short(hex) {
+  return `${parseInt(hex.slice(0, 8), 16)}-${hex.slice(8, 12)}-${parseInt(hex.slice(24, 32), 16)}`;
+}
+
+export function demand(amounts) {
+  return Object.entries(amounts).map(([name, amount]) => `${amount} ${name}`).join(", ") || "–";
+}
+
+// A colour for a name, the same everywhere on the page, of middle lightness so that it is seen on light and dark ground.
+export function colour(name) {
+  let hash = 7;
+  for (const letter of name) hash = Math.imul(hash ^ letter.codePointAt(0), 0x9e3779b1) >>> 0;
+  return `hsl(${30 + (hash >>> 8) % 300} ${50 + (hash >>> 4) % 25}% ${44 + (hash >>> 20) % 14}%)`; // No red: that is failure.
+}
+
+export async function ask(path, parameters = {}) {
+  const query = new URLSearchParams(Object.entries(parameters).flatMap(([name, value]) => [value].flat().map((each) => [name, each])));
+  const answer = await fetch(`/api/${path}?${query}`, { credentials: "same-origin" });
+  const body = answer.headers.get("content-type")?.startsWith("application/json") ? await answer.json() : { error: await answer.text() };
+  if (!answer.ok) throw new Error(body.error || answer.statusText);
+  return body;
+}

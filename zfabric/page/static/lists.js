@@ -1,0 +1,84 @@
+import { ask, bytes, count, demand, detailsLink, el, seconds, short, state, table } from "./dom.js";
+
+const PAGE = 200;
+
+// A list that is asked for anew every two seconds, and shows more rows on request. What is cut is said.
+function list({ title, path, columns, caption, states = [] }) {
+  return {
+    title,
+    show(place) {
+      this.limit = PAGE;
+      this.chosen = "";
+      this.body = el("div");
+      const choice = states.length
+        ? el("label", {}, "state ", el("select", { onchange: (event) => { this.chosen = event.target.value; this.refresh(); } },
+          el("option", { value: "" }, "all"), states.map((each) => el("option", { value: each }, each))))
+        : "";
+      place.append(el("h2", {}, title), el("div", { class: "tools" }, choice), this.body);
+      this.timer = setInterval(() => this.refresh(), 2000);
+      return this.refresh();
+    },
+    hide() { clearInterval(this.timer); },
+    async refresh() {
+      const answer = await ask(path, { limit: this.limit, ...(this.chosen ? { state: this.chosen } : {}) }).catch((error) => ({ rows: [], error: error.message }));
+      const rows = answer.rows ?? answer;
+      const more = answer.more
+        ? el("p", { class: "note" }, `The first ${count(rows.length)}; there are more. `, el("button", { onclick: () => { this.limit = Math.min(9999, this.limit * 2); this.refresh(); } }, "show more"))
+        : "";
+      this.body.replaceChildren(answer.error ? el("p", { class: "problem" }, answer.error) : table(caption(rows.length), columns, rows), more);
+    },
+  };
+}
+
+export const tasks = list({
+  title: "Tasks",
+  path: "tasks",
+  states: ["running", "blocked", "assigned", "ready", "infeasible", "waiting", "finished", "failed"],
+  caption: (many) => `${many} tasks, the running ones first`,
+  columns: [
+    ["task", (row) => detailsLink(row.task_id, short(row.task_id))],
+    ["function", (row) => row.name],
+    ["state", (row) => state(row.state)],
+    ["for", (row) => seconds(row.seconds), "right"],
+    ["attempt", (row) => row.attempt + 1, "right"],
+    ["pid", (row) => row.pid || "–", "right"],
+    ["node", (row) => row.node ?? "–"],
+    ["demand", (row) => demand(row.demand)],
+  ],
+});
+
+export const actors = list({
+  title: "Actors",
+  path: "actors",
+  caption: (many) => `${many} actors`,
+  columns: [
+    ["actor", (row) => detailsLink(row.actor_id, short(row.actor_id))],
+    ["class", (row) => row.class],
+    ["name", (row) => row.name || "–"],
+    ["state", (row) => state(row.state)],
+    ["pid", (row) => row.pid || "–", "right"],
+    ["node", (row) => row.node ?? "–"],
+    ["callers", (row) => row.callers.length, "right"],
+    ["results awaited", (row) => count(row.results_awaited), "right"],
+    ["restarts", (row) => row.restarts, "right"],
+    ["since checkpoint", (row) => (row.checkpoint_every === null ? "–" : count(row.since_checkpoint ?? 0)), "right"],
+    ["", (row) => row.reason || (row.waits_for.length ? "waits" : "")],
+  ],
+});
+
+export const workers = list({
+  title: "Workers",
+  path: "workers",
+  caption: (many) => `${many} worker processes`,
+  columns: [
+    ["pid", (row) => el("a", { href: `#stacks/${row.pid}` }, row.pid), "right"],
+    ["node", (row) => row.node ?? "–"],
+    ["state", (row) => state(row.state)],
+    ["for", (row) => seconds(row.seconds), "right"],
+    ["runs", (row) => (row.task_id ? detailsLink(row.task_id, row.task) : "–")],
+    ["queued", (row) => row.queued, "right"],
+    ["waits on its stack", (row) => row.depth, "right"],
+    ["memory", (row) => (row.memory ? bytes(row.memory) : "–"), "right"],
+    ["demand", (row) => demand(row.demand)],
+  ],
+});

@@ -1,0 +1,217 @@
+"""What each view of the page shows, from the same queries as ``--json`` of the command line. All text in it is plain text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import psutil
+
+from zfabric.adapters.processes import resident_bytes
+from zfabric.page.lines import Output
+from zfabric.page.spans import WINDOW_SECONDS, TaskStream
+from zfabric.protocol.messages.queries import LIST_LIMIT
+from zfabric.protocol.names import brief
+from zfabric.runtime.connection import clock
+from zfabric.runtime.driver import DriverClient
+from zfabric.runtime.session import Session
+from zfabric.runtime.stack_report import process_report
+
+ROWS = 200
+"""Rows of a table on one page of it."""
+FAILED_MOST = 500
+"""Most failed tasks whose errors are grouped; the view says how many there are."""
+ALMOST_FULL = 0.9
+"""Share of a store or a disk from which on it is a problem."""
+
+ERROR_PREFIX = "has finished with an error: "
+"""How the explanation of a task with an error begins."""
+
+Table = dict[str, Any]
+"""``rows``, and ``more``: whether there are more than these."""
+
+
+class Views:
+    """The views of one cluster. Each method queries the daemon and blocks; one thread calls them all."""
+
+    def __init__(self, session: Session, client: DriverClient) -> None:
+        self._session = session
+        self._client = client
+        self._before: tuple[float, int] | None = None
+        self._stream: TaskStream | None = None
+        self._output: Output | None = None
+
+    # -- what is pushed every second --
+
+    def overview(self) -> dict[str, Any]:
+        """Nodes, counts, rates, the store, and what is wrong, the worst first."""
+        status = self._client.query("status")
+        finished = int(status["statistics"].get("tasks_finished", 0))
+        now = clock()
+        rate = 0.0
+        if self._before is not None and now > self._before[0] and finished >= self._before[1]:
+            rate = (finished - self._before[1]) / (now - self._before[0])
+        self._before = now, finished
+        workers = self._client.query("workers")
+        memory, disk = psutil.virtual_memory(), psutil.disk_usage(self._session.directory)
+        return {
+            "session": self._session.identifier,
+            "nodes": self._client.query("nodes"),
+            "resources": status["resources"],
+            "available": status["available"],
+            "tasks": status["tasks"],
+            "estimated": status["estimated"],
+            "rate": rate,
+            "finished": finished,
+            "workers": dict(Counter(worker["state"] for worker in workers)),
+            "actors": status["actors"],
+            "jobs": status["jobs"],
+            "store": status["store"],
+            "machine": {
+                "cpu": psutil.cpu_percent() / 100.0,
+                "memory": memory.total - memory.available,
+                "memory_total": memory.total,
+                "disk": disk.used,
+                "disk_total": disk.total,
+            },
+            "problems": self._problems(status, memory, disk),
+        }
+
+    def _problems(self, status: dict[str, Any], memory: Any, disk: Any) -> list[dict[str, str]]:
+        """What is wrong now, with what to do about it."""
+        found = []
+        store, counts = status["store"], status["statistics"]
+        if status["recovering"]:
+            found.append(("the daemon was restarted and is recovering", "it takes seconds; `zfabric logs --daemon` says why it ended"))
+        if status["tasks"]["infeasible"]:
+            found.append(
+                (
+                    f"{status['tasks']['infeasible']:,} tasks wait for resources that no node has",
+                    "see the tasks view, and add a node with these resources or lower the demand",
+                )
+            )
+        if store.get("capacity") and store.get("used", 0) > ALMOST_FULL * store["capacity"]:
+            found.append(("the object store is almost full", "values are written to disk; drop refs that nobody needs (memory view)"))
+        if memory.available < (1 - ALMOST_FULL) * memory.total:
+            found.append(("the machine is short of memory", "workers may be killed and their tasks run again; run fewer at once"))
+        if disk.free < (1 - ALMOST_FULL) * disk.total:
+            found.append((f"the disk of {self._session.directory} is almost full", "free some: values and rows are written there"))
+        for name, text, advice in (
+            ("workers_died", "workers have died", "their tasks ran again; the errors view and `zfabric logs` say why"),
+            ("memory_kills", "workers were killed for want of memory", "demand memory for large tasks: @zf.remote(memory=…)"),
+            ("lost_with_nodes", "tasks ran again because their node died", "see the nodes"),
+        ):
+            if counts.get(name):
+                found.append((f"{int(counts[name]):,} {text}", advice))
+        return [{"what": what, "advice": advice} for what, advice in found]
+
+    def progress(self) -> list[dict[str, Any]]:
+        """How far the tasks of each function are, those with the most left first; with the time that is left at the present speed."""
+        rows = [dict(row) for row in self._client.query("functions")]
+        for row in rows:
+            left = row["waiting"] + row["running"]
+            parallel = max(1, row["running"])
+            row["seconds_left"] = left * row["mean_seconds"] / parallel if left and row["mean_seconds"] is not None else None
+        return sorted(rows, key=lambda row: (-(row["waiting"] + row["running"]), row["name"]))
+
+    # -- what one view asks for --
+
+    def stream(self) -> dict[str, Any]:
+        """The task stream of the last minute."""
+        if self._stream is None:
+            self._stream = TaskStream(clock() - WINDOW_SECONDS)
+        self._stream.read(self._client)
+        return self._stream.window(clock())
+
+    def tasks(self, states: tuple[str, ...], limit: int) -> Table:
+        """Tasks, the running ones first."""
+        return _table(self._client.query("tasks", limit + 1, states), limit)
+
+    def actors(self, limit: int) -> Table:
+        """Actors, with their calls and handles."""
+        return _table(self._client.query("actors", min(limit + 1, LIST_LIMIT)), limit)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Workers, with their resident memory where they run on this machine."""
+        rows = [dict(row) for row in self._client.query("workers")]
+        for row in rows:
+            row["memory"] = resident_bytes(row["pid"]) if row["pid"] and not row.get("node") else 0
+        return rows
+
+    def memory(self, limit: int) -> dict[str, Any]:
+        """The largest values, what of the store is whose, and the workers."""
+        rows = self._client.query("objects", LIST_LIMIT)
+        by_maker: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
+        for row in rows:
+            by_maker[row["made_by"], row["where"]] += row["size"]
+            counts[row["made_by"], row["where"]] += 1
+        makers = [
+            {"made_by": maker, "where": where, "bytes": total, "values": counts[maker, where]}
+            for (maker, where), total in by_maker.most_common(ROWS)
+        ]
+        largest = sorted(rows, key=lambda row: -row["size"])
+        store = self._client.query("status")["store"]
+        return {
+            "store": store,
+            "makers": makers,
+            "objects": _table(largest, limit),
+            "counted": len(rows),
+            "cut": len(rows) == LIST_LIMIT,
+            "workers": self.workers(),
+        }
+
+    def errors(self) -> dict[str, Any]:
+        """Errors of failed tasks that somebody still refers to, grouped by function and kind."""
+        failed = self._client.query("tasks", FAILED_MOST + 1, ("failed",))
+        groups: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in failed[:FAILED_MOST]:
+            answer = self._client.query("explain", bytes.fromhex(row["task_id"]))
+            reason = answer[1] if answer is not None else "its error is gone"
+            reason = reason.removeprefix(ERROR_PREFIX)
+            kind = reason.split(":", 1)[0][:80]
+            group = groups.setdefault((row["name"], kind), {"name": row["name"], "kind": kind, "count": 0, "text": reason, "task_ids": []})
+            group["count"] += 1
+            if len(group["task_ids"]) < 10:
+                group["task_ids"].append(row["task_id"])
+        return {"groups": sorted(groups.values(), key=lambda group: -group["count"]), "more": len(failed) > FAILED_MOST}
+
+    def logs(self, since: int, pid: int | None, text: str) -> dict[str, object]:
+        """Output of the workers of this node after line number ``since``."""
+        if self._output is None:
+            self._output = Output(self._session.logs)
+        self._output.read()
+        return self._output.since(since, pid, text)
+
+    def stacks(self, pid: int | None) -> list[dict[str, Any]]:
+        """The stacks of one process, or of all."""
+        workers = {row["pid"]: row for row in self._client.query("workers")}
+        pids = self._client.query("processes", b"")
+        if pid is not None and pid not in pids:
+            raise ValueError(f"no process of this cluster has the pid {pid}")
+        pids = pids if pid is None else [pid]
+        return [process_report(self._session, self._client, each, workers.get(each), False) for each in pids]
+
+    def details(self, text: str) -> dict[str, Any]:
+        """Everything about what ``text`` names: an id, the beginning of one, an actor's name, a pid."""
+        found = self._client.query("find", text)
+        if len(found) != 1:
+            return {"found": found}
+        identifier = bytes.fromhex(found[0]["id"])
+        answer = self._client.query("explain", identifier)
+        if answer is None:
+            return {"found": []}
+        state, reason, facts = answer
+        return {"found": found, "state": state, "reason": reason, "facts": facts, "id": found[0]["id"], "brief": brief(identifier)}
+
+    def graph(self, text: str) -> dict[str, Any]:
+        """The neighbourhood of a task or an object: nodes and edges as in the paper's figure 4."""
+        found = self._client.query("find", text)
+        if len(found) != 1:
+            return {"found": found}
+        answer = self._client.query("neighbours", bytes.fromhex(found[0]["id"]))
+        return {"found": found if answer is not None else [], "centre": found[0]["id"], **(answer or {})}
+
+
+def _table(rows: Any, limit: int) -> Table:
+    return {"rows": rows[:limit], "more": len(rows) > limit}

@@ -1,0 +1,80 @@
+"""Asks the daemon while somebody looks, once for all who do. Where nobody looks, nothing is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from zfabric.exceptions import FabricError
+from zfabric.page.views import Views
+from zfabric.runtime.session import Session
+
+EVERY_SECONDS = 1.0
+"""The pause between two overviews."""
+SHARE_MOST = 0.02
+"""The share of its time that a daemon may spend on answers: it is asked less often where they take long."""
+VIEWERS_MOST = 50
+
+
+class Watcher:
+    """One per server. All queries run on one thread of its own."""
+
+    def __init__(self, session: Session, views: Views) -> None:
+        self._session = session
+        self._views = views
+        self._thread = ThreadPoolExecutor(1, "queries")
+        self._viewers: set[asyncio.Queue[str]] = set()
+        self._asking: asyncio.Task[None] | None = None
+
+    async def ask(self, view: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the views."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, view, *arguments)
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many viewers as may be."""
+        return len(self._viewers) >= VIEWERS_MOST
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield server-sent events with the overview and the progress, until the cluster ends."""
+        mine: asyncio.Queue[str] = asyncio.Queue(1)
+        self._viewers.add(mine)
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_on())
+        try:
+            while True:
+                event = await mine.get()
+                yield event
+                if event.startswith("event: ended"):
+                    return
+        finally:
+            self._viewers.discard(mine)
+
+    async def _ask_on(self) -> None:
+        while self._viewers:
+            began = asyncio.get_running_loop().time()
+            try:
+                overview, progress = await self.ask(lambda: (self._views.overview(), self._views.progress()))
+                text = f"event: update\ndata: {json.dumps({'overview': overview, 'progress': progress})}\n\n"
+            except FabricError as error:
+                if not self._session.alive():
+                    self._tell(f"event: ended\ndata: {json.dumps('the cluster has ended')}\n\n")
+                    break
+                text = f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
+            self._tell(text)
+            took = asyncio.get_running_loop().time() - began
+            await asyncio.sleep(max(EVERY_SECONDS, took / SHARE_MOST * 0.5))
+        self._asking = None
+
+    def _tell(self, event: str) -> None:
+        for viewer in self._viewers:
+            if viewer.full():  # It is slow: the newest state is the one that counts.
+                viewer.get_nowait()
+            viewer.put_nowait(event)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,51 @@
+"""What every process of a cluster does now: stacks of its threads, with running times, as plain data."""
+
+from __future__ import annotations
+
+import linecache
+from typing import Any
+
+from zfabric.exceptions import FabricError, GetTimeoutError
+from zfabric.runtime.driver import DriverClient
+from zfabric.runtime.session import Session
+from zfabric.runtime.stacks import Thread, dump_path, dumped_threads, frames_of_program, is_idle_loop
+
+ANSWER_SECONDS = 2.5
+"""How long a process may take to answer, in seconds: a driver polls for requests once a second."""
+DUMP_SECONDS = 2.0
+
+
+def process_report(session: Session, client: DriverClient, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:
+    """Return what a process reports of its threads, or a dump of its stacks if it does not answer."""
+    answers = True
+    threads: tuple[Thread, ...] = ()
+    try:
+        threads = client.query("stacks", pid, timeout=ANSWER_SECONDS)
+    except GetTimeoutError:
+        answers = False
+        if worker is not None:
+            threads = dumped_threads(pid, dump_path(session.logs, bytes.fromhex(worker["token"])), DUMP_SECONDS)
+    except FabricError:  # It has ended meanwhile.
+        answers = False
+    shown = [_thread_report(each, worker is not None, everything) for each in threads]
+    return {
+        "pid": pid,
+        "kind": "driver" if worker is None else "worker",
+        "state": "" if worker is None else worker["state"],
+        "task": "" if worker is None else worker["task"],
+        "seconds": 0.0 if worker is None else worker["seconds"],
+        "answers": answers,
+        "threads": [each for each in shown if each["frames"] or each["runs"]],
+    }
+
+
+def _thread_report(thread: Thread, is_worker: bool, everything: bool) -> dict[str, Any]:
+    name, runs, frames = thread
+    return {
+        "name": name,
+        "runs": [{"name": task, "task_id": identifier.hex(), "seconds": span} for task, identifier, span in runs],
+        "frames": [
+            {"file": path, "line": line, "function": function, "source": linecache.getline(path, line).strip()[:200]}
+            for path, line, function in (frames if everything else () if is_idle_loop(frames) else frames_of_program(frames, is_worker))
+        ],
+    }
