@@ -42,7 +42,7 @@ class Node:
         self.now = 10.0
         self.config = Config.of(config)
         total = (("CPU", cpus * RESOURCE_UNIT), *others)
-        self.scheduler = LocalScheduler(b"L" + OWN, b"node", self.config, total, b"O" + OWN, b"S" + OWN, b"G" + OWN, 1, daemons)
+        self.scheduler = LocalScheduler(b"L" + OWN, b"thisnode", self.config, total, b"O" + OWN, b"S" + OWN, b"G" + OWN, 1, daemons)
         self.sent: list[tuple[bytes, Any]] = []
         self.effects: list[Any] = []
         self.pids: dict[bytes, int] = {}

@@ -29,7 +29,7 @@ REGISTER = m.Register(m.PROTOCOL_VERSION, "driver", 1, 1, JOB, ME, b"", "", "")
 def client() -> Client:
     made = Client(CLIENT + ME, Config.of({}))
     made.connect(DAEMON)
-    made.step(0.0, b"L" + DAEMON, m.Welcome(m.PROTOCOL_VERSION, JOB, b"node", "", 0, ()))
+    made.step(0.0, b"L" + DAEMON, m.Welcome(m.PROTOCOL_VERSION, JOB, b"thisnode", "", 0, ()))
     made.references.add(ACTOR + FIRST_RETURN)
     made.take_effects(0.0)
     return made

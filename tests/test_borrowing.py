@@ -13,7 +13,7 @@ from zfabric.protocol.ids import CLIENT, CONTROL_STORE, LOCAL_SCHEDULER, MEMBER,
 from zfabric.protocol.options import RESOURCE_UNIT
 
 HOME_A, HOME_C = b"\x02node A.", b"\x02node C."
-SELF = b"node"
+SELF = b"thisnode"
 OTHER, INNER = JOB + b"parent C" + bytes(8), JOB + b"parent D" + bytes(8)
 """Objects of other nodes."""
 PUT = JOB + b"parent P" + bytes(4) + b"\x80" + bytes(3)

@@ -10,7 +10,7 @@ from scheduler_alone import DRIVER, OWN, Node
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER
 
-SELF, OTHER, THIRD = b"node", b"\x02node B.", b"\x02node C."
+SELF, OTHER, THIRD = b"thisnode", b"\x02node B.", b"\x02node C."
 
 
 class Asked(Node):

@@ -11,6 +11,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from node_messages import node_messages
 
 from zfabric.api.remote_function import CALL_BYTES_MAX
 from zfabric.config import MESSAGE_BYTES_MAX, ROW_BYTES
@@ -18,7 +19,9 @@ from zfabric.machines.common.link import REPEATED_FRAMES, Link
 from zfabric.protocol import codec
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import MESSAGES_MAX, MalformedFrame, MessageTooLarge, decode, encode, encode_body, encode_messages, salvage
+from zfabric.protocol.fields import ROW_CHECKS
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.node_fields import NODE_CHECKS
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, STREAM_VALUES_MAX
 from zfabric.protocol.pieces import DIVISIBLE, divided
 from zfabric.protocol.refusals import Unread
@@ -181,9 +184,14 @@ completed = st.tuples(
 """Its columns have one length."""
 
 
+BETWEEN_NODES = node_messages()
+
+
 def message(kind: type[Any]) -> st.SearchStrategy[Any]:
     if kind is m.Completed:
         return completed
+    if kind.__name__ in NODE_CHECKS:
+        return BETWEEN_NODES[kind.__name__]
     hints = typing.get_type_hints(kind)
     fields = []
     for field in kind._fields:
@@ -213,7 +221,7 @@ def test_every_message_arrives_as_it_was_sent(name: str) -> None:
 
 
 def test_every_row_check_is_tried_here() -> None:
-    assert {name for name, _ in ROWS} == set(codec._ROW_CHECKS)
+    assert {name for name, _ in ROWS} == set(ROW_CHECKS)
 
 
 @settings(max_examples=60)
@@ -236,8 +244,10 @@ def atoms(messages: list[Any]) -> list[Any]:
 
 def longer(message: Any) -> Any:
     """The same with longer texts and lists."""
-    if type(message) is m.Completed:
+    if isinstance(message, m.Completed | m.Delegate | m.Ended | m.StopDelegated | m.Join):
         return message
+    if type(message) is m.Read:
+        return message._replace(keys=(*message.keys, b"k" * 300))
     return type(message)(*("x" * 200 if type(each) is str else each * 20 if type(each) is tuple else each for each in message))
 
 
@@ -639,7 +649,7 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 def test_every_row_check_has_cases() -> None:
     without = {"KillActor", "ActorExiting", "StopCall", "LogCommitted", "CallCounts", "RetireActor", "ActorEnded", "DirectCounts"}
-    assert {name for name, *_ in CASES} | without == set(codec._ROW_CHECKS), "those have no rows"
+    assert {name for name, *_ in CASES} | without == set(ROW_CHECKS), "those have no rows"
 
 
 @pytest.mark.parametrize(("name", "field", "fields", "good", "bad"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])

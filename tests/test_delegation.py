@@ -155,7 +155,7 @@ HOME, OTHER, THIRD = b"\x01home...", b"\x01other..", b"\x01third.."
 
 def told(node: Node, version: int, *others: bytes) -> None:
     """Give a node a table of itself and these nodes."""
-    rows = tuple((each, number, "a node", "", "", b"", (), (), 0) for number, each in enumerate((*others, b"node"), 1))
+    rows = tuple((each, number, "a node", "", "", b"", (), (), 0) for number, each in enumerate((*others, b"thisnode"), 1))
     node.send(MEMBER + OWN, m.NodeTable(version, rows))
 
 
@@ -247,7 +247,7 @@ def test_jobs_of_every_node_are_numbered_by_the_head() -> None:
                 super().answer(message)
 
     head, node = b"\x01head...", Elsewhere()
-    rows = ((head, 1, "head", "", "", b"", (), (), 1), (b"node", 2, "node", "", "", b"", (), (), 2))
+    rows = ((head, 1, "head", "", "", b"", (), (), 1), (b"thisnode", 2, "node", "", "", b"", (), (), 2))
     node.send(b"N" + OWN, m.NodeTable(1, rows, head))
     node.driver()
     ((to, asked),) = node.take(m.NewJob)
@@ -265,7 +265,7 @@ def test_jobs_of_every_node_are_numbered_by_the_head() -> None:
 def test_every_node_lists_all_nodes_of_the_cluster() -> None:
     head, node = b"\x01head...", Node()
     rows = (
-        (b"node", 2, "beta", "tcp://b:2", "", b"", (("CPU", 10_000),), (("disk", "ssd"),), 22),
+        (b"thisnode", 2, "beta", "tcp://b:2", "", b"", (("CPU", 10_000),), (("disk", "ssd"),), 22),
         (head, 1, "alpha", "tcp://a:1", "", b"", (("CPU", 20_000), ("tpu", 10_000)), (), 11),
     )
     node.send(b"N" + OWN, m.NodeTable(1, rows, head))
@@ -320,7 +320,7 @@ def test_a_home_takes_back_what_has_not_begun() -> None:
 
 # --- a home, message by message ---------------------------------------------------------------------------------------------------
 
-NODES = (b"node", *(bytes([index]) * 8 for index in (2, 3, 4)))
+NODES = (b"thisnode", *(bytes([index]) * 8 for index in (2, 3, 4)))
 """Ids of nodes, in the order in which they joined; the first is the home."""
 
 
@@ -387,7 +387,7 @@ def test_a_global_scheduler_that_does_not_answer_is_passed_over() -> None:
     home.wait(home.config.placer_patience / 2)
     ((second, count),) = home.questions()
     assert {first, second} == set(PLACERS)
-    home.placed(second, (NODES[1], 1), (b"node", 1))
+    home.placed(second, (NODES[1], 1), (b"thisnode", 1))
     assert home.delegated() == {NODES[1]: [2]}
     home.placed(first, (NODES[2], 2))
     assert home.delegated() == {}
@@ -524,7 +524,7 @@ def in_zones(*zones: str, rank: str = "hard", operator: str = "in") -> Strategy:
         (SPREAD, {NODES[1]: 2, NODES[2]: 2}, 2),
         (on(NODES[2]), {NODES[2]: 6}, 0),
         (on(NODES[2], "soft"), {NODES[2]: 6}, 0),
-        (on(b"node"), {}, 6),
+        (on(b"thisnode"), {}, 6),
         (on(bytes(8), "soft"), {}, 6),
         (in_zones("b", "c"), {NODES[1]: 3, NODES[2]: 3}, 0),
         (in_zones("a", operator="not in"), {NODES[1]: 3, NODES[2]: 3}, 0),
@@ -568,7 +568,7 @@ def test_the_death_of_a_tasks_only_node_is_its_outcome() -> None:
     home = Home()
     home.submit(row(1, strategy=on(NODES[1])), row(2, strategy=on(NODES[1], "soft")))
     assert home.delegated() == {NODES[1]: [1, 2]}
-    home.table(b"node", NODES[2])
+    home.table(b"thisnode", NODES[2])
     ((number, (_, (payload,))),) = home.results().items()
     assert (number, unpack_failure(payload)[0]) == (1, "TaskUnschedulableError")
     home.wait(home.config.spill_after)

@@ -35,7 +35,7 @@ class Node:
 
     def __init__(self) -> None:
         self.journal = MemoryJournal()
-        self.machines = NodeMachines(OWN, b"node", Config(), (("CPU", 10_000),), 0, self.journal, 0)
+        self.machines = NodeMachines(OWN, b"thisnode", Config(), (("CPU", 10_000),), 0, self.journal, 0)
         self.machines.start(0.0, former_jobs=False)
         self.performed: list[Any] = []
 

@@ -19,6 +19,7 @@ TASK_BYTES = 16
 OBJECT_BYTES = 20
 INCARNATION_BYTES = 8
 FUNCTION_BYTES = 16
+NODE_BYTES = 8
 
 CHILDREN_MAX = 2**32 - 1
 """Children that one (parent, epoch) can name; the next epoch's hash names the ones after them."""
@@ -34,6 +35,10 @@ _TRIES_MAX = 2**32 - 1
 _DAEMONS_BITS = 12
 DAEMONS_MAX = 2**12 - 1
 """Daemons that a node can have: its supervisor ends it before their number is too large for an attempt's."""
+NODE_NUMBER_MAX = 2**20 - 1
+"""Largest number of a node in its cluster: an attempt's number has room for no larger one."""
+ATTEMPT_MAX = 2**64 - 1
+"""Largest number of an attempt."""
 
 pack_counter = struct.Struct(">I").pack
 unpack_counter = struct.Struct(">I").unpack

@@ -86,6 +86,18 @@ def _dispatched(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message
     return m.Completed.of(tuple((_id(row[0]), _whole(attempts.get(index, first)), FAILED, (failure,)) for index, row in enumerate(rows)))
 
 
+def _delegated(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
+    """The end of each attempt. Nobody retains it, so its number is none."""
+    rows, pairs, first = fields[2], fields[3], fields[6]
+    attempts = {row[0]: row[1] for row in pairs}
+    ends = tuple((_id(row[0]), _whole(attempts.get(index, first)), FAILED, (failure,)) for index, row in enumerate(rows))
+    return m.Ended(0, tuple(m.Completed.of(ends)), ())
+
+
+def _ended(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
+    return m.Ended(_whole(fields[0]), tuple(_completed(fields[1], failure, text)), ())
+
+
 def _yielded(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
     """Failed attempts, since a stream that lacks a value has no end. Of a call, only the stream fails: it has an outcome of its own."""
     attempts = {_id(row[0]): _whole(row[1]) for row in fields[0]}
@@ -103,6 +115,7 @@ _ANSWERS: dict[str, _Maker] = {
     "SubmittedDirect": lambda fields, failure, text: m.Results(_failed(fields[1], failure)),
     "Call": lambda fields, failure, text: m.Returned(_failed(fields[2], failure)),
     "Dispatch": _dispatched,
+    "Delegate": _delegated,
     "Query": lambda fields, failure, text: m.Answer(_whole(fields[0]), None, text),
     **dict.fromkeys(
         (
@@ -130,6 +143,7 @@ _REPLACEMENTS: dict[str, _Maker] = {
     "Objects": lambda fields, failure, text: m.Objects(tuple((_id(row[0], OBJECT_BYTES), FAILED, failure, ()) for row in fields[0])),
     "CallOutcomes": lambda fields, failure, text: m.CallOutcomes(tuple((_id(row[0]), row[1], FAILED, (failure,), ()) for row in fields[0])),
     "Completed": _completed,
+    "Ended": _ended,
     "Yielded": _yielded,
     "Answer": lambda fields, failure, text: m.Answer(_whole(fields[0]), None, text),
 }

@@ -138,7 +138,8 @@ class NodeMachines:
 
     def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message) -> None:
         """Take in a message that the daemon of another node sent as ``role``; refuse and count it if it may not, or if it does not fit."""
-        if type(message) not in FROM_NODES.get(to, ()) or to not in self.machines:
+        allowed = type(message) in FROM_NODES.get(to, ()) and to in self.machines
+        if not allowed or (isinstance(message, m.Heartbeat) and message.node != node):  # No node speaks for another.
             self.refused += 1
             return
         self._stirred.add(to)

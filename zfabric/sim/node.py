@@ -49,7 +49,7 @@ class Node:
         """Its number in the cluster, from 1; 0 where there is no cluster."""
         self.joined_as = 0
         """The number that the registry gave it, which outlives its daemons; 0 before."""
-        self.identifier = node_identifier(number) if number else b"node"
+        self.identifier = node_identifier(number) if number else b"thisnode"
         self.arena = SimArena(world.fail, pieces)
         """Memory and spilled files."""
         slow = world.faults.slow_commits
@@ -80,7 +80,7 @@ class Node:
             return None
         resources = (("CPU", self.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
         number = self.joined_as
-        join = m.Join(m.PROTOCOL_VERSION, self.identifier, number, f"node{self.number}", 0, b"", "", "", resources, (), ())
+        join = m.Join(m.PROTOCOL_VERSION, self.identifier, number, f"node{self.number}", 0, self.identifier * 5, "", "", resources, (), ())
         return ClusterPart(join, self.number == 1)
 
     @property

@@ -20,6 +20,9 @@ from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import Message, Row, Rows
 from zfabric.protocol.options import Demand
 
+TASKS_MAX = 1_000_000
+"""Most tasks of one row of ``Place`` that one answer places. A home asks again for those that wait after it."""
+
 
 class GlobalScheduler:
     """One shard. ``policy`` chooses among the nodes that have enough; ``LeastWait`` unless another is given."""
@@ -55,7 +58,9 @@ class GlobalScheduler:
                 nodes = feasible.get(demand)
                 if nodes is None:
                     nodes = feasible[demand] = self._feasible(demand)
-                rows.append((token, self._place(Batch(demand, count, seconds, self._fetch_times(inputs, nodes)), nodes, asker)))
+                rows.append(
+                    (token, self._place(Batch(demand, min(count, TASKS_MAX), seconds, self._fetch_times(inputs, nodes)), nodes, asker))
+                )
         self._asked = []
         effects, self._effects = self._effects, []
         return effects + [Send(asker, m.Placed(tuple(rows))) for asker, rows in answers.items()]

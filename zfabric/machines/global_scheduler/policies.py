@@ -21,6 +21,10 @@ class Batch(NamedTuple):
     """Estimated seconds that each node would take to fetch what one task reads (a node not named has it all)."""
 
 
+SECONDS_MIN = 1e-6
+"""Shortest time that a task is taken to run: the search by time needs times that it can tell apart."""
+
+
 class NodeView:
     """A node as of its last heartbeat, and what was placed there since."""
 
@@ -85,7 +89,7 @@ class LeastWait:
 
     def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
         """Place a batch by the least estimated time to start."""
-        seconds = batch.seconds or max((view.mean_seconds for view in nodes), default=0.0) or 1.0
+        seconds = max(batch.seconds or max((view.mean_seconds for view in nodes), default=0.0) or 1.0, SECONDS_MIN)
         rooms = [_Room(index, view, batch, seconds) for index, view in enumerate(nodes)]
         left = batch.tasks
         if left > len(nodes) > 0:

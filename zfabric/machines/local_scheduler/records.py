@@ -120,6 +120,15 @@ class BorrowedRecord(ObjectRecord):
         return held or self.pins > 0
 
 
+class RefusedRow(NamedTuple):
+    """A row of another node that this one does not run: what its report takes of a task's record."""
+
+    id: bytes
+    attempt: int
+    submitter: bytes
+    """The home."""
+
+
 class TaskRecord:
     """One task, with its value if it has exactly one. Fields that few tasks need are in ``rare``, which most tasks never have."""
 

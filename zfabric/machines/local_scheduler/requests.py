@@ -17,10 +17,10 @@ Continuation = Callable[[float, Any, Any], None]
 class _Request(NamedTuple):
     then: Continuation
     about: Any
+    to: Address = b""
+    """Whose answer it waits for; empty: that of the head, whichever node that is by then."""
     repeated: m.Message | None = None
     """What is sent again to the next daemon of the head, if the request went there."""
-    to: Address = b""
-    """The local scheduler that was asked, if one was."""
 
 
 class PendingRequests:
@@ -33,13 +33,11 @@ class PendingRequests:
 
     def ask(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
         """Send the control store a message whose first field is a token; ``then`` receives the answer."""
-        self.tables.send(self.tables.control_address, message(self._enter(then, about), *fields))
+        self.tables.send(self.tables.control_address, message(self._enter(then, about, self.tables.control_address), *fields))
 
     def ask_at(self, to: Address, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
         """Send a message like that to another local scheduler, or to this one."""
-        token = self._enter(then, about)
-        self._open[token] = _Request(then, about, to=to)
-        self.tables.send(to, message(token, *fields))
+        self.tables.send(to, message(self._enter(then, about, to), *fields))
 
     def node_died(self, node: bytes) -> None:
         """Drop the requests to a dead node. Whoever asked it several at once is notified of its death."""
@@ -47,9 +45,9 @@ class PendingRequests:
 
     def ask_head(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
         """Send a message like that to the control store of the cluster's head, which is this node's own in a cluster of one."""
-        token = self._enter(then, about)
+        token = self._enter(then, about, b"")
         request = message(token, *fields)
-        self._open[token] = _Request(then, about, request)
+        self._open[token] = _Request(then, about, b"", request)
         self.tables.send(self.tables.head_control_address, request)
 
     def repeat_to_head(self) -> None:
@@ -60,18 +58,19 @@ class PendingRequests:
 
     def ask_store(self, what: str, arguments: m.Row, then: Continuation, about: Any = None) -> None:
         """Send the object store a query; ``then`` receives the answer."""
-        token = self._enter(then, about)
+        token = self._enter(then, about, self.tables.store_address or b"")
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.Query(token, what, arguments))
 
-    def _enter(self, then: Continuation, about: Any) -> int:
+    def _enter(self, then: Continuation, about: Any, to: Address) -> int:
         token = self._next_token
         self._next_token += 1
-        self._open[token] = _Request(then, about)
+        self._open[token] = _Request(then, about, to)
         return token
 
     def on_answer(self, now: float, source: Address, message: Answer) -> None:
-        """Pass an answer to its continuation. Other answers are to requests of an earlier daemon."""
-        request = self._open.pop(message.token, None)
-        if request is not None:
+        """Pass an answer to its continuation. Other answers are to requests of an earlier daemon, or of one that was not asked."""
+        request = self._open.get(message.token)
+        if request is not None and source[1:] == (request.to or self.tables.head_control_address)[1:]:
+            del self._open[message.token]
             request.then(now, request.about, message)

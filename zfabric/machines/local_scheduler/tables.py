@@ -21,6 +21,7 @@ from zfabric.machines.local_scheduler.records import (
     NodeRecord,
     ObjectRecord,
     ProcessRecord,
+    RefusedRow,
     Shape,
     ShapeQueue,
     StreamRecord,
@@ -100,7 +101,7 @@ class Tables:
         """Holds that this node gives up: (home, object)."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
         """Values that other nodes have requested and that exist: (node, record)."""
-        self.delegated_ends: list[tuple[TaskRecord, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
+        self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
         """Attempts of delegated tasks that ended since the last turn: (task, status, outputs, extra as in ``Completed``, refs
         inside, which are pinned)."""
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}

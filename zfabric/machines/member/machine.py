@@ -58,7 +58,10 @@ class Member:
     # -- the contract --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Process one message."""
+        """Process one message. Once the node has joined, only the head decides for it."""
+        if self._lease is not None and source[1:] not in (self._registry[1:], self._join.node, HEAD):
+            self._counts["refused"] += 1
+            return
         self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:

@@ -106,7 +106,7 @@ class Delegations:
         self.borrowing.refer(named, message.homes, node.token)
         self.outcomes.completed(node, completed, now)
         self.borrowing.settle(named)
-        node.ends_received = message.number
+        node.ends_received = max(message.number, node.ends_received or 0)
 
     def end_of_turn(self) -> None:
         """Acknowledge the ended attempts that were taken in."""

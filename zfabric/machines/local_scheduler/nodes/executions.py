@@ -12,14 +12,26 @@ from collections.abc import Iterable
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
-from zfabric.machines.local_scheduler.records import PENDING, READY, WAITING, Elsewhere, FunctionRecord, JobRecord, ShapeQueue, TaskRecord
+from zfabric.machines.local_scheduler.records import (
+    PENDING,
+    READY,
+    WAITING,
+    Elsewhere,
+    FunctionRecord,
+    JobRecord,
+    RefusedRow,
+    ShapeQueue,
+    TaskRecord,
+)
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import Address, unpack_counter
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import Address, short, unpack_counter
+from zfabric.protocol.messages import FAILED
 from zfabric.protocol.options import option
 
 
@@ -52,9 +64,9 @@ class Executions:
         if home is None:
             self.tables.counts["refused"] += 1
             return
-        if message.job[0] in self.jobs.ended_elsewhere:
-            return
         job = self._job(message.job, now)
+        if job is None:
+            return
         self.submission.export(job, message.functions)  # A worker does not export again what it received with a task.
         for identifier, name, payload, options in message.functions:
             if identifier not in job.delegated:
@@ -63,7 +75,12 @@ class Executions:
         self._receive_values(message.values, message.homes, home.token)
         attempts: dict[int, int] = dict(message.attempts)
         for index, row in enumerate(message.rows):
-            task = TaskRecord(row, job.delegated[row[1]], home.token, attempts.get(index, message.attempt))
+            attempt = attempts.get(index, message.attempt)
+            delegated, known = job.delegated.get(row[1]), self.tables.tasks.get(row[0])
+            if delegated is None or known is not None:
+                self._refuse(RefusedRow(row[0], attempt, home.token), known)
+                continue
+            task = TaskRecord(row, delegated, home.token, attempt)
             task.holders = None
             task.outputs = ()  # Its values are the home's. A record here that has the name of one is what this node knows of it.
             self.tables.tasks[task.id] = task
@@ -75,13 +92,25 @@ class Executions:
         self.borrowing.forget_unneeded([each for object_id, _, contained in message.values for each in (object_id, *contained)])
         self.tables.counts["received_delegated"] += len(message.rows)
 
-    def _job(self, about: m.Row, now: float) -> JobRecord:
+    def _job(self, about: m.Row, now: float) -> JobRecord | None:
+        """The record of a job; None for one that has ended: its home has each node end it, so nobody waits for its tasks."""
         identifier, namespace, home = about
         job = self.tables.jobs.get(identifier)
+        if identifier in self.jobs.ended_elsewhere or (job is None and home == self.borrowing.node) or (job is not None and job.ended):
+            return None
         if job is None:
             job = self.tables.jobs[identifier] = JobRecord(identifier, unpack_counter(identifier)[0], namespace, now)
             job.home = home
         return job
+
+    def _refuse(self, row: RefusedRow, known: TaskRecord | None) -> None:
+        """Fail a row that cannot run here, unless it is here already as this very attempt."""
+        if known is not None and known.submitter == row.submitter and known.attempt == row.attempt:
+            return
+        why = "its function was not sent with it" if known is None else "a task with its id is there already"
+        failure = pack_failure("FabricError", f"the node that was given task {short(row.id)} refused it: {why}")
+        self.tables.counts["refused"] += 1
+        self.tables.delegated_ends.append((row, FAILED, (failure,), None, ()))
 
     def _receive_values(self, values: m.Rows, homes: m.Rows, sender: bytes) -> None:
         """Enter the values of the rows' dependencies. They stay as long as the rows do: the sender vouches for them."""

@@ -65,6 +65,8 @@ class ClusterQueries:
     def _answered(self, question: _Question, now: float, node: bytes, answer: m.Answer) -> None:
         if node in question.missing:
             del question.missing[node]
+            if node != self.node and not answer.error and not _fits(question.query.what, answer.payload):
+                answer = m.Answer(answer.token, None, f"the answer of node {self._name(node)} makes no sense")
             question.answers[node] = answer
             if not question.missing:
                 self._conclude(question)
@@ -133,3 +135,12 @@ class ClusterQueries:
         for answer in question.answers.values():
             total.update(answer.payload)
         return dict(total)
+
+
+def _fits(what: str, payload: Any) -> bool:
+    """Whether another node's answer can be put together with others."""
+    if what == "explain":
+        return True
+    if what == "available_resources":
+        return type(payload) is dict and all(type(name) is str and type(amount) in (int, float) for name, amount in payload.items())
+    return type(payload) is tuple and all(type(row) is dict and (what != "find" or type(row.get("id")) is str) for row in payload)

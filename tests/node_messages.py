@@ -1,0 +1,229 @@
+"""Messages between nodes, for hypothesis: well formed, and otherwise anything."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from zfabric.machines.common.row_format import pack_row
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure, with_refs
+from zfabric.protocol.ids import (  # fmt: skip
+    ATTEMPT_MAX,
+    FUNCTION_BYTES,
+    INCARNATION_BYTES,
+    JOB_BYTES,
+    NODE_BYTES,
+    NODE_NUMBER_MAX,
+    OBJECT_BYTES,
+    TASK_BYTES,
+)
+from zfabric.protocol.node_fields import KEY_BYTES, LEVELS, PENDING, READ_TABLE, SECONDS_MAX, SIZE_MAX, STOP_REASONS
+from zfabric.protocol.options import OPTION_TYPES
+
+Strategy = st.SearchStrategy[Any]
+
+
+def exactly(length: int) -> Strategy:
+    """Bytes of this length."""
+    return st.binary(min_size=length, max_size=length)
+
+
+def many(each: Strategy, most: int = 4) -> Strategy:
+    """A tuple of these."""
+    return st.lists(each, max_size=most).map(tuple)
+
+
+class Pool(NamedTuple):
+    """Where ids and numbers come from: from a few that a machine knows, or any."""
+
+    jobs: Strategy = exactly(JOB_BYTES)
+    tasks: Strategy = exactly(TASK_BYTES)
+    functions: Strategy = exactly(FUNCTION_BYTES)
+    objects: Strategy = exactly(OBJECT_BYTES)
+    nodes: Strategy = exactly(NODE_BYTES)
+    attempts: Strategy = st.integers(0, ATTEMPT_MAX)
+    numbers: Strategy = st.integers(0, SIZE_MAX)
+    tokens: Strategy = st.integers(-(2**63), 2**64 - 1)
+
+
+texts = st.text(max_size=6)
+payloads = st.binary(max_size=12)
+seconds = st.floats(0, SECONDS_MAX) | st.integers(0, 10)
+answers = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | texts | payloads,
+    lambda inner: many(inner, 3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def failures(pool: Pool) -> Strategy:
+    """The outcome of what failed."""
+    return st.one_of(payloads, st.just(pack_failure("FabricError", "x")), st.builds(with_refs, payloads, many(pool.objects, 2)))
+
+
+def options(pool: Pool) -> Strategy:
+    """Options of a function or a task."""
+    known = st.sampled_from(
+        [
+            ("num_returns", 2),
+            ("num_returns", 0),
+            ("demand", (("CPU", 5000),)),
+            ("demand", (("nothing", 7),)),
+            ("demand", (("CPU", -5),)),
+            ("stream", 3),
+            ("actor", b""),
+            ("actor", b"handle"),
+            ("lightweight", True),
+            ("max_concurrency", 3),
+            ("inline", False),
+            ("max_retries", 0),
+            ("timeout", 0.5),
+            ("env", ((("A", "b"),), "", ())),
+            ("strategy", (("spread", "", "", ()),)),
+            ("strategy", (("hard", "zone", "in", ("a",)),)),
+            ("strategy", (("hard", "zone", "in", (5, None)),)),
+            ("strategy", (("what", "zone", "near", ()),)),
+            ("num_returns", None),
+        ]
+    )
+    contains = st.tuples(st.just("contains"), many(pool.objects))
+    unknown = st.tuples(texts.filter(lambda name: name not in OPTION_TYPES), answers)
+    return many(known | contains | unknown, 2)
+
+
+def ended(pool: Pool) -> Strategy:
+    """What ``Ended.completed`` has."""
+    crash = st.tuples(st.booleans(), pool.numbers, pool.numbers, pool.numbers, pool.numbers, texts, st.booleans()).map(pack_row)
+    values = many(payloads | pool.numbers, 3)
+    row = st.one_of(
+        st.tuples(pool.tasks, pool.attempts, st.just(m.OK), values),
+        st.tuples(pool.tasks, pool.attempts, st.sampled_from([1, 2, 3, 4, 6]), many(failures(pool), 2)),
+        st.tuples(pool.tasks, pool.attempts, st.just(m.LOST), many(crash, 1)),
+    )
+
+    def completed(rows: list[Any], extras: list[Any], durations: Any) -> Any:
+        extras = [(index % len(rows), contained, kept) for index, contained, kept in extras] if rows else []
+        return tuple(m.Completed.of(tuple(rows), tuple(extras), durations))
+
+    extras = st.lists(st.tuples(st.integers(0, 3), many(many(pool.objects, 2), 2), many(pool.objects, 2)), max_size=2)
+    durations = many(st.tuples(pool.functions, pool.numbers, seconds), 2)
+    return st.builds(completed, st.lists(row, max_size=3), extras, durations)
+
+
+def delegate(about: Any, functions: Any, rows: Any, *rest: Any) -> m.Delegate:
+    """A ``Delegate`` whose tasks are of its job."""
+    return m.Delegate(about, functions, _of_job(about[0], rows), *rest)
+
+
+def entrust(number: int, job: bytes, functions: Any, rows: Any, homes: Any) -> m.Entrust:
+    """An ``Entrust`` whose tasks are of its job."""
+    return m.Entrust(number, job, functions, _of_job(job, rows), homes)
+
+
+def _of_job(job: bytes, rows: Any) -> Any:
+    return tuple((job + row[0][JOB_BYTES:], *row[1:]) for row in rows)
+
+
+def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
+    """A strategy for each message between nodes, by name."""
+    numbers = pool.numbers
+    homes = many(st.tuples(pool.objects, pool.nodes), 2)
+    objects, tasks = many(pool.objects), many(pool.tasks)
+    task_rows = many(
+        st.tuples(pool.tasks, pool.functions, payloads, many(pool.objects, 2))
+        | st.tuples(pool.tasks, pool.functions, payloads, many(pool.objects, 2), st.none() | options(pool))
+    )
+    functions = many(st.tuples(pool.functions, texts, payloads, options(pool)), 2)
+    values = many(st.tuples(pool.objects, st.none() | payloads, many(pool.objects, 2)), 2)
+    fetched = st.one_of(
+        st.tuples(pool.objects, st.just(m.OK), payloads, many(pool.objects, 2)),
+        st.tuples(pool.objects, st.just(m.OK), many(pool.nodes, 1), many(pool.objects, 2)),
+        st.tuples(pool.objects, st.integers(1, 6), failures(pool), many(pool.objects, 2)),
+    )
+    remains = st.one_of(
+        st.tuples(pool.objects, st.booleans(), st.just(PENDING), st.just(b""), many(pool.objects, 2)),
+        st.tuples(pool.objects, st.booleans(), st.just(m.OK), numbers, many(pool.objects, 2)),
+        st.tuples(pool.objects, st.booleans(), st.integers(1, 6), failures(pool), many(pool.objects, 2)),
+    )
+    amounts, labels = many(st.tuples(texts, st.integers(0, 10**6)), 2), many(st.tuples(texts, texts), 2)
+    demand = many(st.tuples(texts, st.integers(-10, 10**5)), 2)
+    questions = st.tuples(pool.tokens, demand, pool.numbers, seconds, many(st.tuples(pool.nodes, pool.tokens), 2))
+    members = st.tuples(pool.nodes, st.integers(0, NODE_NUMBER_MAX), texts, texts, texts, exactly(KEY_BYTES), amounts, labels, pool.numbers)
+    return {
+        "RegisterNode": st.builds(m.RegisterNode, pool.tokens, exactly(INCARNATION_BYTES)),
+        "Delegate": st.builds(
+            delegate,
+            st.tuples(pool.jobs, texts, pool.nodes),
+            functions,
+            task_rows,
+            many(st.tuples(pool.tokens, pool.attempts), 2),
+            values,
+            homes,
+            pool.attempts,
+        ),
+        "StopDelegated": st.builds(m.StopDelegated, pool.tasks, pool.attempts, st.sampled_from(sorted(STOP_REASONS)), st.booleans()),
+        "Reclaim": st.builds(m.Reclaim, tasks),
+        "Reclaimed": st.builds(m.Reclaimed, tasks, st.booleans()),
+        "Ended": st.builds(m.Ended, numbers, ended(pool), homes),
+        "EndsReceived": st.builds(m.EndsReceived, numbers),
+        "Borrow": st.builds(m.Borrow, numbers, objects),
+        "Borrowed": st.builds(m.Borrowed, numbers),
+        "FetchValues": st.builds(m.FetchValues, objects),
+        "FetchedValues": st.builds(m.FetchedValues, many(fetched), homes),
+        "CopyLost": st.builds(m.CopyLost, pool.objects, texts),
+        "Entrust": st.builds(entrust, numbers, pool.jobs, functions, task_rows, homes),
+        "Entrusted": st.builds(m.Entrusted, numbers),
+        "Withdraw": st.builds(m.Withdraw, tasks),
+        "Remains": st.builds(m.Remains, pool.nodes, many(remains, 3), homes, many(st.tuples(pool.tasks, pool.attempts), 2), st.booleans()),
+        "Read": st.builds(m.Read, numbers, st.just(READ_TABLE), many(st.one_of(pool.nodes, payloads), 3)),
+        "EndJob": st.builds(m.EndJob, pool.jobs),
+        "JobGone": st.builds(m.JobGone, pool.jobs),
+        "JobOutput": st.builds(
+            m.JobOutput,
+            pool.jobs,
+            many(st.tuples(pool.tokens, texts, texts, texts), 2),
+            many(st.tuples(st.sampled_from(sorted(LEVELS)), texts), 2),
+        ),
+        "Heartbeat": st.builds(m.Heartbeat, pool.nodes, demand, demand, pool.tokens, seconds),
+        "Place": st.builds(m.Place, many(questions, 2)),
+        "Placed": st.builds(m.Placed, many(st.tuples(pool.tokens, many(st.tuples(pool.nodes, numbers), 2)), 2)),
+        "NewJob": st.builds(m.NewJob, numbers),
+        "JobNumber": st.builds(m.JobNumber, numbers, numbers),
+        "Written": st.builds(m.Written, numbers, st.booleans(), texts),
+        "Join": st.builds(
+            m.Join,
+            pool.tokens,
+            pool.nodes,
+            st.integers(0, NODE_NUMBER_MAX),
+            texts,
+            numbers,
+            exactly(KEY_BYTES),
+            texts,
+            texts,
+            amounts,
+            labels,
+            labels,
+        ),
+        "Joined": st.builds(m.Joined, pool.nodes, st.integers(1, NODE_NUMBER_MAX), st.floats(0.001, SECONDS_MAX)),
+        "NodeTable": st.builds(m.NodeTable, numbers, many(members, 3), pool.nodes | st.just(b"")),
+        "RenewLease": st.builds(m.RenewLease, pool.nodes, numbers),
+        "LeaseRenewed": st.builds(m.LeaseRenewed, numbers),
+        "Leave": st.builds(m.Leave, pool.nodes, texts),
+        "Want": st.builds(m.Want, numbers, pool.objects, numbers, numbers, numbers),
+        "Credit": st.builds(m.Credit, numbers, numbers),
+        "StopWant": st.builds(m.StopWant, numbers, st.booleans()),
+        "Chunk": st.builds(m.Chunk, numbers, numbers, numbers),
+        "Queued": st.builds(m.Queued, numbers),
+        "Redirect": st.builds(m.Redirect, numbers, pool.nodes),
+        "Unavailable": st.builds(m.Unavailable, numbers, texts),
+        # Of those that processes send, too:
+        "Ready": st.just(m.Ready()),
+        "Query": st.builds(m.Query, pool.tokens, texts, many(answers, 3)),
+        "Answer": st.builds(m.Answer, pool.tokens, answers, texts),
+        "Found": st.builds(m.Found, pool.tokens, many(answers, 3), st.booleans()),
+        "Release": st.builds(m.Release, objects),
+        "Refused": st.builds(m.Refused, texts, texts),
+        "Expelled": st.builds(m.Expelled, texts),
+    }

@@ -1,0 +1,414 @@
+"""Checks of messages' fields, beyond the types that the annotations of messages give.
+
+Rows are checked by column, so that the price is a few C-level passes a batch, not a loop over fields. A check raises MalformedFrame.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
+from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES
+
+Check = Callable[[str, tuple[Any, ...]], None]
+"""Checks the fields of a message, whose types are right already: (name of the message, fields). Raises MalformedFrame."""
+
+
+class MalformedFrame(ValueError):
+    """Bytes that are not a frame of this protocol. The receiver drops and counts them."""
+
+
+def check_columns(name: str, rows: tuple[Any, ...], widths: set[int], kinds: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Check rows of one of these widths, whose fields have these types (None: any). Return their columns."""
+    if not rows:
+        return _NO_COLUMNS
+    if len(rows) == 1:
+        return _single(name, rows[0], widths, kinds)
+    if set(map(type, rows)) != TUPLE or len(rows[0]) not in widths:
+        raise MalformedFrame(f"{name}: a row has {sorted(widths)} fields")
+    try:
+        columns = list(zip(*rows, strict=True))
+    except ValueError:
+        if not set(map(len, rows)) <= widths:
+            raise MalformedFrame(f"{name}: a row has {sorted(widths)} fields") from None
+        columns = list(itertools.zip_longest(*rows))  # Missing options are None; longer rows beside are checked whole.
+    for column, accepted in zip(columns, kinds, strict=False):
+        if accepted is not None and not (_all_empty(column, accepted) or set(map(type, column)) <= accepted):
+            raise MalformedFrame(f"{name}: a row's field has the wrong type")
+    return columns
+
+
+def _all_empty(column: tuple[Any, ...], accepted: set[type]) -> bool:
+    """Whether this field is empty in all rows, as it usually is for arguments: a tenth of the time of checking all types."""
+    first = column[0]
+    return not first and first != 0 and type(first) in accepted and column.count(first) == len(column)
+
+
+def _single(name: str, row: Any, widths: set[int], kinds: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The same for one row: the usual frame of a program that waits for each task."""
+    if type(row) is not tuple or len(row) not in widths:
+        raise MalformedFrame(f"{name}: a row has {sorted(widths)} fields")
+    for value, accepted in zip(row, kinds, strict=False):
+        if accepted is not None and type(value) not in accepted:
+            raise MalformedFrame(f"{name}: a row's field has the wrong type")
+    return [(value,) for value in row]
+
+
+_NO_COLUMNS: list[tuple[Any, ...]] = [()] * 8
+"""The columns of an empty list of rows: as many as any row has fields."""
+
+
+def check_ids(name: str, ids: tuple[Any, ...], length: int) -> None:
+    """Check ids of ``length`` bytes each."""
+    if len(ids) == 1 and type(ids[0]) is bytes and len(ids[0]) == length:
+        return
+    try:
+        b"".join(ids)  # Raises for anything but bytes, faster than a check of each type.
+    except TypeError:
+        raise MalformedFrame(f"{name}: ids are bytes") from None
+    if ids and set(map(len, ids)) != {length}:
+        raise MalformedFrame(f"{name}: ids are {length} bytes")
+
+
+def check_few_ids(name: str, ids: tuple[Any, ...], length: int) -> None:
+    """The same, if most ids are equal."""
+    alike = bool(ids) and type(ids[0]) is bytes and ids.count(ids[0]) == len(ids)
+    check_ids(name, ids[:1] if alike else ids, length)
+
+
+BYTES, INT, TUPLE, STR = {bytes}, {int}, {tuple}, {str}
+VALUE: set[type] = {bytes, tuple, type(None)}
+OPTIONS: set[type] = {tuple, type(None)}
+
+
+_TASK_WIDTHS = {4, 5}
+_TASK_KINDS = (None, None, BYTES, TUPLE, OPTIONS)
+
+
+def check_task_rows(name: str, rows: tuple[Any, ...]) -> None:
+    """Check task rows, with or without options."""
+    columns = check_columns(name, rows, _TASK_WIDTHS, _TASK_KINDS)
+    check_ids(name, columns[0], TASK_BYTES)
+    check_few_ids(name, columns[1], FUNCTION_BYTES)
+    if any(columns[3]):
+        for dependencies in columns[3]:
+            check_ids(name, dependencies, OBJECT_BYTES)
+    if len(columns) > 4 and any(columns[4]):
+        for options in filter(None, columns[4]):
+            check_options(name, options)
+
+
+def check_options(name: str, options: tuple[Any, ...]) -> None:
+    """Check pairs of a name and a value of the type that options of that name have, or None for "not set"."""
+    for pair in options:
+        if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not str:
+            raise MalformedFrame(f"{name}: an option is a pair of a name and a value")
+        key, value = pair
+        if value is None:
+            continue
+        accepted = OPTION_TYPES.get(key)
+        if accepted is not None and type(value) not in accepted:
+            raise MalformedFrame(f"{name}: option {key} cannot be {type(value).__name__}")
+        if key == "contains":
+            check_ids(name, value, OBJECT_BYTES)
+        elif key == "demand":
+            check_columns(name, value, {2}, (STR, INT))
+        elif key == "strategy":
+            check_columns(name, value, {4}, (STR, STR, STR, TUPLE))
+        elif key == "env" and tuple(map(type, value)) != (tuple, str, tuple):
+            raise MalformedFrame(f"{name}: an environment is variables, a directory and paths")
+        elif key == "num_returns" and not 0 <= value <= RETURNS_MAX:
+            raise MalformedFrame(f"{name}: a task has 0 to {RETURNS_MAX} values")
+
+
+def _submit(name: str, fields: tuple[Any, ...]) -> None:
+    check_task_rows(name, fields[0])
+
+
+def _handed(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], INCARNATION_BYTES)
+    check_task_rows(name, fields[1])
+
+
+def _told(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], INCARNATION_BYTES)
+
+
+def _introduced(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], INCARNATION_BYTES)
+    check_ids(name, fields[1], FUNCTION_BYTES)
+
+
+def _inherit(name: str, fields: tuple[Any, ...]) -> None:
+    check_task_rows(name, fields[0])
+    check_exports(name, fields[1:])
+
+
+def _dispatch(name: str, fields: tuple[Any, ...]) -> None:
+    check_task_rows(name, fields[0])
+    check_columns(name, fields[1], {4}, (INT, INT, TUPLE, TUPLE))
+
+
+def check_completed(name: str, fields: tuple[Any, ...]) -> None:
+    """Check the columns of ``Completed``."""
+    attempts, statuses, outputs, task_ids, extras, durations, times = fields
+    if not len(attempts) == len(statuses) == len(outputs) == len(task_ids) / TASK_BYTES:
+        raise MalformedFrame(f"{name}: columns are of one length")
+    if times and len(times) != len(attempts) * TIME_BYTES:
+        raise MalformedFrame(f"{name}: times are {TIME_BYTES} bytes for each attempt")
+    if not (set(map(type, attempts)) <= INT and set(map(type, statuses)) <= INT and set(map(type, outputs)) <= TUPLE):
+        raise MalformedFrame(f"{name}: a column has a value of the wrong type")
+    check_columns(name, extras, {3}, (INT, TUPLE, TUPLE))
+    check_columns(name, durations, {3}, (BYTES, INT, {float, int}))
+
+
+def _yielded(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {5}, (BYTES, INT, INT, {bytes, tuple, bool, type(None)}, TUPLE))
+    check_ids(name, columns[0], TASK_BYTES)
+    if not all(0 <= index <= STREAM_VALUES_MAX for index in columns[2]):
+        raise MalformedFrame(f"{name}: a stream has 0 to {STREAM_VALUES_MAX} values")
+    for contained in filter(None, columns[4]):
+        check_ids(name, contained, OBJECT_BYTES)
+
+
+_RESULT = (bytes, int, tuple)
+
+
+def _results(name: str, fields: tuple[Any, ...]) -> None:
+    rows = fields[0]
+    if len(rows) == 1 and type(rows[0]) is tuple and tuple(map(type, rows[0])) == _RESULT and len(rows[0][0]) == TASK_BYTES:
+        return  # The usual frame of a program that waits for each task: one comparison instead of the checks below.
+    columns = check_columns(name, fields[0], {3}, (None, INT, TUPLE))
+    check_ids(name, columns[0], TASK_BYTES)
+
+
+def _object_rows(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {4}, (None, INT, VALUE, TUPLE))
+    check_ids(name, columns[0], OBJECT_BYTES)
+    for contained in filter(None, columns[3]):
+        check_ids(name, contained, OBJECT_BYTES)
+
+
+def _put(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {4}, (BYTES, VALUE, TUPLE, {bool}))
+    check_ids(name, columns[0], OBJECT_BYTES)
+    for contained in columns[2]:
+        check_ids(name, contained, OBJECT_BYTES)
+
+
+def _running(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {4}, (TUPLE, INT, {bool}, STR))
+    check_task_rows(name, columns[0])
+    if not set(map(type, fields[1])) <= INT:
+        raise MalformedFrame(f"{name}: GPUs are numbers")
+
+
+def check_exports(name: str, fields: tuple[Any, ...]) -> None:
+    """Check rows of functions, the first of these fields."""
+    columns = check_columns(name, fields[0], {4}, (BYTES, STR, BYTES, TUPLE))
+    check_ids(name, columns[0], FUNCTION_BYTES)
+    for options in filter(None, columns[3]):
+        check_options(name, options)
+
+
+def _object_ids(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[0], OBJECT_BYTES)
+
+
+def _task_ids(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[0], TASK_BYTES)
+
+
+def _places(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {3}, (BYTES, INT, INT))
+    if name == "Pinned":
+        check_ids(name, columns[0], OBJECT_BYTES)
+
+
+def _grants(name: str, fields: tuple[Any, ...]) -> None:
+    check_columns(name, fields[0], {3}, (INT, INT, INT))
+
+
+def _returned_grant(name: str, fields: tuple[Any, ...]) -> None:
+    check_columns(name, fields[2], {2}, (INT, INT))
+
+
+def _writes(name: str, fields: tuple[Any, ...]) -> None:
+    check_columns(name, fields[1], {3}, (STR, BYTES, BYTES))
+    check_columns(name, fields[2], {2}, (STR, BYTES))
+
+
+def _blocked(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[1], OBJECT_BYTES)
+    check_ids(name, fields[2], TASK_BYTES)
+
+
+def _awaits(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    columns = check_columns(name, fields[2], {2}, (BYTES, BYTES))
+    check_ids(name, columns[0], OBJECT_BYTES)
+    check_ids(name, columns[1], TASK_BYTES)
+
+
+_MAYBE_TUPLE: set[type] = {tuple, type(None)}
+"""Types of a field that a short row does not have: it is None in the column then."""
+
+
+_PLAIN_CALL = (bytes, str, bytes)
+
+
+def _call(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    rows = fields[2]
+    if len(rows) == 1 and type(rows[0]) is tuple and tuple(map(type, rows[0])) == _PLAIN_CALL and len(rows[0][0]) == TASK_BYTES:
+        return  # As for results.
+    columns = check_columns(name, fields[2], {3, 6}, (BYTES, STR, BYTES, _MAYBE_TUPLE, _MAYBE_TUPLE, OPTIONS))
+    check_ids(name, columns[0], TASK_BYTES)
+    if len(columns) == 6:
+        for dependencies, values, options in zip(*columns[3:], strict=True):
+            check_ids(name, dependencies or (), OBJECT_BYTES)
+            if len(dependencies or ()) != len(values or ()):
+                raise MalformedFrame(f"{name}: each dependency has a value")
+            check_options(name, options or ())
+
+
+def _reported(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {5}, (BYTES, BYTES, INT, TUPLE, TUPLE))
+    check_ids(name, columns[0], TASK_BYTES)
+    check_ids(name, columns[1], INCARNATION_BYTES)
+    for contained in columns[4]:
+        if not set(map(type, contained)) <= TUPLE:
+            raise MalformedFrame(f"{name}: refs are rows of ids")
+        for refs in contained:
+            check_ids(name, refs, OBJECT_BYTES)
+
+
+def _expect(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {2, 3}, (BYTES, BYTES, {int, type(None)}))
+    check_ids(name, columns[0], OBJECT_BYTES)
+    check_ids(name, columns[1], TASK_BYTES)
+
+
+def _hosting(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {2}, (TUPLE, INT))
+    check_task_rows(name, columns[0])
+
+
+def _traced(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {2}, (BYTES, STR))
+    check_ids(name, columns[0], FUNCTION_BYTES)
+    if len(fields[1]) % EACH_BYTES:
+        raise MalformedFrame(f"{name}: a trace has {EACH_BYTES} bytes for each call")
+    columns = check_columns(name, fields[2], {2}, (BYTES, TUPLE))
+    check_ids(name, columns[0], TASK_BYTES)
+    check_ids(name, tuple(itertools.chain.from_iterable(columns[1])), OBJECT_BYTES)
+
+
+def _delays(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[1], {5}, (BYTES, BYTES, TUPLE, TUPLE, {bool}))
+    check_ids(name, (*columns[0], *columns[1], *itertools.chain.from_iterable(columns[3])), TASK_BYTES)
+    check_ids(name, tuple(itertools.chain.from_iterable(columns[2])), OBJECT_BYTES)
+
+
+def _whereabouts(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {7}, (BYTES, INT, BYTES, INT, {bool}, BYTES, BYTES))
+    check_ids(name, columns[0], TASK_BYTES)
+
+
+def _logged(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    check_ids(name, fields[-1], OBJECT_BYTES)
+    if min(fields[1:4]) < 0 or max(fields[1:4]) >= LOG_NUMBERS_MAX:
+        raise MalformedFrame(f"{name}: what is logged is numbered from 0, below {LOG_NUMBERS_MAX}")
+
+
+def _block(name: str, fields: tuple[Any, ...]) -> None:
+    _logged(name, fields)
+    check_ids(name, fields[5], OBJECT_BYTES)
+
+
+def _checkpoint(name: str, fields: tuple[Any, ...]) -> None:
+    _logged(name, fields)
+    if not 0 <= fields[4] < fields[5] <= CHECKPOINT_PARTS_MAX:
+        raise MalformedFrame(f"{name}: a checkpoint has parts 0 to {CHECKPOINT_PARTS_MAX - 1}")
+
+
+def _replaying(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    check_ids(name, fields[3], INCARNATION_BYTES)
+
+
+def _counted(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    if not (0 <= fields[1] < LOG_NUMBERS_MAX and 0 <= fields[2] < LOG_NUMBERS_MAX):
+        raise MalformedFrame(f"{name}: calls are counted from 0, below {LOG_NUMBERS_MAX}")
+
+
+def _taken(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    check_ids(name, fields[1], TASK_BYTES)
+
+
+def _one_task(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+
+
+ROW_CHECKS: dict[str, Check] = {
+    "FindActors": _task_ids,
+    "ActorLocations": _whereabouts,
+    "Call": _call,
+    "Returned": _results,
+    "CallOutcomes": _reported,
+    "OutcomesRecorded": _task_ids,
+    "ExpectResults": _expect,
+    "HostedActors": _hosting,
+    "CallTimes": _traced,
+    "HostDelays": _delays,
+    "LogAppended": _block,
+    "Checkpoint": _checkpoint,
+    "LogCommitted": _one_task,
+    "ReplayProgress": _replaying,
+    "CallCounts": _counted,
+    "OutcomesReceived": _taken,
+    "KillActor": _one_task,
+    "ActorExiting": _one_task,
+    "RetireActor": _one_task,
+    "ActorEnded": _one_task,
+    "StopCall": _one_task,
+    "Submit": _submit,
+    "InheritTasks": _inherit,
+    "Dispatch": _dispatch,
+    "DirectAllowed": _introduced,
+    "SubmitDirect": _handed,
+    "SubmittedDirect": _handed,
+    "DirectCounts": _told,
+    "Completed": check_completed,
+    "Yielded": _yielded,
+    "Results": _results,
+    "Objects": _object_rows,
+    "OfferResults": _object_rows,
+    "Put": _put,
+    "RunningTasks": _running,
+    "Export": check_exports,
+    "Functions": check_exports,
+    "Hold": _object_ids,
+    "Release": _object_ids,
+    "Fetch": _object_ids,
+    "PutCommitted": _object_ids,
+    "Cancel": _object_ids,
+    "Unpin": _object_ids,
+    "RecallPins": _object_ids,
+    "Free": _object_ids,
+    "RetainOnly": _object_ids,
+    "TakeBack": _task_ids,
+    "TakenBack": _task_ids,
+    "Pinned": _places,
+    "GrantsHeld": _grants,
+    "ReturnGrant": _returned_grant,
+    "Write": _writes,
+    "Blocked": _blocked,
+    "WaitDetails": _awaits,
+}

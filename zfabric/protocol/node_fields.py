@@ -1,0 +1,402 @@
+"""Checks of the fields of messages between nodes: daemons of a cluster, and their transfer agents.
+
+A node is trusted to run code on its peers, and its messages are checked as strictly as those of any process: no version of it, however
+broken, may stop the daemon of another one. Offsets of an arena never leave their node, so a value is bytes, or its size.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import msgpack
+
+from zfabric.protocol.fields import (
+    BYTES,
+    INT,
+    STR,
+    TUPLE,
+    Check,
+    MalformedFrame,
+    check_columns,
+    check_completed,
+    check_exports,
+    check_few_ids,
+    check_ids,
+    check_task_rows,
+)
+from zfabric.protocol.ids import ATTEMPT_MAX, INCARNATION_BYTES, JOB_BYTES, NODE_BYTES, NODE_NUMBER_MAX, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.messages import LOST, OK, STAYS
+from zfabric.protocol.names import NAME_BYTES_MAX
+
+KEY_BYTES = 40
+"""Bytes of a public key in Z85."""
+LEVELS = {"info", "warning", "error", "again"}
+"""Levels of notices. "again": something runs again, of which a driver receives a limited number of notices."""
+STOP_REASONS = {"cancelled", "timeout", "force"}
+SIZE_MAX = 2**63 - 1
+"""Largest size, position or count."""
+SECONDS_MAX = 1e9
+"""Longest time, in seconds."""
+PENDING = -1
+"""The status in ``Remains`` of an object whose value is not there."""
+READ_TABLE = "member"
+"""The table of the head that other nodes may read: which nodes are alive."""
+READ_MAX = 1000
+"""Most rows that one ``Read`` of another node requests."""
+LABELS_MAX = 1000
+"""Most labels, resources or versions of one node."""
+
+
+def _refuse(name: str, text: str) -> None:
+    raise MalformedFrame(f"{name}: {text}")
+
+
+def _numbers(name: str, *numbers: Any) -> None:
+    """Check that all numbers are counts, sizes or positions."""
+    if not all(type(number) is int and 0 <= number <= SIZE_MAX for number in numbers):
+        _refuse(name, f"a number is 0 to {SIZE_MAX}")
+
+
+def _seconds(name: str, *values: Any) -> None:
+    if not all(0 <= value <= SECONDS_MAX for value in values):
+        _refuse(name, f"a time is 0 to {SECONDS_MAX:g} s")
+
+
+def _attempts(name: str, *numbers: int) -> None:
+    if not all(0 <= number <= ATTEMPT_MAX for number in numbers):
+        _refuse(name, "an attempt has a number of 64 bits")
+
+
+def _node(name: str, node: Any) -> None:
+    check_ids(name, (node,), NODE_BYTES)
+
+
+def _homes(name: str, rows: tuple[Any, ...]) -> None:
+    columns = check_columns(name, rows, {2}, (BYTES, BYTES))
+    check_ids(name, columns[0], OBJECT_BYTES)
+    check_few_ids(name, columns[1], NODE_BYTES)
+
+
+def _refs(name: str, column: tuple[Any, ...]) -> None:
+    """Check a column of ids of objects that values contain."""
+    if any(column):
+        check_ids(name, tuple(chain.from_iterable(column)), OBJECT_BYTES)
+
+
+# -- between local schedulers --
+
+
+def _register_node(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[1:], INCARNATION_BYTES)
+
+
+def _delegate(name: str, fields: tuple[Any, ...]) -> None:
+    about, functions, rows, attempts, values, homes, attempt = fields
+    if tuple(map(type, about)) != (bytes, str, bytes) or len(about[0]) != JOB_BYTES or len(about[2]) != NODE_BYTES:
+        _refuse(name, "a job is its id, its namespace and its home")
+    check_exports(name, (functions,))
+    check_task_rows(name, rows)
+    if not {row[0][:JOB_BYTES] for row in rows} <= {about[0]}:
+        _refuse(name, "all tasks are of one job")
+    columns = check_columns(name, attempts, {2}, (INT, INT))
+    _attempts(name, attempt, *columns[1])
+    columns = check_columns(name, values, {3}, (BYTES, {bytes, type(None)}, TUPLE))
+    check_ids(name, columns[0], OBJECT_BYTES)
+    _refs(name, columns[2])
+    _homes(name, homes)
+
+
+def _reclaimed(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[0], TASK_BYTES)
+
+
+def _stop_delegated(name: str, fields: tuple[Any, ...]) -> None:
+    task_id, attempt, reason, _ = fields
+    check_ids(name, (task_id,), TASK_BYTES)
+    _attempts(name, attempt)
+    if reason not in STOP_REASONS:
+        _refuse(name, f"a task is stopped for one of {sorted(STOP_REASONS)}")
+
+
+_CRASH_KINDS = (bool, int, int, int, int, str, bool)
+
+
+def _crash(name: str, values: tuple[bytes, ...]) -> None:
+    """Check the outputs of an attempt that was lost: how its worker died."""
+    try:
+        kinds = [tuple(map(type, msgpack.unpackb(value, use_list=False, raw=False))) for value in values]
+    except Exception:  # msgpack raises many kinds for bytes that are not its own; all mean the same here
+        kinds = [()]
+    if kinds not in ([], [_CRASH_KINDS]):
+        _refuse(name, "a lost attempt says how its worker died")
+
+
+_ENDED_KINDS = (tuple, tuple, tuple, bytes, tuple, tuple, bytes)
+
+
+def _ended(name: str, fields: tuple[Any, ...]) -> None:
+    number, completed, homes = fields
+    _numbers(name, number)
+    _homes(name, homes)
+    if tuple(map(type, completed)) != _ENDED_KINDS:
+        _refuse(name, "attempts that ended are seven columns")
+    check_completed(name, completed)
+    attempts, statuses, outputs, _, extras, durations, _ = completed
+    _attempts(name, *attempts)
+    for status, values in zip(statuses, outputs, strict=True):
+        if not 0 <= status <= STAYS:
+            _refuse(name, f"a status is 0 to {STAYS}")
+        if not set(map(type, values)) <= ({bytes, int} if status == OK else BYTES):
+            _refuse(name, "a value is bytes or its size, an error is bytes")
+        if status == OK:
+            _numbers(name, *(value for value in values if type(value) is int))
+        elif status == LOST:
+            _crash(name, values)
+    for index, contained, kept in extras:
+        if not 0 <= index < len(attempts) or not set(map(type, contained)) <= TUPLE:
+            _refuse(name, "refs inside values are rows of ids, by index")
+        _refs(name, contained)
+        check_ids(name, kept, OBJECT_BYTES)
+    for _, count, seconds in durations:
+        _numbers(name, count)
+        _seconds(name, seconds)
+
+
+def _number(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+
+
+def _borrow(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+    check_ids(name, fields[1], OBJECT_BYTES)
+
+
+def _object_ids(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[0], OBJECT_BYTES)
+
+
+def _fetched(name: str, fields: tuple[Any, ...]) -> None:
+    rows, homes = fields
+    columns = check_columns(name, rows, {4}, (BYTES, INT, {bytes, tuple}, TUPLE))
+    check_ids(name, columns[0], OBJECT_BYTES)
+    for status, value in zip(columns[1], columns[2], strict=True):
+        if not 0 <= status <= STAYS:
+            _refuse(name, f"a status is 0 to {STAYS}")
+        if type(value) is tuple and (len(value) > 1 or status != OK):
+            _refuse(name, "a value is bytes, or at most one node")
+        if type(value) is tuple:
+            check_ids(name, value, NODE_BYTES)
+    _refs(name, columns[3])
+    _homes(name, homes)
+
+
+def _copy_lost(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], OBJECT_BYTES)
+
+
+def _entrust(name: str, fields: tuple[Any, ...]) -> None:
+    number, job, functions, rows, homes = fields
+    _numbers(name, number)
+    check_ids(name, (job,), JOB_BYTES)
+    check_exports(name, (functions,))
+    check_task_rows(name, rows)
+    if not {row[0][:JOB_BYTES] for row in rows} <= {job}:
+        _refuse(name, "all tasks are of one job")
+    _homes(name, homes)
+
+
+def _remains(name: str, fields: tuple[Any, ...]) -> None:
+    node, objects, homes, attempts, _ = fields
+    _node(name, node)
+    columns = check_columns(name, objects, {5}, (BYTES, {bool}, INT, {bytes, int}, TUPLE))
+    check_ids(name, columns[0], OBJECT_BYTES)
+    for status, value in zip(columns[2], columns[3], strict=False):
+        if not PENDING <= status <= STAYS or type(value) is not (int if status == OK else bytes):
+            _refuse(name, "there is no value, or its size, or an outcome that is not a value")
+        if status == OK:
+            _numbers(name, value)
+    _refs(name, columns[4])
+    _homes(name, homes)
+    columns = check_columns(name, attempts, {2}, (BYTES, INT))
+    check_ids(name, columns[0], TASK_BYTES)
+    _attempts(name, *columns[1])
+
+
+def _read(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+    if fields[1] != READ_TABLE:
+        _refuse(name, f"other nodes read the table {READ_TABLE!r} alone")
+    if len(fields[2]) > READ_MAX or not set(map(type, fields[2])) <= BYTES:
+        _refuse(name, f"at most {READ_MAX} keys are bytes")
+
+
+def _found(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+    check_columns(name, fields[1], {2}, (BYTES, BYTES))
+
+
+def _job(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], JOB_BYTES)
+
+
+def _job_output(name: str, fields: tuple[Any, ...]) -> None:
+    _job(name, fields)
+    check_columns(name, fields[1], {4}, (INT, STR, STR, STR))
+    columns = check_columns(name, fields[2], {2}, (STR, STR))
+    if not set(columns[0]) <= LEVELS:
+        _refuse(name, f"a level is one of {sorted(LEVELS)}")
+
+
+# -- global schedulers --
+
+
+def _heartbeat(name: str, fields: tuple[Any, ...]) -> None:
+    _node(name, fields[0])
+    _seconds(name, fields[4])
+
+
+def _place(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {5}, (INT, TUPLE, INT, {float, int}, TUPLE))
+    for demand, inputs in zip(columns[1], columns[4], strict=False):
+        check_columns(name, demand, {2}, (STR, INT))
+        check_columns(name, inputs, {2}, (BYTES, INT))
+    _numbers(name, *columns[2])
+    _seconds(name, *columns[3])
+
+
+def _placed(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {2}, (INT, TUPLE))
+    for places in columns[1]:
+        counts = check_columns(name, places, {2}, (BYTES, INT))
+        check_ids(name, counts[0], NODE_BYTES)
+        _numbers(name, *counts[1])
+
+
+# -- registry and members --
+
+
+def _pairs(name: str, rows: Any, kinds: set[Any]) -> None:
+    if len(rows) > LABELS_MAX:
+        _refuse(name, f"a node has at most {LABELS_MAX} resources, labels and versions of each")
+    columns = check_columns(name, rows, {2}, (STR, kinds))
+    for text in chain(columns[0], columns[1]):
+        if type(text) is int:
+            _numbers(name, text)
+        else:
+            _text(name, text)
+
+
+def _text(name: str, *texts: str) -> None:
+    if any(len(text.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX for text in texts):
+        _refuse(name, f"a text has at most {NAME_BYTES_MAX} bytes")
+
+
+def _node_number(name: str, number: Any) -> None:
+    if not 0 <= number <= NODE_NUMBER_MAX:
+        _refuse(name, f"a node's number is 0 to {NODE_NUMBER_MAX}")
+
+
+def _join(name: str, fields: tuple[Any, ...]) -> None:
+    _, node, number, own, pid, key, address, transfer, resources, labels, versions = fields
+    _node(name, node)
+    _node_number(name, number)
+    _numbers(name, pid)
+    check_ids(name, (key,), KEY_BYTES)
+    _text(name, own, address, transfer)
+    _pairs(name, resources, INT)
+    _pairs(name, labels, STR)
+    _pairs(name, versions, STR)
+
+
+def _joined(name: str, fields: tuple[Any, ...]) -> None:
+    head, number, lease = fields
+    _node(name, head)
+    _node_number(name, number)
+    _seconds(name, lease)
+    if not number or not lease:
+        _refuse(name, "a node has a number and a lease")
+
+
+def _node_table(name: str, fields: tuple[Any, ...]) -> None:
+    version, rows, head = fields
+    _numbers(name, version)
+    if head:
+        _node(name, head)
+    columns = check_columns(name, rows, {9}, (BYTES, INT, STR, STR, STR, BYTES, TUPLE, TUPLE, INT))
+    check_ids(name, columns[0], NODE_BYTES)
+    for node_number, resources, labels in zip(columns[1], columns[6], columns[7], strict=False):
+        _node_number(name, node_number)
+        _pairs(name, resources, INT)
+        _pairs(name, labels, STR)
+
+
+def _about_node(name: str, fields: tuple[Any, ...]) -> None:
+    _node(name, fields[0])
+
+
+def _renew(name: str, fields: tuple[Any, ...]) -> None:
+    _node(name, fields[0])
+    _numbers(name, fields[1])
+
+
+# -- transfer agents --
+
+
+def _want(name: str, fields: tuple[Any, ...]) -> None:
+    token, identifier, size, position, limit = fields
+    check_ids(name, (identifier,), OBJECT_BYTES)
+    _numbers(name, token, size, position, limit)
+
+
+def _all_numbers(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, *fields)
+
+
+def _redirect(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+    _node(name, fields[1])
+
+
+NODE_CHECKS: dict[str, Check] = {
+    "RegisterNode": _register_node,
+    "Delegate": _delegate,
+    "StopDelegated": _stop_delegated,
+    "Reclaim": _reclaimed,
+    "Reclaimed": _reclaimed,
+    "Ended": _ended,
+    "EndsReceived": _number,
+    "Borrow": _borrow,
+    "Borrowed": _number,
+    "FetchValues": _object_ids,
+    "FetchedValues": _fetched,
+    "CopyLost": _copy_lost,
+    "Entrust": _entrust,
+    "Entrusted": _number,
+    "Withdraw": _reclaimed,
+    "Remains": _remains,
+    "Read": _read,
+    "EndJob": _job,
+    "JobGone": _job,
+    "JobOutput": _job_output,
+    "Heartbeat": _heartbeat,
+    "Place": _place,
+    "Placed": _placed,
+    "JobNumber": _all_numbers,
+    "NewJob": _number,
+    "Written": _number,
+    "Join": _join,
+    "Joined": _joined,
+    "NodeTable": _node_table,
+    "RenewLease": _renew,
+    "LeaseRenewed": _number,
+    "Leave": _about_node,
+    "Want": _want,
+    "Credit": _all_numbers,
+    "StopWant": _number,
+    "Chunk": _all_numbers,
+    "Queued": _number,
+    "Redirect": _redirect,
+    "Unavailable": _number,
+}
+"""The check of each message between nodes, by name. Those without fields, or with texts alone, have none."""
