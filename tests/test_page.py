@@ -372,3 +372,50 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         )
     eventually(lambda: "ended" in browser.find_element(By.ID, "link").text or served.process.poll() is not None, "the end")
     assert served.process.wait(PATIENCE) == 0
+
+
+# --- shown by a program, and in a terminal -----------------------------------------------------------------------------------------
+
+
+def test_a_program_shows_the_page_while_it_is_connected(capfd: pytest.CaptureFixture[str]) -> None:
+    zf.shutdown()
+    with running_cluster(num_cpus=1, include_dashboard=True) as context:
+        url = context["webui_url"]
+        assert f"this page shows the cluster: {url}" in capfd.readouterr().err
+        base, _, token = url.partition("/" + TOKEN)
+        assert urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(url, timeout=PATIENCE).status == 200
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(base, timeout=PATIENCE)
+    assert token
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"include_dashboard": 1}, TypeError, "True or False"),
+        ({"include_dashboard": True, "dashboard_port": -1}, zf.ConfigError, "dashboard_port is a port"),
+        ({"include_dashboard": True, "dashboard_host": "0.0.0.0"}, zf.ConfigError, "without a certificate"),
+    ],
+)
+def test_a_page_that_cannot_be_served_is_an_error_and_leaves_nothing(options: dict[str, Any], kind: type, text: str) -> None:
+    zf.shutdown()
+    with pytest.raises(kind, match=text):
+        zf.init(address="local", num_cpus=1, **options)
+    assert not zf.is_initialized()
+
+
+def test_top_shows_progress_and_no_text_steers_the_terminal() -> None:
+    zf.shutdown()
+    with running_cluster(num_cpus=1) as context:
+        named = zf.remote(lambda: 1).options(name="evil\x1b]0;title\x07")
+        refs = [double.remote(i) for i in range(25)] + [named.remote()]
+        zf.get(refs, timeout=PATIENCE)
+        done = subprocess.run(
+            [sys.executable, "-m", "zfabric", "top", "--address", context["address"], "-n", "1"], capture_output=True, timeout=PATIENCE
+        )
+        assert done.returncode == 0, done.stderr
+        assert b"\x1b]0" not in done.stdout
+        assert b"\x07" not in done.stdout
+        line = next(line for line in done.stdout.decode().splitlines() if line.startswith("double"))
+        counts = line.split()
+        assert counts[-6:-2] == ["0", "0", "25", "0"]

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from zfabric.api.errors import check_flag, near
 from zfabric.config import Config
@@ -24,15 +24,18 @@ from zfabric.protocol.options import NO_ENVIRONMENT, Environment
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
+if TYPE_CHECKING:
+    from zfabric.api.dashboard import PageProcess
+
 ADDRESS_VARIABLE = "ZFABRIC_ADDRESS"
 """Environment variable with the address of the cluster to join if ``init`` is given none."""
 SUBMIT_VARIABLE = "ZFABRIC_SUBMIT"
 """Environment variable with the options of ``zfabric submit`` as JSON: arguments of ``init`` that the program does not pass itself."""
 
+PAGE_VARIABLE = "ZFABRIC_PAGE"
+"""Environment variable of ``zfabric submit --page``: 1 if ``init`` is to show the page."""
+
 _IGNORED = {
-    "include_dashboard",
-    "dashboard_host",
-    "dashboard_port",
     "logging_level",
     "logging_format",
     "logging_config",
@@ -68,6 +71,7 @@ _IGNORED = {
 _lock = threading.RLock()
 _started: ClientInterface | None = None
 _runtime_env: Environment | None = None
+_page: PageProcess | None = None
 
 
 class _ForkedClient:
@@ -81,8 +85,8 @@ class _ForkedClient:
 
 
 def _after_fork() -> None:
-    global _started
-    _started = None
+    global _started, _page
+    _started = _page = None
     if interface.current() is not None:
         interface.set_current(cast(ClientInterface, _ForkedClient()))
 
@@ -151,6 +155,9 @@ def init(
     log_to_driver: bool = True,
     ignore_reinit_error: bool = False,
     runtime_env: dict[str, Any] | None = None,
+    include_dashboard: bool | None = None,
+    dashboard_host: str = "127.0.0.1",
+    dashboard_port: int | None = None,
     **ignored: Any,
 ) -> ClusterContext:
     """Join the cluster at ``address``, or start one inside this program. Returns a context manager.
@@ -163,8 +170,12 @@ def init(
     ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes) and ``config`` (limits of ``zfabric.config`` by name) apply
     to a new cluster. Every function inherits ``runtime_env`` unless it sets its own. Names of actors are looked up in
     ``namespace`` (by default one of the job's own). Without ``log_to_driver`` the output of workers is not shown. Other keywords of Ray's
-    ``init`` that only say how Ray itself runs (``ignored``: ``include_dashboard``, ``logging_level``, ``_temp_dir``, …) are accepted and
+    ``init`` that only say how Ray itself runs (``ignored``: ``logging_level``, ``_temp_dir``, …) are accepted and
     have no effect.
+
+    With ``include_dashboard``, a page shows the cluster in a browser while this program is connected (extra "page"). It is served at
+    ``dashboard_host`` and ``dashboard_port`` (by default a free port of this machine). Its address is printed to standard error, and is the
+    result's "webui_url".
 
     Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``; ConfigError (a ValueError) and OptionError
     for invalid values, and for options that a joined cluster was not started with; ConnectionLostError if there is no cluster at
@@ -175,7 +186,7 @@ def init(
     >>> zf.is_initialized()
     True
     """
-    global _started, _runtime_env
+    global _started, _runtime_env, _page
     if ignored.pop("local_mode", False):
         raise ConfigError(
             "init: there is no local_mode, in which tasks would run in this process one after the other; to look into a task, write "
@@ -187,6 +198,13 @@ def init(
             raise TypeError(f"init() has no argument {name!r}{near(name, known)}")
     check_flag("init: log_to_driver", log_to_driver)
     check_flag("init: ignore_reinit_error", ignore_reinit_error)
+    if include_dashboard is not None:
+        check_flag("init: include_dashboard", include_dashboard)
+    if not isinstance(dashboard_host, str):
+        raise TypeError(f"init: dashboard_host is a str, not {dashboard_host!r}")
+    if not (dashboard_port is None or (type(dashboard_port) is int and 0 <= dashboard_port < 65536)):
+        raise ConfigError(f"init: dashboard_port is a port from 0 to 65535, not {dashboard_port!r}")
+    shown = os.environ.get(PAGE_VARIABLE) == "1" if include_dashboard is None else include_dashboard
     with _lock:
         existing = interface.current()
         if existing is not None:
@@ -233,15 +251,30 @@ def init(
             )
         interface.set_current(client)
         _started = client
-        return ClusterContext(client)
+        context = ClusterContext(client)
+        if shown:
+            from zfabric.api.dashboard import PageProcess
+
+            try:
+                _page = PageProcess(context.session_directory, dashboard_host, dashboard_port or 0)
+            except BaseException:
+                shutdown()
+                raise
+            context.address_info["webui_url"] = _page.url
+            _say(f"this page shows the cluster: {_page.url}")
+        return context
 
 
 def _announce(directory: str) -> None:
     """Print that this program joined a running cluster. Ignores a closed or full standard error."""
+    text = 'joined the cluster that you have started; zf.init(address="local") starts another'
+    _say(f"{text} ({directory})")
+
+
+def _say(text: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
-            text = 'joined the cluster that you have started; zf.init(address="local") starts another'
-            print(f"zfabric: {text} ({directory})", file=sys.stderr)
+            print(f"zfabric: {text}", file=sys.stderr)
 
 
 def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_store_memory: Any, namespace: Any, config: Any) -> Config:
@@ -311,8 +344,11 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     >>> zf.is_initialized()
     False
     """
-    global _started, _runtime_env
+    global _started, _runtime_env, _page
     with _lock:
+        page, _page = _page, None
+        if page is not None:
+            page.close()
         client, _started = _started, None
         if client is None:
             return

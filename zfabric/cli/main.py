@@ -49,6 +49,7 @@ SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
             CommandEntry("stack", "stack", "Show the stacks of all threads of workers and drivers."),
             CommandEntry("debug", "debug", "Attach to a task that waits at its breakpoint()."),
             CommandEntry("logs", "logs", "Show the output of workers."),
+            CommandEntry("top", "top", "Show the cluster in the terminal, drawn anew every second."),
             CommandEntry("page", "page", "Show the cluster in a browser."),
             CommandEntry("timeline", "timeline", "Write when and where tasks ran, for Perfetto."),
         ),

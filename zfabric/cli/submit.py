@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from zfabric.api.lifecycle import ADDRESS_VARIABLE, SUBMIT_VARIABLE, shutdown
+from zfabric.api.lifecycle import ADDRESS_VARIABLE, PAGE_VARIABLE, SUBMIT_VARIABLE, shutdown
 from zfabric.cli.main import INTERRUPTED
 from zfabric.cli.options import cluster_options
 from zfabric.runtime.session import KEEP_VARIABLE
@@ -31,6 +31,7 @@ from zfabric.runtime.session import KEEP_VARIABLE
 @click.option(
     "--keep", is_flag=True, help="Retain the cluster's logs and tables when it ends; `zfabric sessions` lists them. [env: ZFABRIC_KEEP]"
 )
+@click.option("--page", is_flag=True, help="Show the cluster in a browser while the program runs; prints the address.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def submit(
@@ -41,6 +42,7 @@ def submit(
     object_store_memory: int | None,
     config: dict[str, Any],
     keep: bool,
+    page: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> Callable[[], NoReturn]:
@@ -72,6 +74,8 @@ def submit(
         os.environ[ADDRESS_VARIABLE] = where
     if keep:
         os.environ[KEEP_VARIABLE] = "1"
+    if page:
+        os.environ[PAGE_VARIABLE] = "1"
     os.environ.pop(SUBMIT_VARIABLE, None)
     if given:
         os.environ[SUBMIT_VARIABLE] = json.dumps(given)

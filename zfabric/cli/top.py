@@ -1,0 +1,151 @@
+"""``zfabric top``: the overview, progress and workers in the terminal, drawn anew every second."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from zfabric.cli.options import WholeNumber, address_option
+from zfabric.cli.output import amounts, size
+from zfabric.cli.sessions import chosen_session, connected, seconds
+from zfabric.exceptions import FabricError
+from zfabric.page.views import Views
+from zfabric.runtime.session import Session
+
+EVERY_SECONDS = 1.0
+"""The interval between two drawings."""
+LEFT_FOR_OTHERS = 14
+"""Lines of a terminal that the tables of functions and workers do not use."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters with which a program's text could steer the terminal."""
+
+
+@click.command(short_help="Show the cluster in the terminal, drawn anew every second.")
+@address_option
+@click.option("-n", "--times", type=WholeNumber("number of drawings", 1), metavar="N", help="Draw N times, then end.")
+def top(address: str | None, times: int | None) -> None:
+    """Show resources, progress by function, and workers, drawn anew every second until Ctrl-C or the end of the cluster.
+
+    Outside a terminal, it is printed once.
+    """
+    session = chosen_session(address)
+    console = Console(highlight=False)
+    with connected(session) as client:
+        views = Views(session, client)
+        if not console.is_terminal:
+            console = Console(highlight=False, width=120, no_color=True)
+            for _ in range(times or 1):
+                console.print(_drawing(views, 1_000))
+            return
+        with Live(console=console, screen=times is None, auto_refresh=False) as live:
+            drawn = 0
+            while True:
+                try:
+                    live.update(_drawing(views, max(4, console.height - LEFT_FOR_OTHERS)), refresh=True)
+                except FabricError as error:
+                    if not _goes_on(session, live, error):
+                        break
+                drawn += 1
+                if drawn == times:
+                    return
+                time.sleep(EVERY_SECONDS)  # The pace at which people read; nothing is waited for.
+    click.echo("the cluster has ended")
+
+
+def _goes_on(session: Session, live: Live, error: FabricError) -> bool:
+    """Show why there is no answer. Return False if there will be none."""
+    live.update(Text(f"no answer: {plain(str(error))}", style="yellow"), refresh=True)
+    return session.alive()
+
+
+def plain(text: str) -> str:
+    """Return a program's text without what a terminal obeys."""
+    return _CONTROL.sub("�", text)
+
+
+def _drawing(views: Views, height: int) -> RenderableType:
+    now, rows, workers = views.overview(), views.progress(), views.workers()
+    half = max(2, height // 2)
+    return Group(
+        _head(now),
+        *(Text(f"! {each['what']}: {each['advice']}", style="yellow") for each in now["problems"]),
+        Text(""),
+        _functions(rows[:half]),
+        *_more(len(rows) - half, "functions"),
+        Text(""),
+        _workers(workers[: height - half]),
+        *_more(len(workers) - (height - half), "workers"),
+    )
+
+
+def _more(count: int, what: str) -> list[Text]:
+    return [Text(f"… {count} more {what}", style="dim")] if count > 0 else []
+
+
+def _head(now: dict[str, Any]) -> Panel:
+    tasks, store, machine = now["tasks"], now["store"], now["machine"]
+    used = {name: total - now["available"].get(name, 0.0) for name, total in now["resources"].items()}
+    waiting = sum(tasks[state] for state in ("waiting", "ready", "assigned", "infeasible"))
+    about = "≈" if now["estimated"] else ""
+    lines = [
+        f"tasks     {now['rate']:,.0f}/s, {tasks['running']:,} running, {tasks['blocked']:,} blocked, {about}{waiting:,} waiting, "
+        f"{now['finished']:,} done, {tasks['failed']:,} failed",
+        f"in use    {amounts(used)} of {amounts(now['resources'])}",
+        f"machine   {machine['cpu']:.0%} of its CPUs, {size(machine['memory'])} of {size(machine['memory_total'])} memory",
+        f"store     {size(store.get('used', 0))} of {size(store.get('capacity', 0))}, {size(store.get('spilled', 0))} on disk",
+        f"actors    {', '.join(f'{count} {state}' for state, count in now['actors'].items()) or 'none'}",
+    ]
+    if len(now["nodes"]) > 1:
+        lines.append("nodes     " + ", ".join(f"{plain(node['name'])} ({amounts(node['resources'])})" for node in now["nodes"]))
+    return Panel(Text("\n".join(lines)), title=f"zfabric {now['session']}", title_align="left")
+
+
+def _functions(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("function", "job", ""):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=16 if name == "function" else None)
+    for name in ("wait", "run", "done", "failed", "mean", "left"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        ended = row["finished"] + row["failed"]
+        bar = ProgressBar(total=max(1, ended + row["waiting"] + row["running"]), completed=ended, width=14)
+        about = "≈" if row["estimated"] else ""
+        table.add_row(
+            Text(plain(row["name"])),
+            str(int(row["job"], 16)),
+            bar,
+            f"{about}{row['waiting']:,}",
+            f"{row['running']:,}",
+            f"{row['finished']:,}",
+            Text(f"{row['failed']:,}", style="red" if row["failed"] else ""),
+            _span(row["mean_seconds"]),
+            _span(row["seconds_left"]),
+        )
+    return table
+
+
+def _workers(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    nodes = any("node" in row for row in rows)
+    for name in (*(["node"] if nodes else []), "pid", "state", "runs"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=2 if name == "runs" else None)
+    for name in ("for", "queued", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [str(row["pid"] or "-"), row["state"], Text(plain(row["task"] or "-"))]
+        cells += [_span(row["seconds"]), str(row["queued"]), size(row["memory"]) if row["memory"] else "-"]
+        table.add_row(*([plain(row.get("node", ""))] if nodes else []), *cells)
+    return table
+
+
+def _span(span: float | None) -> str:
+    return "-" if span is None else seconds(span) if span >= 0.0005 else f"{span * 1e6:.0f} µs"
