@@ -139,8 +139,12 @@ class AgentNode:
         self.core.scheduler.copies.pull(identifier, size, tuple(node.identifier for node in sources), self._ended)
         self.core.stir(LOCAL_SCHEDULER)
 
-    def _ended(self, now: float, identifier: bytes, kind: str, text: str) -> None:
-        self.ended[identifier] = (kind, text)
+    def _ended(self, now: float, message: m.Pulled | m.PullFailed, agent: bytes) -> None:
+        if isinstance(message, m.Pulled):
+            self.core.scheduler.tables.sealed.append((*message, agent, True))
+            self.ended[message.object_id] = ("", "")
+        else:
+            self.ended[message.object_id] = (message.kind, message.text)
 
     def content(self, identifier: bytes) -> memoryview:
         """The bytes of a value in this node's arena."""

@@ -136,10 +136,11 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         | st.tuples(pool.tasks, pool.functions, payloads, many(pool.objects, 2), st.none() | options(pool))
     )
     functions = many(st.tuples(pool.functions, texts, payloads, options(pool)), 2)
-    values = many(st.tuples(pool.objects, st.none() | payloads, many(pool.objects, 2)), 2)
+    offers = st.builds(lambda size, nodes: (size, *nodes), numbers, many(pool.nodes, 3))
+    values = many(st.tuples(pool.objects, payloads | offers, many(pool.objects, 2)), 2)
     fetched = st.one_of(
         st.tuples(pool.objects, st.just(m.OK), payloads, many(pool.objects, 2)),
-        st.tuples(pool.objects, st.just(m.OK), many(pool.nodes, 1), many(pool.objects, 2)),
+        st.tuples(pool.objects, st.just(m.OK), st.just(()) | offers, many(pool.objects, 2)),
         st.tuples(pool.objects, st.integers(1, 6), failures(pool), many(pool.objects, 2)),
     )
     remains = st.one_of(
@@ -173,6 +174,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "FetchValues": st.builds(m.FetchValues, objects),
         "FetchedValues": st.builds(m.FetchedValues, many(fetched), homes),
         "CopyLost": st.builds(m.CopyLost, pool.objects, texts),
+        "RetainCopies": st.builds(m.RetainCopies, many(pool.objects)),
         "Entrust": st.builds(entrust, numbers, pool.jobs, functions, task_rows, homes),
         "Entrusted": st.builds(m.Entrusted, numbers),
         "Withdraw": st.builds(m.Withdraw, tasks),

@@ -145,17 +145,12 @@ def test_a_large_value_is_retained_for_its_home_and_refs_to_it_here_do_not_keep_
     assert node.scheduler.tables.objects == {}
 
 
-def test_a_node_that_is_asked_for_what_it_no_longer_has_sends_the_asker_back_to_the_home(node: Executor) -> None:
+def test_what_is_unknown_at_its_home_was_freed(node: Executor) -> None:
     node.hear(HOME_A, m.FetchValues((OTHER,)))
     assert node.told(HOME_A) == [m.FetchedValues(((OTHER, m.OK, (), ()),), ())]
-    worker = node.delegated(1, OTHER)
-    node.send(CLIENT + worker, m.Hold((OTHER,)))
-    node.send(CLIENT + worker, m.Fetch((OTHER,)))
-    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (HOME_C,), ()),), ()))
-    assert node.told(HOME_C) == [m.FetchValues((OTHER,))]
-    node.told(HOME_A)
-    node.hear(HOME_C, m.FetchedValues(((OTHER, m.OK, (), ()),), ()))
-    assert node.told(HOME_A) == [m.FetchValues((OTHER,))]
+    wanted_of(node, HOME_A)
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (), ()),), ()))
+    assert failures(node) == ["ObjectFreedError"]
 
 
 def test_an_object_of_this_node_inside_a_value_stays_until_its_receiver_is_registered(node: Executor) -> None:
@@ -379,17 +374,6 @@ def test_the_last_other_node_takes_its_values_with_it(node: Executor) -> None:
     table(node, 2, SELF)
     node.send(CLIENT + DRIVER, m.Fetch((OTHER,)))
     assert failures(node) == ["ObjectLostError"]
-
-
-def test_the_home_is_asked_again_if_the_node_that_it_named_is_dead(node: Executor) -> None:
-    wanted_of(node, HOME_A)
-    node.told(HOME_A)
-    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (LATE,), ()),), ()))
-    assert node.told(HOME_A) == []
-    node.send(CONTROL_STORE + OWN, m.Found(question(node), (), False))
-    assert node.told(HOME_A) == [m.FetchValues((OTHER,))]
-    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (LATE,), ()),), ()))  # The table without it has not reached the home yet.
-    assert node.told(HOME_A) == [m.FetchValues((OTHER,))]
 
 
 def test_questions_to_a_dead_node_are_forgotten(node: Executor) -> None:

@@ -81,7 +81,7 @@ call_rows = st.tuples(task_ids, texts, small_bytes) | st.builds(
     st.none() | options,
 )
 
-OBJECT_LISTS = ("Hold", "Release", "Fetch", "Unpin", "RecallPins", "Free", "RetainOnly")
+OBJECT_LISTS = ("Hold", "Release", "Fetch", "Unpin", "RecallPins", "Free", "Protect", "RetainOnly")
 
 ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Submit", "rows"): many(task_rows),

@@ -140,14 +140,15 @@ def test_a_large_value_stays_where_it_was_made_until_it_is_requested() -> None:
     (ended,) = [m.Completed(*message.completed) for _, _, message in sent if isinstance(message, m.Ended)]
     assert (ended.statuses, ended.outputs) == ((m.OK,), ((3_000_000,),))
     kinds = [type(message) for _, _, message in sent]
-    assert kinds.index(m.Ended) < kinds.index(m.FetchValues) < kinds.index(m.ValueRead) < kinds.index(m.FetchedValues)
+    assert kinds.index(m.Ended) < kinds.index(m.Pull) < kinds.index(m.Chunk) < kinds.index(m.Pulled)
+    assert m.FetchedValues not in kinds
     assert any(isinstance(message, m.Release) and source == "scheduler1" and to == "scheduler2" for source, to, message in sent)
 
 
 def test_a_task_runs_where_its_large_argument_is_without_a_copy() -> None:
     producer, consumer = call(1, task(6, size=3_000_000)), call(2, task(7, ("sleep", 0.01)), needs=(1,))
     _, sent = run(call(0, task(5, ("sleep", 0.5))), producer, consumer, ("drop", 1), get((2, 12934), (0, 162)))
-    assert not any(isinstance(message, m.FetchValues) for _, _, message in sent)
+    assert not any(isinstance(message, m.FetchValues | m.Pull) for _, _, message in sent)
 
 
 HOME, OTHER, THIRD = b"\x01home...", b"\x01other..", b"\x01third.."
@@ -494,16 +495,19 @@ def test_a_task_that_waits_for_a_value_of_another_node_is_replaced() -> None:
 
 
 def test_a_task_that_is_returned_before_its_arguments_came_leaves_nothing() -> None:
-    """Its argument, which is fetched, has a ref inside: both have records until the task is gone."""
+    """Its argument, which is being copied, has a ref inside: both have records until the task is gone."""
     executor = Home()
     about, functions = (JOB, "", NODES[1]), ((FUNCTION, "f", b"payload", ()),)
     argument, inside = object_id(task_id(50), 0), object_id(task_id(51), 0)
-    given = m.Delegate(about, functions, (row(100, argument),), (), ((argument, None, (inside,)),), (), first_attempt(0, 2))
+    given = m.Delegate(
+        about, functions, (row(100, argument),), (), ((argument, (5_000_000, NODES[1]), (inside,)),), (), first_attempt(0, 2)
+    )
     executor.send(b"L" + NODES[1], given)
-    assert [message.object_ids for _, message in executor.take(m.FetchValues)] == [(argument,)]
+    assert executor.scheduler.copies.is_under_way(argument)
     executor.send(b"L" + NODES[1], m.Reclaim((task_id(100),)))
     assert executor.take(m.Reclaimed) == [(b"L" + NODES[1], m.Reclaimed((task_id(100),), False))]
-    executor.send(b"L" + NODES[1], m.FetchedValues(((argument, m.OK, b"value", (inside,)),), ()))
+    assert not executor.scheduler.copies.is_under_way(argument)
+    assert executor.scheduler.tables.objects == {}
     assert executor.scheduler.tables.objects == {}
 
 
@@ -627,7 +631,7 @@ def test_a_task_is_sent_to_its_large_input(size: int, there: bool) -> None:
     given = [number for _, number, _ in home.dispatched()]
     assert 2 not in given
     assert home.take(m.Reclaim) == []  # It is where it should be, even if this node has nothing to run.
-    assert len(home.take(m.FetchValues)) == (not there)
+    assert home.scheduler.copies.is_under_way(ref(1)) == (not there)
 
 
 def test_a_task_is_not_sent_to_its_input_where_it_would_wait_longer() -> None:

@@ -70,6 +70,7 @@ def test_a_value_is_copied_whole_and_nothing_stays_pinned(size: int) -> None:
 
 def test_an_empty_value_needs_nobody() -> None:
     there, sent = world()
+    pause(there, 0.01)
     there.nodes[1].pull(there.value(0), 0, there.nodes[0])
     there.settle()
     assert there.nodes[1].sizes == {there.value(0): 0}
@@ -265,12 +266,18 @@ def test_a_reader_that_is_queued_takes_a_source_that_is_free() -> None:
 # --- the machine alone ------------------------------------------------------------------------------------------------------------
 
 
+def table(version: int, *nodes: bytes) -> m.NodeTable:
+    """A table with these nodes."""
+    return m.NodeTable(version, tuple((node, 1, "", "", "", b"", (), (), 0) for node in nodes))
+
+
 class Alone:
     """One agent, with everything that it says."""
 
     def __init__(self, **settings: Any) -> None:
         self.now = 10.0
         self.machine = TransferAgent(TRANSFER_AGENT + SELF, Config.of(settings), DAEMON)
+        self(SCHEDULER, table(1, A, B, C, D))
 
     def __call__(self, source: bytes, *messages: Any) -> list[Any]:
         """Effects of these messages, those that are sent as (to, message)."""
@@ -302,6 +309,20 @@ def test_chunks_of_another_node_or_of_the_wrong_size_are_not_written() -> None:
     assert agent(TRANSFER_AGENT + A, m.Chunk(want.token, 0, 5), m.Chunk(want.token, 7, CHUNK_BYTES), m.Chunk(want.token, 2**40, 1)) == []
     (write,) = agent(TRANSFER_AGENT + A, m.Chunk(want.token, 0, CHUNK_BYTES))
     assert write == e.WriteChunk(TRANSFER_AGENT + A, want.token, VALUE, 4096 + HEADER_BYTES, 0, CHUNK_BYTES)
+
+
+def test_a_pull_without_a_source_fails_and_begins_again_after_ever_longer_pauses() -> None:
+    agent = Alone(transfer_patience=1.0)
+    for pause in (0.0, 1 / 32, 1 / 16):
+        assert agent(SCHEDULER, m.Pull(VALUE, MiB, (b"\x02stranger",))) == [] or not pause
+        if pause:
+            assert agent.tick(0.9 * pause) == []
+            ((_, failed),) = agent.tick(0.1 * pause + 0.001)
+            assert (failed.kind, "not in the table" in failed.text) == ("lost", True)
+    agent(SCHEDULER, m.Pull(VALUE, MiB, (A,)))
+    ((_, reserve),) = agent.tick(1.0)
+    ((_, want),) = agent(STORE, m.Granted(reserve.token, 4096, footprint(MiB)))
+    assert (type(want), want.object_id) == (m.Want, VALUE)
 
 
 def test_values_of_one_source_share_its_credit() -> None:
@@ -365,10 +386,9 @@ def test_the_first_source_that_answers_goes_on_and_the_others_are_stopped() -> N
 
 def test_a_dead_source_is_left_at_once() -> None:
     agent = Alone()
-    agent(SCHEDULER, m.NodeTable(1, tuple((node, 1, "", "", "", b"", (), (), 0) for node in (A, B))))
     want = agent.pulling(5 * MiB, A, B)
     agent(TRANSFER_AGENT + A, m.Chunk(want.token, 0, CHUNK_BYTES))
-    ((to, again),) = agent(SCHEDULER, m.NodeTable(2, ((B, 1, "", "", "", b"", (), (), 0),)))
+    ((to, again),) = agent(SCHEDULER, table(2, B))
     assert (to, again.position) == (TRANSFER_AGENT + B, CHUNK_BYTES)
     (failed,) = (message for to, message in agent(SCHEDULER, m.NodeTable(3, ()))[1:] if to == SCHEDULER)
     assert failed.kind == "lost"
@@ -581,29 +601,30 @@ def test_worlds_find_what_is_broken(broken: Callable[[pytest.MonkeyPatch], None]
 # --- the scheduler's side ---------------------------------------------------------------------------------------------------------
 
 
-def with_agent() -> tuple[Node, list[tuple[bytes, str, str]], Callable[[bytes, int], None]]:
+def with_agent() -> tuple[Node, list[Any], Callable[[bytes, int], None]]:
     """A scheduler with an agent; how its copies ended; and a function that begins one."""
     node = Node()
-    ended: list[tuple[bytes, str, str]] = []
+    ended: list[Any] = []
     node.send(b"F" + SELF, m.Register(m.PROTOCOL_VERSION, "agent", 77, 1, b"", b"", b"", "", ""))
     node.send(b"F" + SELF, m.Ready())
     node.sent.clear()
 
     def pull(value: bytes, size: int) -> None:
-        node.scheduler.copies.pull(value, size, (A, B), lambda now, *rest: ended.append(rest))
+        node.scheduler.copies.pull(value, size, (A, B), lambda now, message, agent: ended.append(message))
         node.turn()
 
     return node, ended, pull
 
 
-def test_a_copy_is_asked_for_and_its_place_goes_to_the_store() -> None:
+def test_a_copy_is_asked_for_and_its_end_reported_once() -> None:
     node, ended, pull = with_agent()
     pull(VALUE, 5 * MiB)
     assert node.sent == [(CLIENT + SELF, m.Pull(VALUE, 5 * MiB, (A, B)))]
     node.sent.clear()
     node.send(b"F" + SELF, m.Pulled(VALUE, 4160, 5 * MiB))
-    assert ended == [(VALUE, "", "")]
-    assert [message for _, message in node.sent] == [m.Sealed(((VALUE, 4160, 5 * MiB, SELF, True),))]
+    assert ended == [m.Pulled(VALUE, 4160, 5 * MiB)]
+    node.send(b"F" + SELF, m.Pulled(VALUE, 4160, 5 * MiB))
+    assert ended == [m.Pulled(VALUE, 4160, 5 * MiB)]
 
 
 def test_a_copy_that_nobody_needs_any_more_is_freed() -> None:
@@ -620,24 +641,33 @@ def test_a_copy_that_nobody_needs_any_more_is_freed() -> None:
 
 def test_a_new_agent_is_asked_for_what_is_missing_and_knows_the_nodes() -> None:
     node, ended, pull = with_agent()
-    table = m.NodeTable(1, ((b"node", 1, "", "", "", b"", (), (), 0),))
-    node.send(b"N" + OWN, table)
+    nodes = m.NodeTable(1, ((b"thisnode", 1, "", "", "", b"", (), (), 0),))
+    node.send(b"N" + OWN, nodes)
     pull(VALUE, 5 * MiB)
-    node.scheduler.copies.set_sources(VALUE, (C,))
+    pull(VALUE, 5 * MiB)
     node.send(b"X" + OWN, m.ProcessDied(77, 0, 9, 0, ""))
     assert SELF not in node.scheduler.tables.processes
     node.sent.clear()
     again = b"\x01agent01"
     node.send(b"F" + again, m.Register(m.PROTOCOL_VERSION, "agent", 78, 1, b"", b"", b"", "", ""))
     node.send(b"F" + again, m.Ready())
-    assert [message for _, message in node.sent][-2:] == [table, m.Pull(VALUE, 5 * MiB, (C,))]
+    assert [message for _, message in node.sent][-2:] == [nodes, m.Pull(VALUE, 5 * MiB, (A, B))]
     node.send(b"F" + again, m.PullFailed(VALUE, "lost", "nobody has it"))
-    assert ended == [(VALUE, "lost", "nobody has it")]
+    assert ended == [m.PullFailed(VALUE, "lost", "nobody has it")]
+
+
+def test_a_copy_of_another_size_begins_anew() -> None:
+    """It was made again: the bytes that have come may be of the value before."""
+    node, _, pull = with_agent()
+    pull(VALUE, 5 * MiB)
+    node.sent.clear()
+    pull(VALUE, 6 * MiB)
+    assert [message for _, message in node.sent] == [m.StopPull(VALUE), m.Pull(VALUE, 6 * MiB, (A, B))]
 
 
 def test_an_agent_is_started_once_there_is_a_second_node() -> None:
     node = Node()
-    rows = tuple((each, number, "", "", "", b"", (), (), 0) for number, each in enumerate((b"node", A, B), 1))
+    rows = tuple((each, number, "", "", "", b"", (), (), 0) for number, each in enumerate((b"thisnode", A, B), 1))
     for version in (1, 2, 3):
         node.send(b"N" + OWN, m.NodeTable(version, rows[:version]))
         assert sum(type(each) is e.StartAgent for each in node.effects) == (version > 1)

@@ -80,6 +80,7 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.Entrusted,
             m.Withdraw,
             m.Remains,
+            m.RetainCopies,
             m.Query,
             m.Answer,
             m.Release,

@@ -402,6 +402,7 @@ ROW_CHECKS: dict[str, Check] = {
     "Unpin": _object_ids,
     "RecallPins": _object_ids,
     "Free": _object_ids,
+    "Protect": _object_ids,
     "RetainOnly": _object_ids,
     "TakeBack": _task_ids,
     "TakenBack": _task_ids,

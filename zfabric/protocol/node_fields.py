@@ -44,6 +44,8 @@ READ_TABLE = "member"
 """The table of the head that other nodes may read: which nodes are alive."""
 READ_MAX = 1000
 """Most rows that one ``Read`` of another node requests."""
+OFFER_MAX = 64
+"""Most fields of an offer of a large value: its size, and nodes that have it."""
 LABELS_MAX = 1000
 """Most labels, resources or versions of one node."""
 
@@ -91,6 +93,14 @@ def _register_node(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, fields[1:], INCARNATION_BYTES)
 
 
+def _offer(name: str, offer: tuple[Any, ...]) -> None:
+    """Check where a large value is to be copied from."""
+    if not 1 <= len(offer) <= OFFER_MAX:
+        _refuse(name, f"a large value is its size and up to {OFFER_MAX - 1} nodes")
+    _numbers(name, offer[0])
+    check_few_ids(name, offer[1:], NODE_BYTES)
+
+
 def _delegate(name: str, fields: tuple[Any, ...]) -> None:
     about, functions, rows, attempts, values, homes, attempt = fields
     if tuple(map(type, about)) != (bytes, str, bytes) or len(about[0]) != JOB_BYTES or len(about[2]) != NODE_BYTES:
@@ -101,8 +111,11 @@ def _delegate(name: str, fields: tuple[Any, ...]) -> None:
         _refuse(name, "all tasks are of one job")
     columns = check_columns(name, attempts, {2}, (INT, INT))
     _attempts(name, attempt, *columns[1])
-    columns = check_columns(name, values, {3}, (BYTES, {bytes, type(None)}, TUPLE))
+    columns = check_columns(name, values, {3}, (BYTES, {bytes, tuple}, TUPLE))
     check_ids(name, columns[0], OBJECT_BYTES)
+    for value in columns[1]:
+        if type(value) is tuple:
+            _offer(name, value)
     _refs(name, columns[2])
     _homes(name, homes)
 
@@ -183,10 +196,10 @@ def _fetched(name: str, fields: tuple[Any, ...]) -> None:
     for status, value in zip(columns[1], columns[2], strict=True):
         if not 0 <= status <= STAYS:
             _refuse(name, f"a status is 0 to {STAYS}")
-        if type(value) is tuple and (len(value) > 1 or status != OK):
-            _refuse(name, "a value is bytes, or at most one node")
-        if type(value) is tuple:
-            check_ids(name, value, NODE_BYTES)
+        if type(value) is tuple and value:
+            _offer(name, value)
+        if type(value) is tuple and status != OK:
+            _refuse(name, "a failure is bytes")
     _refs(name, columns[3])
     _homes(name, homes)
 
@@ -371,6 +384,7 @@ NODE_CHECKS: dict[str, Check] = {
     "FetchValues": _object_ids,
     "FetchedValues": _fetched,
     "CopyLost": _copy_lost,
+    "RetainCopies": _object_ids,
     "Entrust": _entrust,
     "Entrusted": _number,
     "Withdraw": _reclaimed,

@@ -59,13 +59,20 @@ class SimArena:
             if offset - HEADER_BYTES < start + size and start < offset - HEADER_BYTES + footprint(content.size):
                 del self.contents[offset]
 
-    def read(self, reader: str, object_id: bytes, offset: int, size: int) -> bytes:
-        """Return the payload at a place. Fail the world if this object is not there whole."""
+    def content(self, reader: str, object_id: bytes, offset: int) -> Content:
+        """Return the object at a place. Fail the world if it is another one, or not there whole."""
         number = file_number(offset)
         content = self.contents.get(offset) if offset >= 0 else self.disk.get(number) or self.unfinished.get(number)
-        if content is None or content.object_id != object_id or content.size != size:
+        if content is None or content.object_id != object_id:
             found = "nothing whole" if content is None else short(content.object_id)
             self.fail(f"{reader} reads {short(object_id)} at {offset} and finds {found} there")
+        return content
+
+    def read(self, reader: str, object_id: bytes, offset: int, size: int) -> bytes:
+        """Return the payload at a place. Fail the world if this object is not there, whole and of this size."""
+        content = self.content(reader, object_id, offset)
+        if content.size != size:
+            self.fail(f"{reader} reads {size} bytes of {short(object_id)}, and it has {content.size}")
         return content.payload
 
     def found(self) -> m.ArenaFound:

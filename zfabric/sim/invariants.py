@@ -205,6 +205,9 @@ class Invariants:
         known = {node.identifier, *tables.nodes}
         left = [f"the dead node {record.name} on node {node.number}" for record in tables.nodes.values() if record.token not in living]
         left += [f"no node {number} on node {node.number}" for identifier, number in living.items() if identifier not in known]
+        if node.agent is not None and not node.agent.idle:
+            left.append(f"the agent of node {node.number} is not idle: {dict(node.agent.machine.statistics())}")
+        left += [f"{len(node.daemon.scheduler.copies)} copies under way"] if len(node.daemon.scheduler.copies) else []
         for record in tables.nodes.values():
             left += [f"task {short(each)} on node {record.name}" for each in record.inflight]
             left += [f"the unreceived end {each.number}" for each in record.unreceived]
@@ -253,7 +256,8 @@ class Invariants:
         return left
 
     def _dead(self, incarnation: bytes) -> bool:
-        return all(process.incarnation != incarnation for process in self.world.processes())
+        agents = (node.agent.incarnation for node in self.world.living if node.agent is not None)
+        return incarnation not in agents and all(process.incarnation != incarnation for process in self.world.processes())
 
 
 def borrowed_by(node: Node) -> list[bytes]:

@@ -30,6 +30,10 @@ class NodeFaults(NamedTuple):
     """Number of times that all frames of a node to others are held back for a while, and then arrive at once."""
     delays: int = 0
     """Pairs of nodes whose frames take long."""
+    agent_kills: int = 0
+    """Number of times that a transfer agent is killed."""
+    agent_stops: int = 0
+    """Number of times that a transfer agent stops for a while."""
     clocks: bool = False
     """Whether each node has a clock of its own, with an offset, and faster or slower by up to 1 %."""
     late_joins: bool = False

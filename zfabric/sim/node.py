@@ -7,7 +7,7 @@ so that machines share no object. The daemon may die between any two effects.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, OBJECT_STORE, REGISTRY, 
 from zfabric.protocol.machine import InvariantViolation, Machine
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.shell.node import SWEEP_EVERY, ClusterPart, NodeMachines
+from zfabric.sim.agents import LinkedAgent, SimAgent
 from zfabric.sim.arena import SimArena, SimStorage
 from zfabric.sim.drivers import Driver
 from zfabric.sim.network import NodeConnection, SimTransport
@@ -70,6 +71,10 @@ class Node:
         self.went_on = 0.0
         """When it went on after its last stop."""
         self.restarts = 0
+        self.agent: LinkedAgent | None = None
+        """The transfer agent, once the daemon has requested one."""
+        self.sent: Counter[bytes] = Counter()
+        """Bytes of each value that agents of this node have sent."""
         self.daemon = SimDaemon(self, f"{seed}/daemon0", 0)
         world.note("daemon 0 starts")
 
@@ -107,6 +112,7 @@ class Node:
             self.collect_states()
             self.daemon.die()
         self.dead = True
+        self.supervisor.end_agent()
         for process in [each for each in self.world.processes() if each.node is self]:
             process.die("its node has ended")
 
@@ -132,6 +138,8 @@ class Node:
             self.went_on = self.world.now
             self.world.note(f"node {self.number} goes on")
             self.daemon.wake()
+            if self.agent is not None:
+                self.agent.wake()
             for process in [each for each in self.world.processes() if each.node is self]:
                 process.wake()
 
@@ -166,6 +174,10 @@ class Node:
         name = f"worker{self._workers}" if self.number < 2 else f"worker{self.number}.{self._workers}"
         worker = self.workers[token] = WorkerProcess(self.world, self, token, job, pid, name)
         return worker
+
+    def agent_receives(self, agent: SimAgent, source: Address, message: m.Message) -> None:
+        """Observe a message to the transfer agent."""
+        self.world.delivered(agent.machine.address, source, message)
 
     def process_died(self, process: ProcessView) -> None:
         """Record the death of a process of this node."""
@@ -218,6 +230,31 @@ class SimSupervisor:
         if worker is not None:
             self.world.after(0.0005 * self._random.random(), lambda: worker.die("killed"))
 
+    def start_agent(self) -> None:
+        """Start the transfer agent of the current daemon within some milliseconds."""
+        daemon = self.node.daemon
+
+        def start() -> None:
+            if daemon.alive and not self.node.dead:
+                self.node.agent = LinkedAgent(self.world, self.node, self.world.incarnation(), daemon.incarnation, self.pid())
+
+        self.world.after(0.005, start)
+
+    def kill_agent(self) -> None:
+        """Kill the transfer agent; another one is started."""
+        agent = self.node.agent
+        if agent is not None and agent.alive and not self.node.dead:
+            self.world.note(f"the agent of node {self.node.number} dies")
+            self.end_agent()
+            self.world.after(0.0002, lambda: self.died(agent))
+            self.start_agent()
+
+    def end_agent(self) -> None:
+        """Kill the transfer agent: its daemon or its node has ended."""
+        if self.node.agent is not None:
+            self.node.agent.die()
+            self.node.agent = None
+
     def executing(self, pid: int) -> bytes:
         """Return the task that a worker's slot names."""
         worker = self.workers.get(pid)
@@ -253,6 +290,7 @@ class SimSupervisor:
     def daemon_died(self) -> None:
         """Start the next daemon within some milliseconds."""
         self.watched.clear()
+        self.end_agent()
         self.world.after(0.005 + 0.03 * self._random.random(), self._restart)
 
     def _restart(self) -> None:
@@ -467,7 +505,7 @@ class SimDaemon:
         elif isinstance(effect, e.WatchProcess):
             self.node.supervisor.watch(effect.pid)
         elif isinstance(effect, e.StartAgent):
-            world.states["agent wanted"] += 1
+            self.node.supervisor.start_agent()
         elif isinstance(effect, e.ConnectNodes):
             self.node.joined_as = next((row[1] for row in effect.rows if row[0] == self.node.identifier), 0)
             self.node_transport.connect(effect.rows, self.now)

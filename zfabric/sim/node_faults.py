@@ -23,6 +23,8 @@ RATES_APART = 0.01
 """Largest difference between the rate of a node's clock and the right one."""
 HEAD_STOPS = 0.4
 """The longest stop of the head as a share of the lease: no other node may have to end for it."""
+PULLS_MOST = 5
+"""A fault of an agent waits for one of so many pulls."""
 DELEGATED_MOST = 6
 """A fault that waits for a delegation waits for one of so many."""
 
@@ -41,6 +43,8 @@ def choose_node_faults(seed: int) -> NodeFaults:
         cuts=chosen("are nodes cut off", 0, 0, 0, 1, 3),
         clogs=chosen("do frames clog", 0, 0, 1, 2),
         delays=chosen("are links slow", 0, 0, 0, 1, 2),
+        agent_kills=chosen("do agents die", 0, 0, 1, 3),
+        agent_stops=chosen("do agents stop", 0, 0, 0, 2),
         clocks=chosen("do clocks differ", 0, 1) == 1,
         late_joins=chosen("do nodes join late", 0, 0, 1) == 1,
         window=random.Random(f"{seed}/window of nodes").choice((2.0, 6.0, 10.0)),
@@ -76,6 +80,11 @@ class ClusterFaults:
         self._delays = random.Random(f"{world.seed}/slow links")
         self._waiting: list[tuple[int, Action]] = []
         """Faults that begin when this number of ``Delegate`` has arrived, at the node that received it."""
+        self._agents = random.Random(f"{world.seed}/agents that die or stop")
+        self._pulling: list[tuple[int, Action]] = []
+        """Faults that begin when this number of ``Pull`` has arrived, at the node whose agent received it or at another one."""
+        self._pulls = 0
+        """Number of ``Pull`` that have arrived."""
         self._delegated = 0
         """Number of ``Delegate`` that have arrived."""
 
@@ -92,6 +101,10 @@ class ClusterFaults:
             self._plan(self._clogs, self._clog)
         for _ in range(faults.delays):
             self._plan(self._delays, self._slow)
+        for _ in range(faults.agent_kills):
+            self._plan_at_pull(self._kill_agent)
+        for _ in range(faults.agent_stops):
+            self._plan_at_pull(self._stop_agent)
         if faults.window:
             self.world.after(faults.window, self._heal)
 
@@ -115,6 +128,39 @@ class ClusterFaults:
             if receiver in (node.identifier, node.daemon.incarnation):
                 for action in due:
                     action(node)
+
+    def _plan_at_pull(self, action: Action) -> None:
+        rng = self._agents
+        delay, elsewhere = rng.choice((0.0, 0.001, 0.005, 0.02)), rng.random() < 0.5
+
+        def begin(node: Node) -> None:
+            others = [each for each in self.world.living if each is not node]
+            chosen = rng.choice(others) if elsewhere and others else node
+            self.world.after(delay, partial(self._begin, action, chosen))
+
+        self._pulling.append((rng.randrange(1, PULLS_MOST), begin))
+
+    def pulling(self, agent: bytes) -> None:
+        """Begin what waits for this pull."""
+        self._pulls += 1
+        due = [action for number, action in self._pulling if number == self._pulls]
+        for node in self.world.living if due else ():
+            if node.agent is not None and node.agent.incarnation == agent:
+                for action in due:
+                    action(node)
+
+    # -- agents --
+
+    def _kill_agent(self, node: Node) -> None:
+        self.world.states["agent killed"] += node.agent is not None
+        node.supervisor.kill_agent()
+
+    def _stop_agent(self, node: Node) -> None:
+        agent = node.agent
+        if agent is not None:
+            self.world.states["agent stopped"] += 1
+            agent.stopped = True
+            self.world.after(self._agents.choice((0.01, 0.3, 2.0)), agent.go_on)
 
     # -- death --
 

@@ -124,6 +124,8 @@ class Surroundings(Time, Protocol):
     invariants: Any
     """Observer of tasks and values (``Invariants``)."""
 
+    rate: float
+    """Bytes that each transfer agent sends in a second."""
     nodes: list[Any]
     """All nodes, dead ones included (``Node``)."""
 

@@ -1,7 +1,5 @@
 """Worlds of transfer agents: on each node an agent, an object store and an arena, and in the place of a scheduler a few lines.
 
-Values are symbols, and a chunk is the symbol of its value with the chunk's position: so a world sees whether each copy is whole and of
-the right value, and whether bytes are sent that the store has moved meanwhile. A node sends chunks one after the other, at a rate.
 ``TransferWorld(seed).run()`` chooses values, pulls and faults; tests build worlds of their own from the same parts.
 """
 
@@ -9,27 +7,24 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-import msgpack
-
 from zfabric.config import CHUNK_BYTES, Config, MiB
-from zfabric.machines.common.extents import HEADER_BYTES, file_number
+from zfabric.machines.common.extents import HEADER_BYTES
 from zfabric.machines.object_store import ObjectStore
-from zfabric.machines.transfer import TransferAgent
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.access import FROM_AGENTS
-from zfabric.protocol.codec import decode_messages, encode_messages
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, TRANSFER_AGENT, Address, object_id, short
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address, object_id, short
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.messages import FAILED, OK
+from zfabric.sim.agents import SimAgent, coded
 from zfabric.sim.arena import Content, SimArena, SimStorage
 from zfabric.sim.network import Faults, Network
+from zfabric.sim.surroundings import Clock
 
 LOCAL_DELAY = 0.0001
 """Mean seconds that a message takes within a node."""
@@ -52,152 +47,14 @@ class TransferResult(NamedTuple):
     states: Counter[str]
 
 
-def coded(message: m.Message) -> m.Message:
-    """The message as its receiver decodes it: no two machines share an object."""
-    ((_, _, decoded),) = decode_messages(encode_messages([(CLIENT, CLIENT, message)]))
-    return decoded
+class NodeAgent(SimAgent):
+    """An agent whose messages to its daemon go to the few lines that stand for one."""
 
+    node: TransferNode
 
-class SimAgent:
-    """The process of one transfer agent."""
-
-    def __init__(self, node: TransferNode, incarnation: bytes) -> None:
-        self.node = node
-        self.world = node.world
-        self.incarnation = incarnation
-        self.alive = True
-        self.stopped = False
-        """Whether it is stopped, as by SIGSTOP."""
-        self.machine = TransferAgent(TRANSFER_AGENT + incarnation, self.world.config, node.daemon)
-        self._frames: deque[tuple[bytes, bytes]] = deque()
-        self._events: deque[tuple[Address, m.Message]] = deque()
-        self._data: dict[tuple[Address, int, int], tuple[bytes, int, int]] = {}
-        """Chunks of this turn: (symbol, position, size) by source, token and position."""
-        self._written: dict[int, dict[int, tuple[bytes, int]]] = {}
-        """What was written and not sealed, by payload offset: (symbol, size) by position."""
-        self._outgoing: deque[e.SendChunk] = deque()
-        self._awake_at = float("inf")
-        self.world.network.attach(node.identifier, self._receive)
-        self.machine.register(m.Register(m.PROTOCOL_VERSION, "agent", 1, 1, b"", b"", b"", "", ""))
-        self.wake()
-
-    def die(self) -> None:
-        """Die. What was not sent is lost, and so is what was not sealed."""
-        self.alive = False
-        self.world.network.detach(self.node.identifier)
-
-    def _receive(self, sender: bytes, frame: bytes) -> None:
-        self._frames.append((sender, frame))
-        self.wake()
-
-    def event(self, source: Address, message: m.Message) -> None:
-        """Deliver a message of the daemon or of the shell in the next turn."""
-        if self.alive:
-            self._events.append((source, coded(message)))
-            self.wake()
-
-    def wake(self, at: float | None = None) -> None:
-        """Schedule a turn, by default as soon as possible."""
-        at = max(self.world.now, at or 0.0)
-        if at < self._awake_at:
-            self._awake_at = at
-            self.world.at(at, self._turn)
-
-    def _turn(self) -> None:
-        if not self.alive or self.world.now < self._awake_at:
-            return
-        self._awake_at = float("inf")
-        if self.stopped:
-            return
-        now, machine, world = self.world.now, self.machine, self.world
-        while self._events:
-            source, message = self._events.popleft()
-            world.delivered(self.node, source, message)
-            machine.step(now, source, message)
-        while self._frames:
-            sender, frame = self._frames.popleft()
-            packed, data = msgpack.unpackb(frame, use_list=False)
-            ((_, _, message),) = decode_messages(packed)
-            if type(message) not in FROM_AGENTS:
-                world.fail(f"an agent sends {type(message).__name__}")
-            source = TRANSFER_AGENT + sender
-            if type(message) is m.Chunk:
-                self._data[source, message.token, message.position] = data
-            world.delivered(self.node, source, message)
-            machine.step(now, source, message)
-        machine.tick(now)
-        for effect in machine.take_effects(now):
-            self._perform(effect)
-        self._data.clear()
-        machine.check_invariants()
-        due = machine.next_deadline()
-        if due is not None:
-            self.wake(max(due, now + 1e-6))
-
-    def _perform(self, effect: Any) -> None:
-        if isinstance(effect, e.SendChunk):
-            self._outgoing.append(effect)
-            if len(self._outgoing) == 1:
-                self._send_next()
-        elif isinstance(effect, e.WriteChunk):
-            self._write(effect)
-        elif isinstance(effect, e.SealValue):
-            self._seal(effect)
-        elif effect.to[:1] == TRANSFER_AGENT:
-            self._send(effect.to[1:], effect.message, None)
-        else:
-            self.node.from_agent(self, effect.to[:1], effect.message)
-
-    def _send(self, target: bytes, message: m.Message, data: Any) -> None:
-        frame = msgpack.packb((encode_messages([(TRANSFER_AGENT, TRANSFER_AGENT, message)]), data))
-        self.world.network.send(self.node.identifier, target, frame)
-
-    def _send_next(self) -> None:
-        chunk = self._outgoing[0]
-        self.world.after(chunk.size / self.world.rate, self._sent)
-
-    def _sent(self) -> None:
-        """The bytes of a chunk have left: they are read now, and not when the machine decided to send them."""
-        if not self.alive:
-            return
-        chunk = self._outgoing.popleft()
-        size = self.node.sizes.get(chunk.object_id, -1)
-        symbol = self.node.arena.read(f"node {self.node.number}", chunk.object_id, chunk.offset, size)
-        self.node.sent[chunk.object_id] += chunk.size
-        self._send(chunk.reader[1:], m.Chunk(chunk.token, chunk.position, chunk.size), (symbol, chunk.position, chunk.size))
-        self.event(SHELL + self.incarnation, m.ChunkSent(chunk.object_id))
-        if self._outgoing:
-            self._send_next()
-
-    def _write(self, effect: e.WriteChunk) -> None:
-        symbol, position, size = self._data[effect.source, effect.token, effect.position]
-        if (position, size) != (effect.position, effect.size):
-            self.world.fail(f"a chunk at {position} is written at {effect.position}")
-        if effect.offset >= 0:
-            self.node.arena.overwrite(effect.offset + position, size)
-        elif file_number(effect.offset) not in self.node.arena.unfinished:
-            self.world.fail(f"{short(effect.object_id)} is written to a file that nobody was given")
-        self._written.setdefault(effect.offset, {})[position] = (symbol, size)
-
-    def _seal(self, effect: e.SealValue) -> None:
-        parts = self._written.pop(effect.offset, {})
-        if effect.size < 0:
-            return
-        end = 0
-        for position, (symbol, size) in sorted(parts.items()):
-            if position != end or symbol != effect.object_id:
-                self.world.fail(f"{short(effect.object_id)} is sealed with {short(symbol)} at {position}, and {end} bytes before that")
-            end += size
-        if end != effect.size:
-            self.world.fail(f"{short(effect.object_id)} is sealed with {end} of {effect.size} bytes")
-        self.node.arena.write(effect.offset, Content(effect.object_id, effect.size, effect.object_id))
-        self.event(SHELL + self.incarnation, m.ValueSealed(effect.object_id, ""))
-
-    @property
-    def idle(self) -> bool:
-        """Whether it has nothing to do."""
-        statistics = self.machine.statistics()
-        return not (self._frames or self._events or self._outgoing or statistics["pulls"] or statistics["supplies"])
+    def tell_daemon(self, role: bytes, message: m.Message) -> None:
+        """Send a message to a machine of the daemon."""
+        self.node.from_agent(self, role, message)
 
 
 class TransferNode:
@@ -230,7 +87,15 @@ class TransferNode:
     # -- the agent --
 
     def _new_agent(self) -> SimAgent:
-        return SimAgent(self, self.world.incarnation())
+        return NodeAgent(self.world, self, self.world.incarnation(), self.daemon, 1)
+
+    def clock(self) -> Clock:
+        """The world's clock."""
+        return Clock(self.world, 0.0)
+
+    def agent_receives(self, agent: SimAgent, source: Address, message: m.Message) -> None:
+        """Observe a message to the agent."""
+        self.world.delivered(self, source, message)
 
     def kill_agent(self) -> None:
         """Kill the agent; the supervisor starts another one, which is asked again for what is missing."""
@@ -258,7 +123,7 @@ class TransferNode:
         """Send the agent a message of the daemon. These arrive in order."""
         agent = self.agent
         self._arrival = max(self._arrival, self.world.now + 2 * LOCAL_DELAY * self._random.random())
-        self.world.at(self._arrival, lambda: agent.event(source + self.daemon, message))
+        self.world.at(self._arrival, lambda: agent.event(source + self.daemon, coded(message)))
 
     def from_agent(self, agent: SimAgent, role: bytes, message: m.Message) -> None:
         """Deliver a message of the agent to the daemon. These arrive in order, unless the agent is dead by then."""
@@ -557,11 +422,7 @@ class TransferWorld:
         agent.stopped = True
         self.states["agent paused"] += 1
 
-        def go_on() -> None:
-            agent.stopped = False
-            agent.wake()
-
-        self.after(seconds, go_on)
+        self.after(seconds, agent.go_on)
 
 
 def transfer_world(seed: int) -> TransferWorld:

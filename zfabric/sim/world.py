@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from zfabric.config import Config
+from zfabric.config import Config, MiB
 from zfabric.machines.local_scheduler import ALONE_AFTER, ASSIGNED, LEASED, TaskRecord
 from zfabric.machines.worker import Invocation, Worker
 from zfabric.protocol import messages as m
@@ -109,6 +109,7 @@ class World:
         self.frame_rows = random.Random(f"{seed}/frame rows").choice((1, 4, FRAME_ROWS)) if self.faults.jitter else FRAME_ROWS
         """Rows after which a process begins another frame. It may die between any two frames."""
         self._names = 0
+        self.rate = random.Random(f"{seed}/rate of agents").choice((50, 1000)) * MiB if self.faults.jitter else 1000.0 * MiB
         self.cancel_forgotten = False
         """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
         self.cancellers: dict[bytes, set[bytes]] = {}
@@ -244,7 +245,8 @@ class World:
 
     def lives(self, pid: int) -> bool:
         """Whether a process with this pid lives."""
-        return any(process.pid == pid for process in self.processes())
+        agents = (node.agent for node in self.nodes)
+        return any(process.pid == pid for process in self.processes()) or any(each is not None and each.pid == pid for each in agents)
 
     def condemned(self, frame: StackFrame) -> bool:
         """Whether a body is to be stopped, or its job has ended. Its children may fail before it is stopped itself."""
@@ -271,6 +273,8 @@ class World:
         for node in self.nodes:
             if plain in (node.daemon.incarnation, node.identifier):
                 return f"daemon{node.number}" if len(self.nodes) > 1 else "daemon"
+            if node.agent is not None and plain == node.agent.incarnation:
+                return f"agent{node.number}"
         if plain == self.driver.incarnation:
             return "driver"
         worker = self.workers.get(plain)
@@ -290,6 +294,8 @@ class World:
             self.calls.logged(message)
         elif type(message) is m.Delegate:
             self.node_faults.delegated(to[1:])
+        elif type(message) is m.Pull:
+            self.node_faults.pulling(to[1:])
         if self.observer is not None:
             self.observer(self.now, _place(self, source), _place(self, to), message)
 
@@ -503,6 +509,7 @@ class World:
         """Whether no message is under way and every process waits."""
         return (
             all(node.daemon.settled and not node.stopped_until for node in self.living)
+            and all(node.agent is None or node.agent.settled for node in self.living)
             and self.network.in_flight == 0
             and all(
                 process.transport.settled

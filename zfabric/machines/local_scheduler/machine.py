@@ -36,6 +36,7 @@ from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
+from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.locality import Locality
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
@@ -44,6 +45,7 @@ from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.nodes.spilling import Spilling
 from zfabric.machines.local_scheduler.nodes.strategies import Strategies
+from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
@@ -76,6 +78,7 @@ from zfabric.machines.local_scheduler.transitions import (
     ActorUnwanted,
     AgentReady,
     DetachedActorDied,
+    NodeFoundDead,
     RemakeEnded,
     RemakeWanted,
     StreamMakerEnded,
@@ -203,19 +206,37 @@ class LocalScheduler:
         )
         self.entrusting = Entrusting(self.tables)
         self.orphans = Orphans(self.tables, self.outcomes)
-        self.borrowing = Borrowing(
-            self.tables, self.requests, self.references, self.outcomes, self.rebuilding, self.entrusting, self.orphans, node
+        self.unknown_nodes = UnknownNodes(self.tables, self.requests)
+        self.borrowing = Borrowing(self.tables, self.references, self.unknown_nodes, self.entrusting, self.orphans, node)
+        self.copies = Copies(self.tables, node)
+        self.fetching = Fetching(
+            self.tables,
+            self.references,
+            self.outcomes,
+            self.rebuilding,
+            self.unknown_nodes,
+            self.entrusting,
+            self.orphans,
+            self.borrowing,
+            self.copies,
         )
-        self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, node)
+        self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, node)
         self.executions = Executions(
-            self.tables, self.references, self.outcomes, self.stopping, self.submission, self.jobs, self.borrowing, self.entrusting
+            self.tables,
+            self.references,
+            self.outcomes,
+            self.stopping,
+            self.submission,
+            self.jobs,
+            self.borrowing,
+            self.entrusting,
+            self.fetching,
         )
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
         self.locality = Locality(self.tables, self.delegations)
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
         self.reclaiming = Reclaiming(self.tables, self.pool, self.outcomes)
         self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
-        self.copies = Copies(self.tables)
         self.cluster_queries = ClusterQueries(self.tables, self.requests, node)
         self.failover = Failover(
             self.tables,
@@ -239,7 +260,7 @@ class LocalScheduler:
             self.stopping,
             self.departures,
             self.jobs,
-            self.borrowing,
+            self.fetching,
             self.failover,
             self.copies,
             self.cluster_queries,
@@ -264,6 +285,7 @@ class LocalScheduler:
             DetachedActorDied: self.detached.on_died,
             StreamMakerEnded: self.streams.on_maker_ended,
             StreamUnreferenced: self.streams.on_unreferenced,
+            NodeFoundDead: self.fetching.on_node_found_dead,
             AgentReady: self.copies.on_agent_ready,
         }
         self._flush_at: float | None = None
@@ -368,6 +390,7 @@ class LocalScheduler:
             self.borrowing.begin_end_of_turn()
             self.executions.end_of_turn()
             self.delegations.end_of_turn()
+            self.fetching.end_of_turn()
             self.borrowing.end_of_turn()
             self.entrusting.end_of_turn()
         self.actors.end_of_turn()
@@ -589,10 +612,11 @@ class LocalScheduler:
             m.EndsReceived: self.executions.on_ends_received,
             m.Borrow: self.borrowing.on_borrow,
             m.Borrowed: self.borrowing.on_borrowed,
-            m.FetchValues: self.borrowing.on_fetch_values,
-            m.CopyLost: self.borrowing.on_copy_lost,
-            m.FetchedValues: self.borrowing.on_values,
-            m.ValueRead: self.borrowing.on_value_read,
+            m.FetchValues: self.fetching.on_fetch_values,
+            m.CopyLost: self.fetching.on_copy_lost,
+            m.FetchedValues: self.fetching.on_values,
+            m.RetainCopies: self.fetching.on_retain_copies,
+            m.ValueRead: self.fetching.on_value_read,
             m.Entrust: self.failover.on_entrust,
             m.Entrusted: self.entrusting.on_entrusted,
             m.Withdraw: self.failover.on_withdraw,

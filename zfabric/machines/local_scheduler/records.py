@@ -46,7 +46,10 @@ PENDING = -1
 class Stored:
     """A value in the object store, not in the scheduler's memory."""
 
-    __slots__ = ("size",)
+    __slots__ = ("copies", "size")
+
+    copies: tuple[bytes, ...]
+    """Nodes that have requested it and may have a copy. It is not set before one has."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -55,14 +58,21 @@ class Stored:
 class Elsewhere:
     """A value of this node that lies in the object store of another one, which retains it for this node."""
 
-    __slots__ = ("asked", "place", "size")
+    __slots__ = ("asked", "copies", "place", "size")
 
     def __init__(self, size: int, place: bytes) -> None:
         self.size = size
         self.place = place
         """The node."""
         self.asked = False
-        """Whether that node was asked for it."""
+        """Whether it is being copied to this node."""
+        self.copies: tuple[bytes, ...] = ()
+        """Further nodes that may have a copy."""
+
+
+def copies_of(value: Stored | Elsewhere) -> tuple[bytes, ...]:
+    """Nodes that may have a copy of a value, besides the one that retains it."""
+    return getattr(value, "copies", ())
 
 
 class ObjectRecord:
@@ -100,7 +110,7 @@ class ObjectRecord:
 class BorrowedRecord(ObjectRecord):
     """An object of another node, as far as this one knows it. Its value here is a copy."""
 
-    __slots__ = ("asked", "borrowed", "former", "home")
+    __slots__ = ("asked", "borrowed", "dropped", "former", "home")
 
     def __init__(self, identifier: bytes, home: bytes, former: bytes = b"") -> None:
         super().__init__(identifier, None, None)
@@ -110,7 +120,9 @@ class BorrowedRecord(ObjectRecord):
         self.borrowed = False
         """Whether this node is registered at the home as a holder, or is about to be."""
         self.asked = b""
-        """The node that was asked for the value; empty if none was."""
+        """The home, if it was asked for the value; else empty."""
+        self.dropped = False
+        """Whether a copy was dropped for want of room."""
 
     @property
     def is_needed(self) -> bool:

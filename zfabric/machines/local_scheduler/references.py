@@ -227,8 +227,10 @@ class References:
             self.tables.transitions.append(StreamUnreferenced(record))
         if task is None:
             self.tables.objects.pop(record.object_id, None)
-            if isinstance(record, BorrowedRecord) and record.borrowed:
-                self.tables.given_up.append((record.home, record.id))
+            if isinstance(record, BorrowedRecord):
+                self.tables.unwanted.append(record.id)
+                if record.borrowed:
+                    self.tables.given_up.append((record.home, record.id))
             if self.tables.orphans:
                 self._forget_orphan(record.object_id)
         elif task.state == DONE and self.tables.tasks.get(task.id) is task:  # Its job may have ended meanwhile.

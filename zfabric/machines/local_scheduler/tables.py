@@ -24,6 +24,7 @@ from zfabric.machines.local_scheduler.records import (
     RefusedRow,
     Shape,
     ShapeQueue,
+    Stored,
     StreamRecord,
     TaskRecord,
     WorkerRecord,
@@ -95,8 +96,10 @@ class Tables:
         """Objects of other nodes that a process of this one began to hold since the last turn."""
         self.to_borrow: list[BorrowedRecord] = []
         """Objects whose homes are to register this node as a holder."""
-        self.to_fetch: list[tuple[bytes, AnyObject]] = []
-        """Values that are to be requested: (the node to ask, record)."""
+        self.to_fetch: list[AnyObject] = []
+        """Values of other nodes, and of this one that lie elsewhere, that something here waits for."""
+        self.unwanted: list[bytes] = []
+        """Values that nothing here waits for any more, or not in the state in which they were: they are copied no longer."""
         self.given_up: list[tuple[bytes, bytes]] = []
         """Holds that this node gives up: (home, object)."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
@@ -223,10 +226,15 @@ class Tables:
         if isinstance(value, Elsewhere):
             if not value.asked:
                 value.asked = True
-                self.to_fetch.append((value.place, record))
+                self.to_fetch.append(record)
         elif isinstance(record, BorrowedRecord) and record.status == PENDING and not record.asked:
             record.asked = record.home
-            self.to_fetch.append((record.home, record))
+            self.to_fetch.append(record)
+
+    def protect(self, record: AnyObject) -> None:
+        """Have the store no longer drop a value: it was a copy of one that another node had."""
+        if type(record.value) is Stored and self.store_address is not None:
+            self.send(self.store_address, m.Protect((record.object_id,)))
 
     def queue_for(self, job: JobRecord, shape: Shape) -> ShapeQueue:
         """The queue of a job's tasks of this shape, made on first use."""

@@ -70,6 +70,12 @@ class StreamUnreferenced(NamedTuple):
     record: AnyObject
 
 
+class NodeFoundDead(NamedTuple):
+    """A node is dead that others have named to this one, and that was never in its table."""
+
+    node: bytes
+
+
 class AgentReady(NamedTuple):
     """The transfer agent of this node has registered."""
 
@@ -85,5 +91,6 @@ Transition = (
     | DetachedActorDied
     | StreamMakerEnded
     | StreamUnreferenced
+    | NodeFoundDead
     | AgentReady
 )

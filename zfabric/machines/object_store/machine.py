@@ -279,6 +279,13 @@ class ObjectStore:
                 entry.freed = True
                 self._tables.settle(entry)
 
+    def on_protect(self, now: float, source: Address, message: m.Protect) -> None:
+        """Drop these objects no longer: they cannot be made again."""
+        for object_id in message.object_ids:
+            entry = self._tables.entries.get(object_id)
+            if entry is not None:
+                entry.rebuildable = False
+
     def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
         """Forget a dead process. What it sealed stays."""
         self._tables.forget_process(message.incarnation)
@@ -378,6 +385,7 @@ class ObjectStore:
             m.Absorb: self.on_absorb,
             m.Locate: self.on_locate,
             m.Free: self.on_free,
+            m.Protect: self.on_protect,
             m.ProcessGone: self.on_process_gone,
             m.ExtentReady: self.on_extent_ready,
             m.Spilled: self.on_spilled,

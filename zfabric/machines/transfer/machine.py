@@ -39,7 +39,7 @@ class TransferAgent:
         self._version = 0
         self._effects: list[e.Effect] = []
         first_token = int.from_bytes(address[1:5], "big") * NUMBERS_OF_A_RUN >> 1
-        self.pulls = Pulls(config, first_token, self.counts, self._tell_scheduler, self._tell_store, self._effects.append)
+        self.pulls = Pulls(config, first_token, self.counts, self._is_member, self._tell_scheduler, self._tell_store, self._effects.append)
         self.supplies = Supplies(config, self.counts, self._tell_scheduler, self._tell_store, self._effects.append)
         self.handlers = Handlers(self.counts, self._accepted())
 
@@ -47,6 +47,9 @@ class TransferAgent:
         """Send the registration, before anything else."""
         self._tell_scheduler(register)
         self._tell_scheduler(m.Ready())
+
+    def _is_member(self, node: bytes) -> bool:
+        return node in self.peers
 
     def _tell_scheduler(self, message: m.Message) -> None:
         self._effects.append(e.Send(self.scheduler, message))
@@ -120,7 +123,6 @@ class TransferAgent:
             m.RecallPins: self.on_recall,
             m.RecallGrant: self.on_recall,
             m.Pull: self.pulls.on_pull,
-            m.PullSources: self.pulls.on_pull_sources,
             m.StopPull: self.pulls.on_stop_pull,
             m.Granted: self.pulls.on_granted,
             m.NoSpace: self.pulls.on_no_space,

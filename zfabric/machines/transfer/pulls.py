@@ -25,6 +25,10 @@ WAITING_MAX = 100_000
 """Pulls that wait for a slot. A scheduler that asks for more has them refused."""
 TOKENS_MAX = 8
 """Tokens of a pull whose chunks are accepted."""
+PAUSE_FIRST = 1 / 32
+"""The first pause of a pull that has no source, in units of ``transfer_patience``, which is the longest one."""
+FAILED_MAX = 1000
+"""Pulls without a source that are remembered."""
 PATIENCE_MOST = 16
 """A request is repeated ever more slowly, down to once in this many times ``transfer_patience``."""
 
@@ -78,6 +82,7 @@ class Pulls:
         config: Config,
         first_token: int,
         counts: Counter[str],
+        is_member: Callable[[bytes], bool],
         tell_scheduler: Callable[[m.Message], None],
         tell_store: Callable[[m.Message], None],
         perform: Callable[[e.Effect], None],
@@ -85,9 +90,14 @@ class Pulls:
         self._config = config
         self._next_token = first_token
         self._counts = counts
+        self._is_member = is_member
         self._tell_scheduler = tell_scheduler
         self._tell_store = tell_store
         self._perform = perform
+        self._failed: dict[bytes, float] = {}
+        """Pauses before pulls that have failed for want of a source are begun again, by object, the newest last."""
+        self._paused: dict[bytes, tuple[float, PullRecord]] = {}
+        """Such pulls, with the times at which their pauses end."""
         self._waiting: dict[bytes, PullRecord] = {}
         self._active: dict[bytes, PullRecord] = {}
         self._sealing: dict[bytes, PullRecord] = {}
@@ -102,7 +112,7 @@ class Pulls:
         """Requests by token, while their chunks are accepted."""
 
     def __len__(self) -> int:
-        return len(self._active) + len(self._waiting) + len(self._sealing)
+        return len(self._active) + len(self._waiting) + len(self._paused) + len(self._sealing)
 
     def _token(self) -> int:
         self._next_token += 1
@@ -117,25 +127,31 @@ class Pulls:
             self._set_sources(known, message.sources, now)
         elif message.object_id in self._sealing:
             pass  # Its answer follows.
-        elif len(self._waiting) >= WAITING_MAX:
+        elif len(self._waiting) + len(self._paused) >= WAITING_MAX:
             self._tell_scheduler(m.PullFailed(message.object_id, "busy", f"this node copies {WAITING_MAX} other values already"))
         else:
-            self._waiting[message.object_id] = PullRecord(*message)
-
-    def on_pull_sources(self, now: float, source: Address, message: m.PullSources) -> None:
-        """Take over which nodes have the value now."""
-        known = self._find(message.object_id)
-        if known is not None:
-            self._set_sources(known, message.sources, now)
+            pull = PullRecord(*message)
+            self._check_members(pull)
+            pause = self._failed.get(pull.object_id)
+            if pause is None:
+                self._waiting[pull.object_id] = pull
+            else:
+                self._paused[pull.object_id] = (now + pause, pull)
 
     def _set_sources(self, pull: PullRecord, sources: tuple[bytes, ...], now: float) -> None:
         pull.sources = list(dict.fromkeys(sources))
         pull.reasons = {}
+        self._check_members(pull)
         for request in list(pull.requests.values()):
             if request.source not in pull.sources:
                 self._end(request, stop=True)
         if pull.offset is not None:
             self._unrequested[pull.object_id] = pull
+
+    def _check_members(self, pull: PullRecord) -> None:
+        """Ask no node that the table lacks: it is dead, or its address is unknown yet."""
+        for node in [each for each in pull.sources if not self._is_member(each)]:
+            self._without(pull, node, "it is not in the table of nodes")
 
     def on_stop_pull(self, now: float, source: Address, message: m.StopPull) -> None:
         """Give up a copy, and return its room."""
@@ -145,7 +161,8 @@ class Pulls:
             self._drop(known)
 
     def _find(self, object_id: bytes) -> PullRecord | None:
-        return self._active.get(object_id) or self._waiting.get(object_id)
+        paused = self._paused.get(object_id)
+        return paused[1] if paused is not None else self._active.get(object_id) or self._waiting.get(object_id)
 
     def _fail(self, pull: PullRecord, kind: str, text: str) -> None:
         self._counts["pulls_failed"] += 1
@@ -165,6 +182,7 @@ class Pulls:
         for old in pull.tokens:
             self._received.pop(old.token, None)
         self._rooms.pop(pull.room, None)  # Room that is granted later is returned.
+        self._paused.pop(pull.object_id, None)
         for table in (self._waiting, self._active, self._unrequested):
             table.pop(pull.object_id, None)
 
@@ -173,6 +191,9 @@ class Pulls:
     def _begin(self, now: float) -> None:
         while self._waiting and len(self._active) < max(1, self._config.transfer_pulls):
             pull = self._waiting.pop(next(iter(self._waiting)))
+            if not pull.sources:
+                self._fail_without_source(pull)
+                continue
             self._active[pull.object_id] = pull
             pull.room = self._token()
             self._rooms[pull.room] = pull
@@ -205,6 +226,7 @@ class Pulls:
             self._counts["pulls_failed"] += 1
             self._tell_scheduler(m.PullFailed(pull.object_id, "disk", message.error))
         else:
+            self._failed.pop(pull.object_id, None)
             self._counts["pulled"] += 1
             self._counts["bytes_pulled"] += pull.size
             self._tell_scheduler(m.Pulled(pull.object_id, pull.offset, pull.size))
@@ -270,14 +292,22 @@ class Pulls:
             if pull.sources and not pull.requests and spent.issuperset(pull.sources):
                 continue
             if not pull.sources:
-                why = "; ".join(f"node {node.hex()}: {reason}" for node, reason in pull.reasons.items())
-                self._fail(pull, "lost", f"no node has a copy of {short(pull.object_id)}" + (f" ({why})" if why else ""))
+                self._fail_without_source(pull)
             elif pull.requests or any(self._request(pull, source, now) for source in self._unasked(pull)):
                 del self._unrequested[pull.object_id]
             else:
                 spent.update(pull.sources)
         for request in list(self._hungry.values()):
             self._extend(request, self._credit(request.source))
+
+    def _fail_without_source(self, pull: PullRecord) -> None:
+        """Fail a pull that has no source. It may begin again after a pause, twice as long as the last: its home must find another one."""
+        patience = self._config.transfer_patience
+        self._failed[pull.object_id] = min(2 * self._failed.pop(pull.object_id, PAUSE_FIRST * patience / 2), patience)
+        if len(self._failed) > FAILED_MAX:
+            del self._failed[next(iter(self._failed))]
+        why = "; ".join(f"node {node.hex()}: {reason}" for node, reason in pull.reasons.items())
+        self._fail(pull, "lost", f"no node has a copy of {short(pull.object_id)}" + (f" ({why})" if why else ""))
 
     def _extend(self, request: Request, chunks: int) -> None:
         """Give a request credit for so many more chunks."""
@@ -381,14 +411,19 @@ class Pulls:
 
     def node_died(self, node: bytes, now: float) -> None:
         """A node is dead."""
-        for pull in [*self._active.values(), *self._waiting.values()]:
+        paused = (pull for _, pull in self._paused.values())
+        for pull in [*self._active.values(), *self._waiting.values(), *paused]:
             if node in pull.sources or node in pull.requests:
                 self._without(pull, node, "it is dead")
 
     # -- time --
 
     def tick(self, now: float) -> None:
-        """Repeat requests that nothing came for."""
+        """Repeat requests that nothing came for, and begin pulls whose pause is over."""
+        for object_id, (due, pull) in list(self._paused.items()):
+            if due <= now:
+                del self._paused[object_id]
+                self._waiting[object_id] = pull
         for pull in list(self._active.values()):
             for request in [each for each in pull.requests.values() if each.due <= now]:
                 self._silent(pull, request, now)
@@ -410,8 +445,9 @@ class Pulls:
                 self._unrequested[pull.object_id] = pull
 
     def next_deadline(self) -> float | None:
-        """When the next request is repeated."""
-        return min((request.due for pull in self._active.values() for request in pull.requests.values()), default=None)
+        """When the next request is repeated, or the next pause ends."""
+        requests = [request.due for pull in self._active.values() for request in pull.requests.values()]
+        return min([*requests, *(due for due, _ in self._paused.values())], default=None)
 
     def check_invariants(self) -> None:
         """Check that credit is bounded, and that every pull has what its state asks for."""

@@ -75,6 +75,7 @@ from zfabric.protocol.messages.arena import NoSpace as NoSpace
 from zfabric.protocol.messages.arena import ObjectsLost as ObjectsLost
 from zfabric.protocol.messages.arena import Pinned as Pinned
 from zfabric.protocol.messages.arena import ProcessGone as ProcessGone
+from zfabric.protocol.messages.arena import Protect as Protect
 from zfabric.protocol.messages.arena import RecallGrant as RecallGrant
 from zfabric.protocol.messages.arena import RecallPins as RecallPins
 from zfabric.protocol.messages.arena import Reserve as Reserve
@@ -118,6 +119,7 @@ from zfabric.protocol.messages.delegation import JobOutput as JobOutput
 from zfabric.protocol.messages.delegation import Reclaim as Reclaim
 from zfabric.protocol.messages.delegation import Reclaimed as Reclaimed
 from zfabric.protocol.messages.delegation import RegisterNode as RegisterNode
+from zfabric.protocol.messages.delegation import RetainCopies as RetainCopies
 from zfabric.protocol.messages.delegation import StopDelegated as StopDelegated
 from zfabric.protocol.messages.failover import Entrust as Entrust
 from zfabric.protocol.messages.failover import Entrusted as Entrusted
@@ -186,7 +188,6 @@ from zfabric.protocol.messages.transfer import Credit as Credit
 from zfabric.protocol.messages.transfer import Pull as Pull
 from zfabric.protocol.messages.transfer import Pulled as Pulled
 from zfabric.protocol.messages.transfer import PullFailed as PullFailed
-from zfabric.protocol.messages.transfer import PullSources as PullSources
 from zfabric.protocol.messages.transfer import Queued as Queued
 from zfabric.protocol.messages.transfer import Redirect as Redirect
 from zfabric.protocol.messages.transfer import StopPull as StopPull

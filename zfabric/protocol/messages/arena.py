@@ -146,6 +146,12 @@ class Free(NamedTuple):
     object_ids: Ids
 
 
+class Protect(NamedTuple):
+    """local scheduler -> object store. These objects cannot be made again any more: they are spilled, and no longer dropped."""
+
+    object_ids: Ids
+
+
 class ProcessGone(NamedTuple):
     """local scheduler -> object store. This process is proved dead: its pins and grants are void."""
 

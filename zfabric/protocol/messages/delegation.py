@@ -34,8 +34,8 @@ class Delegate(NamedTuple):
 
     ``job`` is ``(job id, namespace, home of the job)``. ``functions`` are those of the rows that this node has not received yet, as in
     ``Export``. ``attempts`` lists the rows that are not attempt ``attempt``: ``(index in rows, attempt)``. ``values`` are those of the
-    rows' dependencies: ``(object_id, inline bytes or None, refs contained)``. ``homes`` are rows ``(object_id, node)`` of all objects
-    named here whose home is not the sender.
+    rows' dependencies: ``(object_id, inline bytes or an offer, refs contained)``, where an offer is as in ``FetchedValues``. ``homes`` are
+    rows ``(object_id, node)`` of all objects named here whose home is not the sender.
     """
 
     job: Row
@@ -106,15 +106,16 @@ class Borrowed(NamedTuple):
 
 
 class FetchValues(NamedTuple):
-    """any node -> the home of objects, or a node that has them. Requests values; ``FetchedValues`` answers as soon as they exist."""
+    """any node -> home of objects. Requests values; ``FetchedValues`` answers as soon as they exist."""
 
     object_ids: Ids
 
 
 class FetchedValues(NamedTuple):
-    """any node -> any node. Requested values: rows ``(object_id, status, value, refs contained)``; ``homes`` as in ``Delegate``.
+    """home of objects -> any node. Requested values: rows ``(object_id, status, value, refs contained)``; ``homes`` as in ``Delegate``.
 
-    A value is bytes, or ``(node,)``: the node that has it and is to be asked next; ``()`` if it is unknown here.
+    A value is bytes; or, if it is large, an offer: ``(size, node, …)``, the nodes to copy it from, the first one to be asked first; or
+    ``()`` if the object is unknown here.
     """
 
     rows: Rows
@@ -126,6 +127,15 @@ class CopyLost(NamedTuple):
 
     object_id: bytes
     reason: str
+
+
+class RetainCopies(NamedTuple):
+    """home of objects -> a node that may have copies. Retain them for this home, which has lost its own, until ``Release``.
+
+    ``CopyLost`` is the answer for each that is not there.
+    """
+
+    object_ids: Ids
 
 
 class EndJob(NamedTuple):

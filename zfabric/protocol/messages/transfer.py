@@ -16,18 +16,12 @@ from zfabric.protocol.messages.rows import Ids
 class Pull(NamedTuple):
     """local scheduler -> transfer agent. Copy an object of ``size`` bytes from one of the nodes ``sources``, in order of preference.
 
-    ``Pulled`` or ``PullFailed`` is the answer. If the agent has this pull already, only its sources are replaced.
+    ``Pulled`` or ``PullFailed`` is the answer. If the agent has this pull already, only its sources are replaced. A pull that has failed
+    for want of a source is begun again after a pause only.
     """
 
     object_id: bytes
     size: int
-    sources: Ids
-
-
-class PullSources(NamedTuple):
-    """local scheduler -> transfer agent. The nodes that have a complete copy now, in order of preference: more or fewer than before."""
-
-    object_id: bytes
     sources: Ids
 
 

@@ -128,6 +128,8 @@ class Jobs:
         for identifier, record in [(each, record) for each, record in tables.objects.items() if each[:JOB_BYTES] == job.id]:
             self.references.clear(record)
             del tables.objects[identifier]
+            if record.home:
+                tables.unwanted.append(identifier)
             if record.task is None:
                 deletes.append(("object", identifier))
         by_task: list[dict[bytes, Any]] = [tables.streams, tables.orphans, *tables.entrusted.values()]

@@ -1,7 +1,10 @@
-"""Copies of other nodes' values, which this node's transfer agent makes.
+"""Copies of large values: which nodes they are made from, and those that this node's transfer agent makes.
 
 An agent that is new, after the death of the one before, is asked again for every copy that is missing. Copies under way do not outlive this
 scheduler: whoever needs one asks its next incarnation.
+
+The home of a value names as sources all nodes that it has named the value to before, each time beginning with another one: so every copy
+serves on. A node that was named and has no copy says so to the agent that asks it.
 """
 
 from __future__ import annotations
@@ -9,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from zfabric.machines.local_scheduler.records import ProcessRecord
+from zfabric.machines.local_scheduler.records import AnyObject, Elsewhere, ProcessRecord, Stored, copies_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import AgentReady
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import StartAgent
 from zfabric.protocol.ids import Address
 
-Ended = Callable[[float, bytes, str, str], None]
-"""Called with (now, object id, kind, text): of a failure as in ``PullFailed``, empty if the copy is in the object store."""
+Ended = Callable[[float, m.Pulled | m.PullFailed, bytes], None]
+"""Called with (now, how a copy ended, incarnation of the agent). A copy that was made is not sealed yet."""
+COPIES_MAX = 16
+"""Most nodes that are remembered to have a copy of a value."""
 
 
 class _Copy(NamedTuple):
@@ -29,10 +34,12 @@ class _Copy(NamedTuple):
 
 
 class Copies:
-    """The copies that are under way, over the shared tables."""
+    """The copies that are under way, over the shared tables. ``node`` is this one's id."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, node: bytes) -> None:
         self.tables = tables
+        self.node = node
+        self._offers = 0
         self._wanted: dict[bytes, _Copy] = {}
         self._agent: ProcessRecord | None = None
         self._requested = False
@@ -42,23 +49,48 @@ class Copies:
     def __len__(self) -> int:
         return len(self._wanted)
 
+    def is_under_way(self, object_id: bytes) -> bool:
+        """Whether a value is being copied to this node."""
+        return object_id in self._wanted
+
+    # -- where copies are --
+
+    def offer(self, record: AnyObject, node: bytes) -> m.Row:
+        """Describe a large value to another node, which will have a copy soon: ``(size, node, …)``, the node to ask first in front."""
+        value = record.value
+        assert isinstance(value, Stored | Elsewhere)
+        size, sources = self.places(value)
+        self._offers += 1
+        first = self._offers % len(sources)
+        value.copies = (*(each for each in copies_of(value) if each != node), node)[-COPIES_MAX:]
+        return (size, *(each for each in sources[first:] + sources[:first] if each != node))
+
+    def places(self, value: Stored | Elsewhere) -> tuple[int, m.Ids]:
+        """The size of a value, and the nodes that may have it, the one that retains it in front."""
+        first = value.place if isinstance(value, Elsewhere) else self.node
+        return value.size, (first, *(each for each in copies_of(value) if each in self.tables.nodes and each != first))
+
+    # -- copies that come here --
+
     def pull(self, object_id: bytes, size: int, sources: m.Ids, ended: Ended) -> None:
         """Copy a value from one of these nodes, in order of preference. If that is under way, only its sources are replaced."""
         known = self._wanted.get(object_id)
-        self._wanted[object_id] = _Copy(size, sources, ended) if known is None else known._replace(sources=sources)
+        if known is not None and known.size != size:
+            self.stop(object_id)  # It was made again meanwhile, with another size.
+        self._wanted[object_id] = _Copy(size, sources, ended)
         self._tell(m.Pull(object_id, size, sources))
-
-    def set_sources(self, object_id: bytes, sources: m.Ids) -> None:
-        """Replace the nodes that a copy which is under way may be made from."""
-        known = self._wanted.get(object_id)
-        if known is not None:
-            self._wanted[object_id] = known._replace(sources=sources)
-            self._tell(m.PullSources(object_id, sources))
 
     def stop(self, object_id: bytes) -> None:
         """Make a copy no longer; nobody is told of its end."""
         if self._wanted.pop(object_id, None) is not None:
             self._tell(m.StopPull(object_id))
+
+    def discard(self, message: m.Pulled, agent: bytes) -> None:
+        """Free the room of a copy that nobody needs by now."""
+        self.tables.sealed.append((message.object_id, message.offset, message.size, agent, True))
+        record = self.tables.find(message.object_id)
+        if record is None or type(record.value) is not Stored:
+            self.tables.freed.append(message.object_id)
 
     def _tell(self, message: m.Message) -> None:
         if self._agent is not None and self._agent.incarnation in self.tables.processes:
@@ -80,20 +112,19 @@ class Copies:
             self._tell(m.Pull(object_id, copy.size, copy.sources))
 
     def on_pulled(self, now: float, source: Address, message: m.Pulled) -> None:
-        """A copy is whole. If nobody needs it by now, its room is freed at once."""
+        """A copy is whole."""
         if source[1:] not in self.tables.processes:
             self.tables.counts["refused"] += 1
             return
-        self.tables.sealed.append((message.object_id, message.offset, message.size, source[1:], True))
         copy = self._wanted.pop(message.object_id, None)
-        if copy is not None:
+        if copy is None:
+            self.discard(message, source[1:])
+        else:
             self.tables.counts["copied"] += 1
-            copy.ended(now, message.object_id, "", "")
-        elif self.tables.find(message.object_id) is None:
-            self.tables.freed.append(message.object_id)
+            copy.ended(now, message, source[1:])
 
     def on_pull_failed(self, now: float, source: Address, message: m.PullFailed) -> None:
         """A copy cannot be made."""
         copy = self._wanted.pop(message.object_id, None)
         if copy is not None:
-            copy.ended(now, message.object_id, message.kind, message.text)
+            copy.ended(now, message, source[1:])

@@ -10,6 +10,7 @@ from typing import Any
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.records import READY, TASKS, NodeRecord, ShapeQueue, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
@@ -22,11 +23,14 @@ from zfabric.protocol.messages import LOST, OK
 class Delegations:
     """Gives ready tasks to other nodes, and takes in how they ended."""
 
-    def __init__(self, tables: Tables, references: References, outcomes: Outcomes, borrowing: Borrowing, node: bytes) -> None:
+    def __init__(
+        self, tables: Tables, references: References, outcomes: Outcomes, borrowing: Borrowing, copies: Copies, node: bytes
+    ) -> None:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
         self.borrowing = borrowing
+        self.copies = copies
         self.node = node
 
     def give(self, queue: ShapeQueue, node: NodeRecord, most: int, now: float) -> int:
@@ -81,8 +85,9 @@ class Delegations:
             if task.attempt != first:
                 attempts.append((len(rows), task.attempt))
             for record in self._dependencies(task):
-                inline = record.value if type(record.value) is bytes else None
-                values[record.object_id] = (record.object_id, inline, record.contained)
+                if record.object_id not in values:
+                    value = record.value if type(record.value) is bytes else self.copies.offer(record, node.token)
+                    values[record.object_id] = (record.object_id, value, record.contained)
                 named += (record.object_id, *record.contained)
             named += task.contains()
             rows.append(task.row)

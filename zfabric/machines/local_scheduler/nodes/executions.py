@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
+from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.records import (
     PENDING,
     READY,
     WAITING,
+    BorrowedRecord,
     Elsewhere,
     FunctionRecord,
     JobRecord,
@@ -48,6 +50,7 @@ class Executions:
         jobs: Jobs,
         borrowing: Borrowing,
         entrusting: Entrusting,
+        fetching: Fetching,
     ) -> None:
         self.tables = tables
         self.references = references
@@ -57,6 +60,7 @@ class Executions:
         self.jobs = jobs
         self.borrowing = borrowing
         self.entrusting = entrusting
+        self.fetching = fetching
 
     def on_delegate(self, now: float, source: Address, message: m.Delegate) -> None:
         """Another node gives rows to this one."""
@@ -117,7 +121,11 @@ class Executions:
         for object_id, value, contained in values:
             self.borrowing.refer((object_id, *contained), homes, sender)
             record = self.tables.find(object_id)
-            if record is not None and record.home and record.status == PENDING and value is not None:
+            if not isinstance(record, BorrowedRecord) or record.status != PENDING:
+                continue
+            if isinstance(value, tuple):
+                self.fetching.expect(record, value, contained, homes, sender)
+            else:
                 self.outcomes.set_value(record, value, contained, b"", False)
                 self.outcomes.announce(record)
 

@@ -342,6 +342,8 @@ class Failover:
             value, new.status = old.value, old.status
             self.tables.inline.replace(old, None)
             self.tables.inline.replace(new, value)
+            self.tables.protect(new)
+        self.tables.unwanted.append(new.object_id)  # What is made again may have other bytes than the copy under way.
         # It is no record of the tables any more, wherever it waits to be looked at.
         old.status, old.holders, old.pins, old.fetchers, old.dependents = OK, None, 1, None, None
         self.tables.for_nodes = [(node, new if each is old else each) for node, each in self.tables.for_nodes]

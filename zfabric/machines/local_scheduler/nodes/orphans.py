@@ -56,6 +56,7 @@ class Orphans:
         dead, record.home, record.former = record.home, home, record.home
         if record.status == OK and record.value is not None:
             _swap_holder(record, dead, home)
+            self.tables.protect(record)
         else:
             drop_holder(record, dead)
         record.borrowed = record.is_needed or bool(record.fetchers)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
-from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.failover import Failover
+from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
@@ -37,7 +37,7 @@ class Peers:
         stopping: Stopping,
         departures: Departures,
         jobs: Jobs,
-        borrowing: Borrowing,
+        fetching: Fetching,
         failover: Failover,
         copies: Copies,
         cluster_queries: ClusterQueries,
@@ -50,7 +50,7 @@ class Peers:
         self.stopping = stopping
         self.departures = departures
         self.jobs = jobs
-        self.borrowing = borrowing
+        self.fetching = fetching
         self.failover = failover
         self.copies = copies
         self.cluster_queries = cluster_queries
@@ -97,7 +97,7 @@ class Peers:
         self.tables.processes[node] = process
         self.tables.send_to_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:]))
         self.tables.send_to_node(node, m.Ready())
-        self.borrowing.unknown_nodes.joined(node)
+        self.fetching.unknown_nodes.joined(node)
         self.jobs.node_joined(node)
 
     def on_register_node(self, now: float, source: Address, message: m.RegisterNode) -> None:
@@ -116,7 +116,7 @@ class Peers:
         """A node is dead: what it ran runs again, jobs whose driver was there end. ``survivors`` are nodes that knew it."""
         del self.tables.nodes[node.token]
         self.tables.send(self._local_placer, m.ProcessGone(node.token))
-        self.borrowing.node_died(node.token)
+        self.fetching.node_died(node.token)
         self.failover.node_died(node.token, survivors, now)
         self.tables.write_log("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
         self.tables.counts["lost_with_nodes"] += len(node.inflight)

@@ -7,10 +7,10 @@ head. So once the head has answered a question, every table with the node has ar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.transitions import NodeFoundDead
 from zfabric.protocol import messages as m
 
 DEAD_MAX = 4096
@@ -18,12 +18,11 @@ DEAD_MAX = 4096
 
 
 class UnknownNodes:
-    """Messages that wait until their receiver is known. ``died`` is called with a node that was never known here and is dead."""
+    """Messages that wait until their receiver is known."""
 
-    def __init__(self, tables: Tables, requests: PendingRequests, died: Callable[[bytes], None]) -> None:
+    def __init__(self, tables: Tables, requests: PendingRequests) -> None:
         self.tables = tables
         self.requests = requests
-        self._died = died
         self._waiting: defaultdict[bytes, list[m.Message]] = defaultdict(list)
 
     def send(self, node: bytes, message: m.Message) -> None:
@@ -55,4 +54,4 @@ class UnknownNodes:
         """The head has answered whether a node is a member."""
         if node in self._waiting and not answer.rows:
             self.tables.dead[node] = True  # Nobody reports to this node on one that it never knew.
-            self._died(node)
+            self.tables.transitions.append(NodeFoundDead(node))

@@ -115,9 +115,12 @@ class Values:
                 text = f"object {short(object_id)} is not known here (any more): its last reference was dropped, or its job has ended"
                 rows.append((object_id, FAILED, pack_failure("ObjectFreedError", text), ()))
                 continue
-            if record.status == OK and record.value is None:
+            if record.status == OK and record.value is None and process.kind != "agent":
                 self.rebuilding.make_available(record, "evicted")
             if record.status == PENDING or isinstance(record.value, Elsewhere):
+                if process.kind == "agent":  # It serves other nodes, which know where else to ask.
+                    rows.append((object_id, FAILED, pack_failure("ObjectLostError", "it is not here"), ()))
+                    continue
                 if record.fetchers is None:
                     record.fetchers = set()
                 record.fetchers.add(process.incarnation)

@@ -229,7 +229,7 @@ class Outcomes:
             self.tables.inline.replace(record, Elsewhere(value, writer))
         elif isinstance(value, bytes):
             self.tables.inline.replace(record, value)
-        self._contain(record, refs)
+        self.contain(record, refs)
 
     def set_failure(self, record: AnyObject, status: int, payload: bytes) -> None:
         """Record a failure in place of a value."""
@@ -237,9 +237,10 @@ class Outcomes:
         self.tables.inline.replace(record, payload)
         refs = refs_in(payload)
         if refs or record.contained:
-            self._contain(record, refs)
+            self.contain(record, refs)
 
-    def _contain(self, record: AnyObject, refs: tuple[bytes, ...]) -> None:
+    def contain(self, record: AnyObject, refs: tuple[bytes, ...]) -> None:
+        """Retain the objects inside a value, in place of those that were inside it before."""
         before, record.contained = record.contained, refs
         if refs:
             self.references.pin(refs)

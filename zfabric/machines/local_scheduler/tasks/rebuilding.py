@@ -6,7 +6,7 @@ reason takes its place.
 
 from __future__ import annotations
 
-from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Stored, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored, TaskRecord, copies_of
 from zfabric.machines.local_scheduler.references import References, drop_holder, holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -117,10 +117,14 @@ class Rebuilding:
             return
         if askers:
             record.fetchers = (record.fetchers or set()) | set(askers)
+        if not record.home and self._take_copy(record):
+            return
         self.tables.inline.replace(record, None)
-        if isinstance(record, BorrowedRecord) and record.home in holders_of(record):  # It was all that the home had of it.
-            drop_holder(record, record.home)
-            self.tables.send_to_node(record.home, m.CopyLost(identifier, reason))
+        if isinstance(record, BorrowedRecord):
+            record.dropped = True
+            if record.home in holders_of(record):  # It was all that the home had of it.
+                drop_holder(record, record.home)
+                self.tables.send_to_node(record.home, m.CopyLost(identifier, reason))
         if record.task is not None and record.task.state != DONE:
             return
         if reason == "evicted" and not record.fetchers and not record.dependents:
@@ -130,10 +134,29 @@ class Rebuilding:
         self.make_available(record, reason)
 
     def copy_lost(self, record: AnyObject, reason: str) -> None:
-        """Handle a value of this node of which another one had the only copy. It is rebuilt once something waits for it."""
+        """Handle a value of this node that another one retained for it and has lost. It is rebuilt once something waits for it."""
+        if self._take_copy(record):
+            return
+        self.tables.unwanted.append(record.object_id)  # What is made again may have other bytes.
         self.tables.inline.replace(record, None)
         if record.fetchers or record.dependents:
             self.make_available(record, reason)
+
+    def _take_copy(self, record: AnyObject) -> bool:
+        """Have another node retain its copy of a lost value of this one, if there may be such a copy."""
+        value = record.value
+        assert isinstance(value, Stored | Elsewhere)
+        copies = [each for each in copies_of(value) if each in self.tables.nodes]
+        if not copies:
+            return False
+        place = copies.pop(0)
+        found = Elsewhere(value.size, place)
+        found.copies = tuple(copies)
+        self.tables.inline.replace(record, found)
+        self.tables.send_to_node(place, m.RetainCopies((record.object_id,)))
+        if record.fetchers or record.dependents:
+            self.tables.want(record)
+        return True
 
     def durable_found(self, now: float, identifier: bytes, answer: m.Found) -> None:
         """Store the control store's copy of a durable value whose other copies were lost."""

@@ -1,0 +1,273 @@
+"""Values that cross between nodes: small ones in messages of the daemons, large ones as copies that the transfer agents make.
+
+A request goes to the home of a value. If the value is large, the home answers with an *offer*: its size, and the nodes to copy it from. A
+copy that cannot be made is requested from the home anew, which knows by then what else there is. A copy of another node's value may be
+dropped once, if room is short; after that it is spilled as any other value, so that two inputs of one task never drive each other out
+without end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.copies import Copies
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
+from zfabric.machines.local_scheduler.nodes.orphans import Orphans
+from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
+from zfabric.machines.local_scheduler.records import PENDING, WAITING, AnyObject, BorrowedRecord, Elsewhere, Stored
+from zfabric.machines.local_scheduler.references import References, add_holder
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
+from zfabric.machines.local_scheduler.transitions import NodeFoundDead
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure, refs_in
+from zfabric.protocol.ids import Address, short
+from zfabric.protocol.messages import FAILED, OK
+
+
+class Fetching:
+    """Sends values to other nodes, and gets theirs."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        references: References,
+        outcomes: Outcomes,
+        rebuilding: Rebuilding,
+        unknown_nodes: UnknownNodes,
+        entrusting: Entrusting,
+        orphans: Orphans,
+        borrowing: Borrowing,
+        copies: Copies,
+    ) -> None:
+        self.tables = tables
+        self.references = references
+        self.outcomes = outcomes
+        self.rebuilding = rebuilding
+        self.unknown_nodes = unknown_nodes
+        self.entrusting = entrusting
+        self.orphans = orphans
+        self.borrowing = borrowing
+        self.copies = copies
+
+    def end_of_turn(self) -> None:
+        """Request what is wanted here, answer what others have requested, and end copies that nobody needs."""
+        for object_id in (*self.tables.unwanted, *(each for _, each in self.tables.given_up)):
+            self.copies.stop(object_id)
+        self.tables.unwanted.clear()
+        for node, object_ids in self._take_fetches().items():
+            for start in range(0, len(object_ids), ROWS_MAX):
+                self.unknown_nodes.send(node, m.FetchValues(tuple(object_ids[start : start + ROWS_MAX])))
+        while self.tables.for_nodes:  # A value that turns out to be lost for good is an answer, too.
+            self._answer()
+
+    def on_node_found_dead(self, transition: NodeFoundDead) -> None:
+        """A node is dead that was never known here."""
+        self.node_died(transition.node)
+
+    def node_died(self, node: bytes) -> None:
+        """A node is dead: values that it had or was asked for come from elsewhere."""
+        self.unknown_nodes.mark_dead(node)
+        self.borrowing.node_died(node)
+        for record in self.tables.values():
+            if isinstance(record.value, Elsewhere) and record.value.place == node:
+                self.rebuilding.copy_lost(record, "the node that had it is dead")
+            elif isinstance(record, BorrowedRecord) and record.asked == node:
+                self._ask_next_home(record)
+            if record.home and record.holders is None and record.pins <= 0:
+                self.tables.spare.append(record)
+
+    def _ask_next_home(self, record: BorrowedRecord) -> None:
+        """Request a value whose home is dead from the home of its job. If that is this node, the value waits until it has taken over."""
+        if record.status == PENDING and self.orphans.rehome(record):
+            self.tables.want(record)
+
+    # -- at home --
+
+    def on_fetch_values(self, now: float, source: Address, message: m.FetchValues) -> None:
+        """Another node wants values."""
+        node = source[1:]
+        if node not in self.tables.nodes:
+            return
+        for object_id in message.object_ids:
+            record = self.tables.find(object_id)
+            if record is None:
+                self.tables.send_to_node(node, m.FetchedValues(((object_id, OK, (), ()),), ()))
+                continue
+            if record.status == OK and record.value is None:
+                self.rebuilding.make_available(record, "evicted")
+            if record.status == PENDING:
+                if record.fetchers is None:
+                    record.fetchers = set()
+                record.fetchers.add(node)
+            else:
+                self.tables.for_nodes.append((node, record))
+
+    def _answer(self) -> None:
+        """Answer the requests of other nodes for values that exist now. Small ones that lie in the arena are read first."""
+        wanted, self.tables.for_nodes = self.tables.for_nodes, []
+        for node, record in wanted:
+            if node not in self.tables.nodes:
+                continue
+            if type(record.value) is bytes and record.status == OK and len(record.value) > self.tables.config.inline_bytes:
+                self.references.move_to_arena(record)
+            value = record.value
+            if record.status == OK and value is None:  # It was lost since it was requested, or found.
+                record.fetchers = (record.fetchers or set()) | {node}
+                self.rebuilding.make_available(record, "evicted")
+            elif isinstance(value, Elsewhere) or (type(value) is Stored and value.size > self.tables.config.inline_bytes):
+                self._send_value(node, record, self.copies.offer(record, node))
+            elif isinstance(value, Stored):
+                askers = self.tables.locating.setdefault(record.object_id, [])
+                if not any(asker in self.tables.nodes for asker in askers):
+                    self.tables.locates.append((record.object_id, self.tables.address[1:]))
+                askers.append(node)
+            else:
+                self._send_value(node, record, value or b"")
+
+    def _send_value(self, node: bytes, record: AnyObject, value: bytes | m.Row) -> None:
+        row = (record.object_id, record.status, value, record.contained)
+        self.entrusting.entrust(record.contained)
+        self.entrusting.send(node, m.FetchedValues((row,), self.tables.homes_of(record.contained)))
+
+    def on_value_read(self, now: float, source: Address, message: m.ValueRead) -> None:
+        """Send a value that lay in the arena to the nodes that have requested it. This scheduler had it pinned."""
+        if self.tables.store_address is not None:
+            self.tables.send(self.tables.store_address, m.Unpin((message.object_id,)))
+        askers = self.tables.locating.get(message.object_id, [])
+        nodes = [asker for asker in askers if asker in self.tables.nodes]
+        left = [asker for asker in askers if asker not in self.tables.nodes]
+        if left:
+            self.tables.locating[message.object_id] = left
+        else:
+            self.tables.locating.pop(message.object_id, None)
+        record = self.tables.find(message.object_id)
+        for node in nodes:
+            if record is not None and not message.error:
+                self._send_value(node, record, message.value)
+            else:
+                text = f"object {short(message.object_id)} cannot be read: {message.error or 'it was freed'}"
+                row = (message.object_id, FAILED, pack_failure("ObjectLostError", text), ())
+                self.tables.send_to_node(node, m.FetchedValues((row,), ()))
+
+    def on_copy_lost(self, now: float, source: Address, message: m.CopyLost) -> None:
+        """Another node has lost a value that it retained for this one."""
+        record = self.tables.find(message.object_id)
+        if record is not None and isinstance(record.value, Elsewhere) and record.value.place == source[1:]:
+            self.rebuilding.copy_lost(record, message.reason)
+
+    # -- away from home --
+
+    def _take_fetches(self) -> dict[bytes, list[bytes]]:
+        """Begin copies of values of this node that lie elsewhere. Return what is to be requested, by home."""
+        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        while self.tables.to_fetch:
+            wanted, self.tables.to_fetch = self.tables.to_fetch, []
+            for record in wanted:
+                if isinstance(record.value, Elsewhere):
+                    self.copies.pull(record.object_id, *self.copies.places(record.value), ended=self._copied)
+                elif isinstance(record, BorrowedRecord) and self.unknown_nodes.is_dead(record.home):
+                    self._ask_next_home(record)
+                elif record.home:
+                    by_home[record.home].append(record.object_id)
+        return by_home
+
+    def on_values(self, now: float, source: Address, message: m.FetchedValues) -> None:
+        """Values that this node has requested, or where they are."""
+        for object_id, status, value, contained in message.rows:
+            record = self.tables.find(object_id)
+            if isinstance(record, BorrowedRecord) and record.status == PENDING:
+                if isinstance(value, tuple) and value:
+                    self.copies.stop(object_id)  # It was requested anew: what is there may have been made again.
+                    self.expect(record, value, contained, message.homes, source[1:])
+                else:
+                    self._receive(record, status, value, contained, message.homes, source[1:])
+
+    def expect(self, record: BorrowedRecord, offer: m.Row, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
+        """Have a large value copied: ``offer`` is its size and the nodes that have it. The refs inside are held from now on."""
+        self.borrowing.refer(contained, homes, sender)
+        self.outcomes.contain(record, contained)
+        self.borrowing.settle(contained)
+        record.asked = record.home
+        self.copies.pull(record.id, offer[0], offer[1:], ended=self._copied)
+
+    def _receive(self, record: BorrowedRecord, status: int, value: object, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
+        """Take in a small value of another node."""
+        if not isinstance(value, bytes):
+            text = f"object {short(record.id)} is unknown at its home: its last reference was dropped, or its job has ended"
+            status, value = FAILED, pack_failure("ObjectFreedError", text)
+        refs = contained if status == OK else refs_in(value)
+        self.borrowing.refer(refs, homes, sender)
+        if status == OK:
+            self.outcomes.set_value(record, value, contained, b"", False)
+            if len(value) > self.tables.config.inline_bytes:
+                self.references.move_to_arena(record)
+        else:
+            self.outcomes.set_failure(record, status, value)
+        self.borrowing.settle(refs)
+        self._arrived(record)
+
+    def _arrived(self, record: AnyObject) -> None:
+        self.outcomes.announce(record)
+        if record.holders is None and record.pins <= 0:
+            self.tables.spare.append(record)
+
+    def _copied(self, now: float, message: m.Pulled | m.PullFailed, writer: bytes) -> None:
+        """A copy is whole, or cannot be made."""
+        record = self.tables.find(message.object_id)
+        if isinstance(message, m.PullFailed):
+            if record is not None:
+                self._not_copied(record, message)
+            return
+        place = (message.offset, message.size)
+        if isinstance(record, BorrowedRecord) and record.status == PENDING:
+            self.outcomes.set_value(record, place, record.contained, writer, not record.dropped)
+            self._arrived(record)
+        elif record is not None and isinstance(record.value, Elsewhere):
+            before = record.value
+            self.tables.given_up.append((before.place, record.object_id))
+            self.outcomes.set_value(record, place, record.contained, writer, False)
+            record.value.copies = before.copies
+            self._arrived(record)
+        else:
+            self.copies.discard(message, writer)
+
+    def _not_copied(self, record: AnyObject, message: m.PullFailed) -> None:
+        """Request a value anew, if it is still wanted; or fail those who wait for it, if this node has no room."""
+        if isinstance(record.value, Elsewhere):
+            record.value.asked = False
+        elif isinstance(record, BorrowedRecord) and record.status == PENDING:
+            record.asked = b""
+        else:
+            return
+        if message.kind != "lost":
+            kind = "ObjectTooLargeError" if message.kind == "too_large" else "ObjectStoreFullError"
+            self._refuse(record, pack_failure(kind, f"object {short(record.object_id)} cannot be copied to this node: {message.text}"))
+        elif record.fetchers or record.dependents:
+            self.tables.want(record)
+
+    def _refuse(self, record: AnyObject, failure: bytes) -> None:
+        """Fail all who wait for a value. Later requests may succeed."""
+        fetchers, record.fetchers = record.fetchers, None
+        for incarnation in sorted(fetchers or ()):
+            if incarnation in self.tables.nodes:
+                self.tables.send_to_node(incarnation, m.FetchedValues(((record.object_id, FAILED, failure, ()),), ()))
+            elif (process := self.tables.processes.get(incarnation)) is not None:
+                self.tables.send_to_client(process, m.Objects(((record.object_id, FAILED, failure, ()),)))
+        dependents, record.dependents = record.dependents, None
+        for task in dependents or ():
+            if task.state == WAITING:
+                self.outcomes.end_with(task, FAILED, failure)
+
+    def on_retain_copies(self, now: float, source: Address, message: m.RetainCopies) -> None:
+        """The home of values has lost its own copies: it holds those of this node from now on."""
+        for object_id in message.object_ids:
+            record = self.tables.find(object_id)
+            if isinstance(record, BorrowedRecord) and type(record.value) is Stored:
+                add_holder(record, source[1:])
+                self.tables.protect(record)
+            elif source[1:] in self.tables.nodes:
+                self.tables.send_to_node(source[1:], m.CopyLost(object_id, "the node that had it is dead, and no other one has it"))
