@@ -90,3 +90,64 @@ def test_an_error_of_one_node_is_the_answer(node: Asked) -> None:
         node.send(LOCAL_SCHEDULER + other, m.Answer(token, None, "tasks: there is no state 'nonsense'"))
     (answer,) = node.answers()
     assert "nonsense" in answer.error
+
+
+# --- one node, clocks, statuses -----------------------------------------------------------------------------------------------------
+
+
+def test_a_question_is_passed_on_to_one_node(node: Asked) -> None:
+    node.send(CLIENT + DRIVER, m.Query(7, "at", (OTHER, "rows", "event", b"", 5)))
+    ((to, query),) = node.take(m.Query)
+    assert (to, query.what, query.arguments) == (LOCAL_SCHEDULER + OTHER, "rows", ("event", b"", 5))
+    node.send(to, m.Answer(query.token, ((), False), ""))
+    assert [(answer.token, answer.payload, answer.error) for answer in node.answers()] == [(7, ((), False), "")]
+
+
+@pytest.mark.parametrize("how", ["silent", "dead", "unknown", "nonsense"])
+def test_one_node_that_does_not_answer_is_an_error(node: Asked, how: str) -> None:
+    arguments: tuple[Any, ...] = {"unknown": (b"unknown!", "clock"), "nonsense": (OTHER,)}.get(how, (OTHER, "clock"))
+    node.send(CLIENT + DRIVER, m.Query(7, "at", arguments))
+    if how == "dead":
+        node.table(SELF, THIRD)
+    if how == "silent":
+        node.now += 2.0
+        node.scheduler.tick(node.now)
+        node.turn()
+    (answer,) = node.answers()
+    expected = {"silent": "no answer within 2 s from n2", "dead": "that node has died"}
+    assert expected.get(how, "this cluster has no such node") in answer.error
+
+
+def test_clocks_are_compared_by_round_trips(node: Asked) -> None:
+    began = node.now
+    asked = node.ask("clock")
+    node.now += 0.5
+    node.send(LOCAL_SCHEDULER + OTHER, m.Answer(asked[OTHER], began + 100.25, ""))
+    node.now += 0.5
+    node.send(LOCAL_SCHEDULER + THIRD, m.Answer(asked[THIRD], began, ""))
+    (answer,) = node.answers()
+    found = {row["name"]: (row["offset"], row["error"]) for row in answer.payload}
+    assert found == {"n1": (0.0, 0.0), "n2": (100.0, 0.25), "n3": (-0.5, 0.5)}
+
+
+def test_the_status_of_each_node_has_its_name(node: Asked) -> None:
+    asked = node.ask("statuses")
+    row = {"node": OTHER.hex(), "workers": 3}
+    node.send(LOCAL_SCHEDULER + THIRD, m.Answer(asked[THIRD], ({**row, "node": THIRD.hex()},), ""))
+    node.send(LOCAL_SCHEDULER + OTHER, m.Answer(asked[OTHER], (row,), ""))
+    assert node.answers() == [], "the object store of this node is asked first"
+    ((to, query),) = [(to, each) for to, each in node.take(m.Query) if each.what == "statistics"]
+    node.send(to, m.Answer(query.token, {"used": 5}, ""))
+    ((to, own),) = node.take(m.Answer)
+    node.send(to, own)
+    (answer,) = node.answers()
+    assert [(row["name"], row["node"]) for row in answer.payload] == [("n1", SELF.hex()), ("n2", OTHER.hex()), ("n3", THIRD.hex())]
+    assert answer.payload[0]["store"] == {"used": 5}
+
+
+def test_answers_that_do_not_fit_together_are_an_error(node: Asked) -> None:
+    asked = node.ask("workers")
+    node.send(LOCAL_SCHEDULER + OTHER, m.Answer(asked[OTHER], 5, ""))
+    node.send(LOCAL_SCHEDULER + THIRD, m.Answer(asked[THIRD], (), ""))
+    (answer,) = node.answers()
+    assert "do not fit together" in answer.error

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from command_line import Place, a_place
 from faults import descendants, eventually, gone, name_of, query
 
 import zfabric as zf
+from zfabric.cli.main import program
 from zfabric.runtime.keys import read_keys, read_server_pair
 from zfabric.runtime.session import Session, find_sessions
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -248,3 +250,44 @@ def _join_as_said(place: Place, head: Any, config: dict[str, str]) -> None:
     keys.chmod(0o600)
     assert "there is no key file" in place.run(*join, "--key-file", "missing", code=2, **config).stderr
     place.run(*join, "--key-file", keys)
+
+
+# --- tools over all nodes -----------------------------------------------------------------------------------------------------------
+
+
+def shown(*arguments: str) -> str:
+    """What the command line prints."""
+    done = CliRunner().invoke(program, arguments)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_status_logs_and_timeline_are_of_all_nodes(driver: zf.LocalCluster, tmp_path: Path) -> None:
+    rows = run_on_both(driver)
+    other = {pid for node, pid, _ in rows if node == driver.nodes[1].node_id}
+    status = shown("status", "--address", driver.address)
+    assert [line.split()[0] for line in status.splitlines() if " of 1 " in line] == ["node1", "node2"]
+    found = json.loads(shown("status", "--json", "--address", driver.address))
+    assert [(each["name"], each["node"]) for each in found["nodes"]] == [
+        (f"node{number}", node.node_id) for number, node in enumerate(driver.nodes, 1)
+    ]
+    assert all(each["store"]["capacity"] and each["statistics"]["memory_used"] > 0 for each in found["nodes"])
+    for pid in other:
+        lines = shown("logs", "--address", driver.address, "--worker", str(pid)).splitlines()
+        assert lines
+        assert all("a line" in line and f"on node2 pid={pid})" in line for line in lines)
+    path = tmp_path / "trace.json"
+    zf.timeline(path)
+    events = json.loads(path.read_text())
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    ran = [names[event["pid"]] for event in events if event["ph"] == "X" and event["name"].endswith("where")]
+    assert {name.split()[1] for name in ran} == {"node1", "node2"}
+    assert "attempts" in shown("timeline", "--address", driver.address, "-o", str(path))
+
+
+def test_a_node_that_does_not_answer_is_named_by_each_tool(tmp_path: Path) -> None:
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 600.0}) as cluster:
+        cluster.nodes[1].pause()
+        for arguments in (("status",), ("logs",), ("timeline", "-o", str(tmp_path / "trace.json"))):
+            assert "node2" in shown(*arguments, "--address", cluster.address), arguments
+        cluster.nodes[1].resume()

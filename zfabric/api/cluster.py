@@ -201,9 +201,10 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
     """
     if filename is not None and not isinstance(filename, (str, os.PathLike)):
         raise TypeError(f"timeline() takes the path of the file to write, not {a(filename)}")
-    from zfabric.runtime.timeline import trace_events, write_trace
+    from zfabric.runtime.timeline import members, trace_events, write_trace
 
-    events = trace_events(connected())
+    client = connected()
+    events = trace_events(client, members(client))
     if filename is None:
         return sorted(events, key=lambda event: float(event["ts"]))
     with open(filename, "w", encoding="utf-8") as file:

@@ -282,23 +282,32 @@ def _nothing_to_stop(everything: bool) -> str:
     return f"no started cluster is running. Clusters of programs end with them; to end one now, name it with --address: {listed}"
 
 
+QUEUED = ("assigned", "ready", "infeasible", "waiting")
+"""States of tasks that do not run yet."""
+
+
 @click.command(short_help="Show resources, tasks, object store and jobs.")
 @address_option
 @json_option
 def status(address: str | None, as_json: bool) -> None:
-    """Show the cluster's resources and their use, its tasks, object store and jobs."""
+    """Show the cluster's resources and their use, its tasks, object store and jobs.
+
+    In a cluster of several nodes, each has a row. What follows is of the node at --address, or of the one that was started here.
+    """
     session = chosen_session(address)
     with connected(session) as client:
         found = client.query("status")
+        nodes = client.query("statuses") if session.membership() is not None else []
     description = session.describe()
     if as_json:
-        print_json(_document(session, description, found))
+        print_json(_document(session, description, found, nodes))
     else:
-        _print_status(session, description, found)
+        _print_status(session, description, found, nodes)
 
 
-def _document(session: Session, description: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _document(session: Session, description: dict[str, Any], found: dict[str, Any], nodes: list[dict[str, Any]]) -> dict[str, Any]:
     return {
+        **({"nodes": nodes} if nodes else {}),
         "session": session.directory,
         "kind": description["kind"],
         "created": description["created"],
@@ -308,7 +317,27 @@ def _document(session: Session, description: dict[str, Any], found: dict[str, An
     }
 
 
-def _print_status(session: Session, description: dict[str, Any], found: dict[str, Any]) -> None:
+def _node_rows(nodes: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    """A row for each node: its CPUs, the memory of its workers, its object store, and tasks that wait or run there."""
+    rows: list[tuple[object, ...]] = []
+    for each in nodes:
+        cpus, free = each["resources"].get("CPU", 0.0), each["available"].get("CPU", 0.0)
+        store, tasks = each["store"], each["tasks"]
+        rows.append(
+            (
+                each.get("name") or each["node"],
+                f"{amount(cpus - free)} of {amount(cpus)}",
+                size(int(each["statistics"].get("memory_used", 0))),
+                f"{size(store['used'] + store['granted'])} of {size(store['capacity'])}" if store else "-",
+                sum(tasks[state] for state in QUEUED),
+                tasks["running"] + tasks["blocked"],
+                each["workers"],
+            )
+        )
+    return rows
+
+
+def _print_status(session: Session, description: dict[str, Any], found: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
     age = seconds(time.time() - description["created"])
     kind = "started cluster" if description["kind"] == STARTED else f"cluster of program {description['launcher']}"
     click.echo(f"{kind}, up {age}, node {found['node']}, session {session.directory}")
@@ -320,6 +349,9 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
     if found["recovering"]:
         click.echo("its daemon was restarted and waits for every process to register again")
     click.echo()
+    if len(nodes) > 1:
+        print_table(("node", ">CPUs in use", ">memory of workers", ">object store", ">queued", ">running", ">workers"), _node_rows(nodes))
+        click.echo("\nof this node:")
     total, free = found["resources"], found["available"]
     rows: list[tuple[object, ...]] = [
         (name, amount(count - free.get(name, 0.0)), amount(count), _bar(count - free.get(name, 0.0), count))

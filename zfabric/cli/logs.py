@@ -1,8 +1,8 @@
-"""``zfabric logs``: output of the workers, read from the session's files without a query to the daemon."""
+"""``zfabric logs``: output of the workers of all nodes, from files here, and from the daemons of other nodes."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -11,24 +11,39 @@ from typing import NamedTuple
 import click
 
 from zfabric.cli.options import PID, WholeNumber, address_option
-from zfabric.cli.sessions import looked_at, session_option
+from zfabric.cli.sessions import connected, looked_at, session_option
+from zfabric.exceptions import FabricError
+from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import Lines
-from zfabric.runtime.logs import STREAMS, log_path, worker_pids
+from zfabric.runtime.log_files import ROTATED, LocalLogFiles, LogFiles, RemoteLogFiles
 from zfabric.runtime.session import Session
 
 LOOK_EVERY = 0.2
 """Pause between two reads of the files, in seconds."""
-CHUNK_BYTES = 1 << 20
-SYSTEM = ("daemon", "template", "supervisor")
-"""The fabric's own processes that have logs."""
+
+
+class Node(NamedTuple):
+    """A node, and its log files. The name is empty in a cluster of one node."""
+
+    name: str
+    files: LogFiles
 
 
 class Source(NamedTuple):
     """A log file, the process that writes it, and its lines as they are read."""
 
-    path: str
+    node: Node
+    name: str
     who: str
     lines: Lines
+
+
+class Reading(NamedTuple):
+    """What was read so far, by node and file."""
+
+    lines: dict[tuple[str, str], Lines]
+    offsets: dict[tuple[str, str], int]
+    partial: dict[tuple[str, str], bytes]
 
 
 @click.command(short_help="Show the output of workers.")
@@ -41,89 +56,119 @@ class Source(NamedTuple):
 def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, daemon: bool, lines: int | None) -> None:
     """Show the output of workers, standard output before standard error.
 
-    Each line has the worker's pid, and the name of the task or actor that wrote it, if it is known.
+    Each line has the worker's pid, its node in a cluster of several, and the name of the task or actor that wrote it, if it is known.
 
     The output of the workers that ended last is retained.
     """
     if daemon and pid is not None:
         raise click.UsageError("--daemon and --worker exclude each other")
     session = looked_at(address, ended)
-    known: dict[str, Lines] = {}
-    found = list(_sources(session, pid, daemon, known))
-    if pid is not None and not found:
-        raise click.ClickException(f"there are no logs of a worker {pid}; `zfabric workers` lists those that run")
-    offsets: dict[str, int] = {}
-    for source in found:
-        offsets[source.path] = _show(source, lines)
-    if follow:
-        _follow(session, pid, daemon, known, offsets)
+    reading = Reading({}, {}, {})
+    with contextlib.ExitStack() as stack:
+        nodes = _nodes(session, ended, stack)
+        shown = 0
+        for node in nodes:
+            with _named_if_silent(node):
+                for source in _sources(node, pid, daemon, reading):
+                    shown += 1
+                    reading.offsets[node.name, source.name] = _show(source, lines)
+        if pid is not None and not shown:
+            raise click.ClickException(f"there are no logs of a worker {pid}; `zfabric workers` lists those that run")
+        if follow:
+            _follow(session, nodes, pid, daemon, reading)
 
 
-def _sources(session: Session, pid: int | None, daemon: bool, known: dict[str, Lines]) -> Iterator[Source]:
-    if daemon:
-        for name in SYSTEM:
-            for stream in STREAMS:
-                if os.path.exists(path := f"{session.logs}/{name}.{stream}"):
-                    yield Source(path, name, known.setdefault(path, Lines()))
-        return
-    for token, number in worker_pids(session.logs).items():
-        for stream in STREAMS:
-            if pid in (None, number) and os.path.exists(path := log_path(session.logs, token, stream)):
-                yield Source(path, f"pid={number}", known.setdefault(path, Lines()))
+def _nodes(session: Session, ended: str | None, stack: contextlib.ExitStack) -> list[Node]:
+    """The nodes whose logs are shown: that of the session first. A node alone is not asked anything: its daemon may be dead."""
+    here = LocalLogFiles(session.logs)
+    membership = None if ended else session.membership()
+    if membership is None or len(membership.addresses) < 2:
+        return [Node("", here)]
+    client: DriverClient = stack.enter_context(connected(session))
+    rows = sorted(client.query("nodes"), key=lambda row: not row["here"])
+    return [Node(row["name"], here if row["here"] else RemoteLogFiles(client, row["node"])) for row in rows]
+
+
+@contextlib.contextmanager
+def _named_if_silent(node: Node) -> Iterator[None]:
+    """Name a node that does not answer, and go on."""
+    try:
+        yield
+    except FabricError as error:
+        click.echo(f"node {node.name}: {error}", err=True)
+
+
+def _sources(node: Node, pid: int | None, daemon: bool, reading: Reading) -> Iterator[Source]:
+    on = f"on {node.name} " if node.name else ""
+    for name, number, who in node.files.names(daemon):
+        if pid in (None, number):
+            yield Source(node, name, on + who, reading.lines.setdefault((node.name, name), Lines()))
 
 
 def _show(source: Source, lines: int | None) -> int:
     """Print a file, after the parts rotated away from it, or its last lines; return the offset of its end."""
     kept: deque[tuple[str, str]] = deque(maxlen=lines)
-    rotated = [f"{source.path}.{number}" for number in range(9, 0, -1)]
     end = 0
-    for path in (*filter(os.path.exists, rotated), source.path):
-        try:
-            with open(path, "rb") as file:
-                for line in file:
-                    for shown in source.lines.read(line):
-                        if lines is None:
-                            _print(source, *shown)
-                        else:
-                            kept.append(shown)
-                end = file.tell()
-        except FileNotFoundError:  # Its worker ended, and the file was empty.
-            continue
+    for name in (*(f"{source.name}.{number}" for number in range(ROTATED, 0, -1)), source.name):
+        for line in _lines(source.node.files, name):
+            end += len(line) if name == source.name else 0
+            for shown in source.lines.read(line):
+                if lines is None:
+                    _print(source, *shown)
+                else:
+                    kept.append(shown)
     for shown in kept:
         _print(source, *shown)
     return end
+
+
+def _lines(files: LogFiles, name: str) -> Iterator[bytes]:
+    """Yield the lines of a file. The last one may have no end; a file may be gone, if its worker ended and it was empty."""
+    offset, rest = 0, b""
+    if not files.size(name):
+        return
+    while data := files.read(name, offset):
+        offset += len(data)
+        *whole, rest = (rest + data).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+    if rest:
+        yield rest
 
 
 def _print(source: Source, name: str, line: str) -> None:
     click.echo(f"({name} {source.who}) {line}" if name else f"({source.who}) {line}")
 
 
-def _follow(session: Session, pid: int | None, daemon: bool, known: dict[str, Lines], offsets: dict[str, int]) -> None:
-    """Print what is appended, also to new files, until the session ends."""
-    partial: dict[str, bytes] = {}
+def _follow(session: Session, nodes: list[Node], pid: int | None, daemon: bool, reading: Reading) -> None:
+    """Print what is appended, also to new files, until the session ends. A node that does not answer is followed no longer."""
     while True:
         alive = session.alive()
-        for source in _sources(session, pid, daemon, known):
-            _show_new(source, offsets, partial)
+        for node in list(nodes):
+            try:
+                for source in _sources(node, pid, daemon, reading):
+                    _show_new(source, reading)
+            except FabricError as error:
+                if alive:
+                    click.echo(f"node {node.name}: {error}", err=True)
+                nodes.remove(node)
         if not alive:
             return
         time.sleep(LOOK_EVERY)  # Polls as `tail -f` does: files are created, rotated and removed, and a short delay does not matter.
 
 
-def _show_new(source: Source, offsets: dict[str, int], partial: dict[str, bytes]) -> None:
-    path = source.path
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size < offsets.get(path, 0):  # The file was rotated.
-                offsets[path] = 0
-            file.seek(offsets.get(path, 0))
-            data = file.read(CHUNK_BYTES)
-            offsets[path] = file.tell()
-    except FileNotFoundError:
+def _show_new(source: Source, reading: Reading) -> None:
+    key, files = (source.node.name, source.name), source.node.files
+    offset = reading.offsets.get(key, 0)
+    size = files.size(source.name)
+    if size < offset:  # The file was rotated.
+        offset = reading.offsets[key] = 0
+    data = files.read(source.name, offset) if size > offset else b""
+    if data is None:
         return
-    data = partial.pop(path, b"") + data
+    reading.offsets[key] = offset + len(data)
+    data = reading.partial.pop(key, b"") + data
     end = data.rfind(b"\n") + 1
     if data[end:]:
-        partial[path] = data[end:]
+        reading.partial[key] = data[end:]
     for shown in source.lines.read(data[:end]) if end else ():
         _print(source, *shown)

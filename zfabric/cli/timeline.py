@@ -12,7 +12,7 @@ import click
 
 from zfabric.cli.options import address_option
 from zfabric.cli.sessions import session_option, tables_of
-from zfabric.runtime.timeline import trace_events, write_trace
+from zfabric.runtime.timeline import members, trace_events, write_trace
 
 
 @click.command(short_help="Write when and where tasks ran, for Perfetto.")
@@ -26,13 +26,17 @@ def timeline(address: str | None, ended: str | None, output: str) -> None:
     with the function's name. Arrows lead to it from its submitter, from the tasks that made its arguments, and from the actor's previous
     call. The cluster retains the newest events_bytes bytes of events, also of ended jobs, and arguments as long as they may be needed.
     """
+    missing: list[str] = []
     with tables_of(address, ended) as tables:
-        events = trace_events(tables)
+        nodes = None if ended else members(tables)
+        events = trace_events(tables, nodes, missing)
         if output == "-":
             write_trace(events, sys.stdout)
             return
         with _file(output) as file:
             attempts = write_trace(events, file)
+    for name in missing:
+        click.echo(f"node {name} stopped answering: not all that ran there is shown", err=True)
     click.echo(f"{output}: {attempts:,} attempts. Open it at https://ui.perfetto.dev")
 
 

@@ -17,8 +17,9 @@ from zfabric.machines.common.lineage_blocks import read_block
 from zfabric.machines.common.naming import put_salt, salt_of
 from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, first_attempt, is_put, root_task, task_of
 
-ATTEMPTS_TRIED = (*range(8), *(first_attempt(daemons) + tries for daemons in range(1, 4) for tries in range(4)))
-"""Attempts of a parent whose children are recognised. Each attempt names its children differently, and costs a hash for every task."""
+TRIES = ((0, 8), (1, 4), (2, 4), (3, 4))
+"""Attempts of a parent whose children are recognised: (daemons that the node had before, number of attempts). Each attempt names its
+children differently, and costs a hash for every task."""
 WITHIN = 1.0
 """Microseconds before the end of a bar at which an arrow begins: at the very end, viewers would not attach it to the bar."""
 
@@ -77,10 +78,14 @@ class Spans:
         return [Span(times[each], times[each + 1], places[each], places[each + 1]) for each in indices]
 
 
-def arrows(spans: Spans, blocks: Iterable[tuple[bytes, bytes]]) -> Iterator[dict[str, Any]]:
-    """Yield all arrows between bars, a pair of events each. ``blocks`` are the rows of the table "task"."""
+def arrows(spans: Spans, blocks: Iterable[tuple[bytes, bytes]], nodes: tuple[int, ...] = (0,)) -> Iterator[dict[str, Any]]:
+    """Yield all arrows between bars, a pair of events each.
+
+    ``blocks`` are the rows of the table "task", ``nodes`` the numbers of the nodes that gave out attempts.
+    """
     number = 0
-    for kind, found in (("control", _control(spans)), ("data", _data(spans, blocks)), ("state", _state(spans))):
+    attempts = [first_attempt(daemons, node) + tries for daemons, most in TRIES for tries in range(most) for node in nodes]
+    for kind, found in (("control", _control(spans, attempts)), ("data", _data(spans, blocks, attempts)), ("state", _state(spans))):
         for at, source, target in found:
             number += 1
             yield _end("s", kind, number, at, source)
@@ -95,9 +100,9 @@ Arrow = tuple[float, Span, Span]
 """(time of its beginning, bar where it begins, bar where it ends)."""
 
 
-def _control(spans: Spans) -> Iterator[Arrow]:
+def _control(spans: Spans, attempts: list[int]) -> Iterator[Arrow]:
     """Yield arrows from submitters to submitted tasks, from the start of the submitter's bar: the moment is not recorded."""
-    parents = _parents(spans, {task[:PREFIX_BYTES] for task in spans})
+    parents = _parents(spans, {task[:PREFIX_BYTES] for task in spans}, attempts)
     for task in spans:
         parent = parents.get(task[:PREFIX_BYTES])
         for target in spans.of(task) if parent is not None else ():
@@ -106,12 +111,12 @@ def _control(spans: Spans) -> Iterator[Arrow]:
                 yield began[-1].start, began[-1], target
 
 
-def _parents(spans: Spans, prefixes: set[bytes], puts: bool = False) -> dict[bytes, bytes]:
+def _parents(spans: Spans, prefixes: set[bytes], attempts: list[int], puts: bool = False) -> dict[bytes, bytes]:
     """Find the tasks that named ids with these prefixes: prefix -> task. Ids named by a driver have none."""
     found: dict[bytes, bytes] = {}
     salt = put_salt if puts else salt_of
     left = prefixes - {child_prefix(job, root_task(job), 0, salt(0)) for job in {prefix[:JOB_BYTES] for prefix in prefixes}}
-    for attempt in ATTEMPTS_TRIED:
+    for attempt in attempts:
         if not left:
             break
         for task in spans:
@@ -122,10 +127,10 @@ def _parents(spans: Spans, prefixes: set[bytes], puts: bool = False) -> dict[byt
     return found
 
 
-def _data(spans: Spans, blocks: Iterable[tuple[bytes, bytes]]) -> Iterator[Arrow]:
+def _data(spans: Spans, blocks: Iterable[tuple[bytes, bytes]], attempts: list[int]) -> Iterator[Arrow]:
     """Yield arrows from the task that made or put a value to tasks and calls that took it as an argument."""
     taken = [*spans.arguments, *((row[0], row[3]) for _, block in blocks for row in read_block(block) if row[3])]
-    puts = _parents(spans, {each[:PREFIX_BYTES] for _, objects in taken for each in objects if is_put(each)}, puts=True)
+    puts = _parents(spans, {each[:PREFIX_BYTES] for _, objects in taken for each in objects if is_put(each)}, attempts, puts=True)
     for task, objects in taken:
         made = dict.fromkeys((puts.get(each[:PREFIX_BYTES], b""), True) if is_put(each) else (task_of(each), False) for each in objects)
         for target in spans.of(task):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zfabric.adapters.curve import Context
@@ -10,10 +10,11 @@ from zfabric.adapters.node_transport import NodeTransport
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_NODES
 from zfabric.protocol.effects import ConnectNodes
-from zfabric.protocol.ids import HEAD
+from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER
 from zfabric.protocol.messages import Envelope
 from zfabric.runtime.cluster import bound_address, head_address, join_message, own_address, parse_address
 from zfabric.runtime.keys import read_keys, read_server_pair
+from zfabric.runtime.log_files import BYTES, FILES, answer
 from zfabric.runtime.session import ClusterSettings, JoinedNode, Session
 from zfabric.shell.node import ClusterPart, NodeMachines
 
@@ -60,10 +61,16 @@ class ClusterConnection:
         if not settings.head:
             self.transport.join(self._head, cluster.server, cluster.node)
 
-    def receive(self, now: float, core: NodeMachines) -> None:
-        """Pass on what other nodes have sent."""
+    def receive(self, now: float, core: NodeMachines, measure: Callable[[], None]) -> None:
+        """Pass on what other nodes have sent. ``measure`` is called before a question about this node's status."""
         for sender, envelopes in self.transport.receive(now):
             for to, role, message in envelopes:
+                if type(message) is m.Query and message.what in (FILES, BYTES):
+                    answered = answer(self._session.logs, message)
+                    self.transport.send_envelopes(sender, [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, answered)], now)
+                    continue
+                if type(message) is m.Query and message.what == "statuses":
+                    measure()
                 core.receive_from_node(now, sender, to, role, message)
 
     def send(self, now: float, core: NodeMachines) -> None:

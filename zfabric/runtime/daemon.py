@@ -198,7 +198,7 @@ class Daemon:
             if self.transport.polled(ready):
                 self._receive(now)
             if cluster is not None and cluster.transport.polled(ready):
-                cluster.receive(now, self.core)
+                cluster.receive(now, self.core, self._measure)
             self.core.tick(now)
             self.turn(now)
             # Housekeeping follows the answers, so that nobody waits for it.
@@ -229,7 +229,7 @@ class Daemon:
             self._take_events(now)
             if cluster is not None:
                 if cluster.transport.polled(ready):
-                    cluster.receive(now, self.core)
+                    cluster.receive(now, self.core, self._measure)
                 cluster.transport.tick(now)
             self.turn(now)
 
@@ -275,6 +275,14 @@ class Daemon:
             self._pass_on_output(now, leaving.job if leaving is not None else None)
         elif type(message) is m.OutputWritten or message.what == "output":
             self._pass_on_output(now)
+        elif message.what in ("status", "statuses"):
+            self._measure()
+
+    def _measure(self) -> None:
+        """Measure the memory of the workers, for whoever asks for the status."""
+        pids = [worker.pid for worker in self.scheduler.tables.workers.values() if worker.pid]
+        counts = self.scheduler.tables.counts
+        counts["memory_used"], counts["memory_limit"] = sum(map(resident_bytes, pids)), self._memory_limit
 
     def turn(self, now: float) -> None:
         """Perform effects until none is left, then send messages."""

@@ -4,14 +4,18 @@ A node is shown as a process, and each of its workers as a thread, by pid. Of ac
 others have numbers that no process has. An attempt or a call is a "complete" event. Tasks that ran on top of a waiting one lie within it,
 as calls do. Name, category and colour show if it did not succeed. The death of an actor's process is an "instant" event. Arrows show
 why one ran after another (``arrows``).
+
+Each node of a cluster has its own event table, and its own clock. The times of all are those of the asked node's clock: how far others are
+ahead is measured by round trips of a question, when a timeline is made. Nothing is recorded for that while tasks run.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
+from zfabric.exceptions import FabricError
 from zfabric.protocol.names import brief
 from zfabric.protocol.trace import actor_of, read_trace, unmarked, unpack_event
 from zfabric.runtime.arrows import Span, Spans, arrows
@@ -23,6 +27,10 @@ PIDS = 2**22
 """Linux gives no process this pid or a larger one."""
 PAGE_OF_BLOCKS = 20
 """Blocks of lineage per request; each has the rows of up to a thousand tasks, with their arguments."""
+
+
+ROUND_TRIPS = 5
+"""Round trips by which the clocks of other nodes are measured: the shortest counts."""
 
 
 class Asker(Protocol):
@@ -42,16 +50,75 @@ def rows_of(client: Asker, table: str, page: int = PAGE, timeout: float = 60.0) 
             after = rows[-1][0]
 
 
-def trace_events(client: Asker) -> Iterator[dict[str, Any]]:
-    """Yield the Chrome trace of a cluster. Times are microseconds of the machine's monotonic clock."""
+class TimelineNode(NamedTuple):
+    """A node of a cluster, as the timeline reads it. ``asker`` asks that node."""
+
+    asker: Asker
+    name: str = ""
+    number: int = 0
+    """Its number in the cluster; 0 in a cluster of one node."""
+    shift: float = 0.0
+    """How far its clock is ahead, in seconds."""
+
+
+class _At:
+    """Asks another node of the cluster, by way of the one that this program is connected with."""
+
+    def __init__(self, client: Asker, node: str) -> None:
+        self._client = client
+        self._node = bytes.fromhex(node)
+
+    def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
+        return self._client.query("at", self._node, what, *arguments, timeout=timeout)
+
+
+def members(client: Asker) -> list[TimelineNode]:
+    """Return the nodes of the cluster that answer, the asked one first."""
+    rows = client.query("nodes")
+    if len(rows) < 2:
+        return [TimelineNode(client, rows[0].get("name", ""), rows[0].get("number", 0))]
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(ROUND_TRIPS):
+        for clock in client.query("clock"):
+            best[clock["node"]] = min(best.get(clock["node"], (float("inf"), 0.0)), (clock["error"], clock["offset"]))
+    found = []
+    for row in sorted(rows, key=lambda row: not row["here"]):
+        if row["node"] in best:
+            error, offset = best[row["node"]]
+            shift = offset if abs(offset) > error else 0.0  # Nodes of one machine share its clock.
+            found.append(TimelineNode(client if row["here"] else _At(client, row["node"]), row["name"], row["number"], shift))
+    return found
+
+
+def trace_events(client: Asker, nodes: list[TimelineNode] | None = None, missing: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the Chrome trace of a cluster, or of those of its ``nodes`` that are given.
+
+    Times are microseconds of the monotonic clock of the asked node's machine. The names of nodes that stop answering meanwhile are added to
+    ``missing``.
+    """
     spans = Spans()
-    yield from _bars(rows_of(client, "event"), spans)
-    yield from arrows(spans, rows_of(client, "task", PAGE_OF_BLOCKS))
+    nodes = nodes or [TimelineNode(client)]
+    missing = [] if missing is None else missing
+    names: dict[bytes, int] = {}
+    for node in nodes:
+        yield from _bars(_rows_at(node, "event", PAGE, missing), spans, names, node)
+    blocks = (row for node in nodes for row in _rows_at(node, "task", PAGE_OF_BLOCKS, missing))
+    yield from arrows(spans, blocks, tuple(node.number for node in nodes))
 
 
-def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans) -> Iterator[dict[str, Any]]:
-    """Yield the events of rows of the event table, in order, and add them to ``spans``."""
-    nodes: dict[bytes, int] = {}
+def _rows_at(node: TimelineNode, table: str, page: int, missing: list[str]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of one node, until it stops answering."""
+    try:
+        if node.name not in missing or not node.name:
+            yield from rows_of(node.asker, table, page)
+    except FabricError:
+        if not isinstance(node.asker, _At):
+            raise
+        missing.append(node.name)
+
+
+def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans, nodes: dict[bytes, int], where: TimelineNode) -> Iterator[dict[str, Any]]:
+    """Yield the events of rows of the event table of a node, in order, and add them to ``spans``. ``nodes`` numbers those that ran them."""
     threads: set[tuple[int, int]] = set()
     actors: dict[tuple[int, int, bytes], int] = {}
     hosts: set[tuple[int, int]] = set()
@@ -61,13 +128,14 @@ def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans) -> Iterator[dict[st
         place = nodes.get(node)
         if place is None:
             place = nodes[node] = len(nodes) + 1
-            yield _name("process_name", place, 0, f"node {node.hex()}")
+            yield _name("process_name", place, 0, f"node {where.name} ({node.hex()})" if where.name else f"node {node.hex()}")
         if (place, pid) not in threads:
             threads.add((place, pid))
             yield _name("thread_name", place, pid, f"worker {pid}")
         functions = dict(names)
         thread = pid
-        for task, function, start, seconds in read_trace(trace):
+        for task, function, began, seconds in read_trace(trace):
+            start = began - where.shift
             if kind == "call":
                 actor = (place, pid, actor_of(function, task))
                 found = actors.get(actor)

@@ -1,6 +1,7 @@
 """Questions about the whole cluster: the asked node asks all nodes, itself included, and puts their answers together.
 
-Each node has ``ANSWER_SECONDS``. The asker is notified of those that did not answer. A node that another one asks answers for itself.
+Each node has ``ANSWER_SECONDS``. The asker is notified of those that did not answer. A node that another one asks answers for itself. The
+question ``AT`` is passed on to one node: its arguments are the node's id, another question, and that one's arguments.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
 
+AT = "at"
 ANSWER_SECONDS = 2.0
 """How long a node may take to answer for itself."""
 
@@ -22,12 +24,15 @@ ANSWER_SECONDS = 2.0
 class _Question:
     """A question that other nodes are asked, and their answers so far."""
 
-    def __init__(self, source: Address, query: m.Query, nodes: list[bytes], until: float) -> None:
+    def __init__(self, source: Address, query: m.Query, nodes: list[bytes], now: float) -> None:
         self.source = source
         self.query = query
         self.missing = dict.fromkeys(nodes)
-        self.until = until
+        self.asked = now
+        self.until = now + ANSWER_SECONDS
         self.answers: dict[bytes, m.Answer] = {}
+        self.times: dict[bytes, float] = {}
+        """When each node has answered."""
 
 
 class ClusterQueries:
@@ -48,26 +53,37 @@ class ClusterQueries:
             "explain": self._first,
             "neighbours": self._first,
             "available_resources": self._sum,
+            "statuses": self._statuses,
+            "clock": self._clocks,
+            AT: self._only,
         }
 
     def takes(self, now: float, source: Address, message: m.Query) -> bool:
         """Whether a question is about all nodes, and has been passed on to them. Those of other nodes, and of one node alone, are not."""
         if not self.tables.nodes or source[:1] == LOCAL_SCHEDULER or message.what not in self._merge:
             return False
-        nodes = [self.node, *self.tables.nodes]
-        question = _Question(source, message, nodes, now + ANSWER_SECONDS)
+        if message.what != AT:
+            self._ask(now, source, message, [self.node, *self.tables.nodes], message.what, message.arguments)
+            return True
+        node, what, *arguments = message.arguments if len(message.arguments) > 1 else (b"", "")
+        if node == self.node or node in self.tables.nodes:
+            self._ask(now, source, message, [node], what, tuple(arguments))
+        else:
+            self.tables.send(source, m.Answer(message.token, None, f"{AT}: this cluster has no such node"))
+        return True
+
+    def _ask(self, now: float, source: Address, message: m.Query, nodes: list[bytes], what: str, arguments: m.Row) -> None:
+        question = _Question(source, message, nodes, now)
         self._open.append(question)
         for node in nodes:
             to = self.tables.address if node == self.node else LOCAL_SCHEDULER + node
-            self.requests.ask_at(to, m.Query, message.what, message.arguments, then=partial(self._answered, question), about=node)
-        return True
+            self.requests.ask_at(to, m.Query, what, arguments, then=partial(self._answered, question), about=node)
 
     def _answered(self, question: _Question, now: float, node: bytes, answer: m.Answer) -> None:
         if node in question.missing:
             del question.missing[node]
-            if node != self.node and not answer.error and not _fits(question.query.what, answer.payload):
-                answer = m.Answer(answer.token, None, f"the answer of node {self._name(node)} makes no sense")
             question.answers[node] = answer
+            question.times[node] = now
             if not question.missing:
                 self._conclude(question)
 
@@ -82,6 +98,10 @@ class ClusterQueries:
         for question in [each for each in self._open if now >= each.until]:
             silent = ", ".join(sorted(self._name(node) for node in question.missing))
             text = f"no answer within {ANSWER_SECONDS:g} s from {silent}: what is there is missing here"
+            if question.query.what == AT:
+                self._open.remove(question)
+                self.tables.send(question.source, m.Answer(question.query.token, None, text))
+                continue
             self.tables.send(question.source, m.Notice("warning", text))
             self._conclude(question)
 
@@ -92,7 +112,13 @@ class ClusterQueries:
     def _conclude(self, question: _Question) -> None:
         self._open.remove(question)
         error = next((answer.error for answer in question.answers.values() if answer.error), "")
-        payload = None if error else self._merge[question.query.what](question)
+        payload = None
+        if question.query.what == AT and not question.answers:
+            error = f"{AT}: that node has died"
+        try:
+            payload = None if error else self._merge[question.query.what](question)
+        except (TypeError, ValueError, KeyError, AttributeError) as problem:
+            error = f"{question.query.what}: the answers of the nodes do not fit together ({problem!r})"
         self.tables.send(question.source, m.Answer(question.query.token, payload, error))
 
     # -- putting answers together --
@@ -130,17 +156,28 @@ class ClusterQueries:
         order = sorted(question.answers, key=lambda node: node != self.node)
         return next((answer for node in order if (answer := question.answers[node].payload) is not None), None)
 
+    def _only(self, question: _Question) -> Any:
+        """The answer of the one node that was asked; its death is none."""
+        (answer,) = question.answers.values()
+        return answer.payload
+
+    def _statuses(self, question: _Question) -> list[dict[str, Any]]:
+        """The status of each node, with its name, the oldest node first."""
+        numbers = {node: row[1] for node, row in self.tables.node_table.items()}
+        order = sorted(question.answers, key=lambda node: int(numbers.get(node, 0)))
+        return [{**row, "name": self._name(node)} for node in order for row in question.answers[node].payload]
+
+    def _clocks(self, question: _Question) -> list[dict[str, Any]]:
+        """How far the clock of each node is ahead of this one's, and by how much that may be wrong: half of the time until it answered."""
+        found = []
+        for node, answer in question.answers.items():
+            middle, error = (question.asked + question.times[node]) / 2, (question.times[node] - question.asked) / 2
+            offset, error = (answer.payload - middle, error) if node != self.node else (0.0, 0.0)
+            found.append({"node": node.hex(), "name": self._name(node), "offset": offset, "error": error})
+        return found
+
     def _sum(self, question: _Question) -> dict[str, float]:
         total: Counter[str] = Counter()
         for answer in question.answers.values():
             total.update(answer.payload)
         return dict(total)
-
-
-def _fits(what: str, payload: Any) -> bool:
-    """Whether another node's answer can be put together with others."""
-    if what == "explain":
-        return True
-    if what == "available_resources":
-        return type(payload) is dict and all(type(name) is str and type(amount) in (int, float) for name, amount in payload.items())
-    return type(payload) is tuple and all(type(row) is dict and (what != "find" or type(row.get("id")) is str) for row in payload)

@@ -46,7 +46,7 @@ PAGE_MAX = 1000
 """Most rows of the control store in one answer."""
 FOUND_MAX = 20
 """Most things that one text may name."""
-FROM_STORE = {"status": "statistics", "objects": "entries"}
+FROM_STORE = {"status": "statistics", "statuses": "statistics", "objects": "entries"}
 """Reports that the object store completes, with the query that it receives."""
 
 
@@ -79,6 +79,8 @@ class Reports:
             "functions": self._functions,
             "actors": self._actors,
             "status": self._status,
+            "statuses": lambda now: [self._status(now)],
+            "clock": lambda now: now,
             "nodes": self._nodes,
             "cluster_resources": self._resources,
             "available_resources": self._available,
@@ -153,6 +155,8 @@ class Reports:
         known: Any = answer.payload
         if what == "status":
             payload["store"] = known
+        elif what == "statuses":
+            payload[0]["store"] = known
         else:
             for row in payload:
                 entry = known.get(bytes.fromhex(row["object_id"]))
