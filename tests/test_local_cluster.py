@@ -178,18 +178,15 @@ def test_no_secret_is_in_arguments_environments_or_logs(cluster: zf.LocalCluster
 
 def test_tasks_of_killed_nodes_run_elsewhere_and_one_that_was_paused_is_fenced() -> None:
     with zf.LocalCluster(nodes=1, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": LEASE}) as cluster:
-        victim, paused, broken = cluster.add_node(labels={"kind": "victim"}), cluster.add_node(num_cpus=2), cluster.add_node()
+        victim, paused = cluster.add_node(labels={"kind": "victim"}), cluster.add_node(num_cpus=2)
         with zf.init(cluster.address):
-            assert [row["Labels"] for row in zf.nodes()] == [{}, {"kind": "victim"}, {}, {}]
+            assert [row["Labels"] for row in zf.nodes()] == [{}, {"kind": "victim"}, {}]
             refs = [zf.remote(where).remote(0.5) for _ in range(12)]
             eventually(lambda: query("status")["statistics"].get("delegated", 0) > 2, "others have some")
             victim.kill()
             paused.pause()
-            (daemon,) = [pid for pid in descendants(broken.pid) if name_of(pid) == "zf-daemon"]
-            os.kill(daemon, signal.SIGKILL)
-            eventually(lambda: len(zf.nodes()) == 1, "all three are declared dead")
+            eventually(lambda: len(zf.nodes()) == 1, "both are declared dead")
             assert len(zf.get(refs, timeout=60)) == 12
-            assert not broken.alive(), "a node ends with its daemon, so far"
             paused.resume()
             eventually(lambda: not paused.alive(), "it is no part of the cluster any more, and ends")
 

@@ -282,7 +282,7 @@ def test_tables_are_passed_on_and_older_ones_are_not() -> None:
     machine = member()
     machine.take_effects(0.0)
     newer, older = m.NodeTable(5, (("row",),), NODE_A), m.NodeTable(4, (), NODE_A)
-    assert step(machine, 1.0, newer) == [ConnectNodes((("row",),)), Send(LOCAL_SCHEDULER + OWN, newer)]
+    assert step(machine, 1.0, newer) == [ConnectNodes(5, (("row",),), NODE_A), Send(LOCAL_SCHEDULER + OWN, newer)]
     assert step(machine, 1.0, older) == []
 
 
@@ -302,8 +302,18 @@ def test_a_node_that_finds_no_head_ends() -> None:
     assert any(isinstance(each, EndNode) for each in step(machine, 10.0))
 
 
-def test_a_node_whose_daemon_died_ends_and_others_run_what_it_ran() -> None:
-    machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2))
-    effects = machine.take_effects(0.0)
-    assert [type(each) for each in effects] == [Silence, EndNode]
-    assert machine.next_deadline() is None
+def test_a_restarted_daemon_begins_with_the_last_table_and_is_silent_until_the_registry_answers() -> None:
+    table = m.NodeTable(7, (("row",),), NODE_A)
+    machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2), table, LEASE)
+    asked = Send(REGISTRY + NODE_A, join(NODE_B, number=2))
+    assert machine.take_effects(0.0) == [Silence(True), ConnectNodes(*table), Send(LOCAL_SCHEDULER + OWN, table), asked]
+    assert step(machine, 5.0) == [asked]
+    assert Silence(False) in step(machine, 5.1, m.Joined(NODE_A, 2, LEASE))
+
+
+def test_a_restarted_daemon_ends_its_node_if_the_registry_does_not_answer_within_a_lease() -> None:
+    table = m.NodeTable(7, (("row",),), NODE_A)
+    machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2), table, LEASE)
+    machine.take_effects(0.0)
+    assert not any(isinstance(each, EndNode) for each in step(machine, LEASE - 0.1))
+    assert any(isinstance(each, EndNode) for each in step(machine, LEASE))

@@ -59,6 +59,8 @@ class ExportedFunction:
         """The blueprint of the handles, if this is a class."""
         self.client: ClientInterface | None = None
         self.job = b""
+        self.node = b""
+        """The node to which it was exported. If it travels to another one inside a function or an argument, it is exported there, too."""
         self.function_id = b""
         self.environment = NO_ENVIRONMENT
         """The environment inherited at the export: a task in another environment exports the function again."""
@@ -75,7 +77,8 @@ class ExportedFunction:
         # Job numbers are not unique across clusters: the first job of every cluster is job 1.
         elsewhere = self.client is not None and self.client is not client
         environment = default_environment()
-        if not self.function_id or self.job != client.job or elsewhere or self.environment != environment:
+        known = bool(self.function_id) and self.job == client.job and not elsewhere and self.environment == environment
+        if not known or self.node != client.node:
             retry = self.options.get("retry_exceptions") or False
             pairs = self._pairs()
             self.busy = True
@@ -88,10 +91,10 @@ class ExportedFunction:
                     f"{self.name} has {len(payload) / 2**20:.0f} MiB with what it captures, which is over the limit of "
                     f"{FUNCTION_BYTES_MAX / 2**20:.0f} MiB; zf.put the data and pass the ref as an argument"
                 )
-            function_id = function_identity(payload, pairs)
+            function_id = self.function_id if known else function_identity(payload, pairs)
             client.export(function_id, self.name, payload, pairs)
             # Set these last: Ctrl-C may interrupt at any line above.
-            self.function_id, self.job, self.environment = function_id, client.job, environment
+            self.function_id, self.job, self.node, self.environment = function_id, client.job, client.node, environment
         self.client = client
 
     def _pairs(self) -> Pairs:
@@ -109,6 +112,7 @@ class ExportedFunction:
             "blueprint": self.blueprint,
             "function_id": b"" if self.busy else self.function_id,
             "job": self.job,
+            "node": self.node,
             "environment": self.environment,
         }
 
@@ -122,7 +126,8 @@ class ExportedFunction:
         client = interface.current()
         pairs = self._pairs()
         if client is not None and self.function is function and function_identity(payload, pairs) == function_id:
-            self.function_id, self.job, self.environment = function_id, client.job, default_environment()
+            self.function_id, self.job, self.node = function_id, client.job, client.node
+            self.environment = default_environment()
 
 
 class RemoteFunction(Generic[Parameters, Given_co]):

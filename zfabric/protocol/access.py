@@ -65,6 +65,9 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
         {
             m.RegisterNode,
             m.Ready,
+            m.RunningDelegated,
+            m.ClaimValues,
+            m.RetainedValues,
             m.Delegate,
             m.StopDelegated,
             m.Reclaim,

@@ -150,9 +150,14 @@ WRITING, SEALED, FREED = 0, 1, 2
 
 
 class ConnectNodes(NamedTuple):
-    """Connect to these nodes, and close the connections to all others. Rows as in ``NodeTable``, the own node's included."""
+    """Connect to these nodes, and close the connections to all others. Fields as in ``NodeTable``, the own node's row included.
 
+    The shell retains it for the node's next daemon.
+    """
+
+    version: int
     rows: tuple[tuple[Any, ...], ...]
+    head: bytes
 
 
 class Silence(NamedTuple):

@@ -90,7 +90,34 @@ def _refs(name: str, column: tuple[Any, ...]) -> None:
 
 
 def _register_node(name: str, fields: tuple[Any, ...]) -> None:
-    check_ids(name, fields[1:], INCARNATION_BYTES)
+    _, daemon, peer = fields
+    check_ids(name, (daemon, peer) if peer else (daemon,), INCARNATION_BYTES)
+
+
+def _running(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {2}, (BYTES, INT))
+    check_ids(name, columns[0], TASK_BYTES)
+    _attempts(name, *columns[1])
+
+
+def _claim(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {2}, (BYTES, TUPLE))
+    check_ids(name, columns[0], OBJECT_BYTES)
+    _refs(name, columns[1])
+    _homes(name, fields[1])
+
+
+def _retained(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {3}, (BYTES, INT, TUPLE))
+    check_ids(name, columns[0], OBJECT_BYTES)
+    _numbers(name, *columns[1])
+    _refs(name, columns[2])
+    _homes(name, fields[1])
+
+
+def _entrusted(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+    check_ids(name, fields[1], TASK_BYTES)
 
 
 def _offer(name: str, offer: tuple[Any, ...]) -> None:
@@ -380,13 +407,16 @@ NODE_CHECKS: dict[str, Check] = {
     "Ended": _ended,
     "EndsReceived": _number,
     "Borrow": _borrow,
-    "Borrowed": _number,
+    "Borrowed": _borrow,
+    "RunningDelegated": _running,
+    "ClaimValues": _claim,
+    "RetainedValues": _retained,
     "FetchValues": _object_ids,
     "FetchedValues": _fetched,
     "CopyLost": _copy_lost,
     "RetainCopies": _object_ids,
     "Entrust": _entrust,
-    "Entrusted": _number,
+    "Entrusted": _entrusted,
     "Withdraw": _reclaimed,
     "Remains": _remains,
     "Read": _read,

@@ -7,6 +7,7 @@ from typing import Any
 
 from zfabric.adapters.curve import Context
 from zfabric.adapters.node_transport import NodeTransport
+from zfabric.machines.common.row_format import pack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_NODES
 from zfabric.protocol.effects import ConnectNodes
@@ -24,6 +25,9 @@ _ADMITTED = {
     "head": frozenset({m.Joined, m.Refused, m.NodeTable, m.Expelled}),
 }
 """Types of messages by who sends them: a node of the table, one that joins, the head to one that joins."""
+
+_OF_LEASES = (m.Join, m.RenewLease)
+"""What leaves a node that is silent."""
 
 
 class ClusterConnection:
@@ -52,13 +56,17 @@ class ClusterConnection:
         )
         self.address = own_address(settings, parse_address(self.transport.address)[1], settings.advertised)
         number = before.number if before is not None else 0
-        self.part = ClusterPart(join_message(session, settings, pair.public, number, self.address, resources), settings.head)
+        self.part = ClusterPart(
+            join_message(session, settings, pair.public, number, self.address, resources),
+            settings.head,
+            before.node_table() if before is not None else None,
+        )
         self.joined = False
         """Whether the node is in the newest table."""
         self._silent = False
         self._held: dict[bytes, list[Envelope]] = {}
         """Messages that wait until the node may send again, by node."""
-        if not settings.head:
+        if self.part.table is None and not settings.head:
             self.transport.join(self._head, cluster.server, cluster.node)
 
     def receive(self, now: float, core: NodeMachines, measure: Callable[[], None]) -> None:
@@ -77,8 +85,8 @@ class ClusterConnection:
         """Send what the machines have for other nodes. While this node is silent, only requests for its lease leave it."""
         for node, envelopes in core.take_outgoing_to_nodes().items():
             if self._silent:
-                self._held.setdefault(node, []).extend(each for each in envelopes if type(each[2]) is not m.RenewLease)
-                envelopes = [each for each in envelopes if type(each[2]) is m.RenewLease]
+                self._held.setdefault(node, []).extend(each for each in envelopes if type(each[2]) not in _OF_LEASES)
+                envelopes = [each for each in envelopes if type(each[2]) in _OF_LEASES]
             elif node == HEAD:
                 envelopes = [each for each in envelopes if type(each[2]) is m.Join]  # The way for others is not known yet.
             if envelopes:
@@ -98,7 +106,8 @@ class ClusterConnection:
         number = next((row[1] for row in effect.rows if row[0] == self._node), 0)
         if number:
             self.joined = True
-            self._session.write_membership(JoinedNode(number, self.address, tuple(row[3] for row in effect.rows)))
+            addresses = tuple(row[3] for row in effect.rows)
+            self._session.write_membership(JoinedNode(number, self.address, addresses, pack_row(tuple(effect)).hex()))
 
     def reason(self, reason: str) -> str:
         """Say why the node ends, for people: with what was tried, if it has not joined."""

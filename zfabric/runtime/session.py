@@ -40,6 +40,8 @@ import msgpack
 from zfabric.adapters.datagrams import SUFFIX, path_of
 from zfabric.config import Config
 from zfabric.exceptions import FabricError, VersionMismatchError
+from zfabric.machines.common.row_format import unpack_row
+from zfabric.protocol import messages as m
 from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.protocol.names import is_text
@@ -93,12 +95,17 @@ class ClusterSettings(NamedTuple):
 class JoinedNode(NamedTuple):
     """What a node that has joined a cluster keeps for its next daemon: its number, and the address at which others reach it.
 
-    ``addresses`` are those of all nodes, as of the last node table.
+    ``addresses`` are those of all nodes, as of the last node table; ``table`` is that table, packed as a row, in hexadecimal digits.
     """
 
     number: int
     address: str
     addresses: tuple[str, ...]
+    table: str
+
+    def node_table(self) -> m.NodeTable:
+        """The last node table."""
+        return m.NodeTable(*unpack_row(bytes.fromhex(self.table)))
 
 
 class Specification(NamedTuple):
@@ -268,7 +275,7 @@ class Session:
                 found = json.load(file)
         except (OSError, ValueError):
             return None
-        return JoinedNode(found["number"], found["address"], tuple(found["addresses"]))
+        return JoinedNode(found["number"], found["address"], tuple(found["addresses"]), found["table"])
 
     # -- the daemon's socket --
 

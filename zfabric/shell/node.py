@@ -49,10 +49,14 @@ ROUNDS_MAX = 1000
 
 
 class ClusterPart(NamedTuple):
-    """What makes a node one of a cluster: how it joins, and whether it is the head, which has the registry."""
+    """What makes a node one of a cluster: how it joins, and whether it is the head, which has the registry.
+
+    ``table`` is the last node table of the daemon before, if the node had joined.
+    """
 
     join: m.Join
     head: bool
+    table: m.NodeTable | None = None
 
 
 class NodeMachines:
@@ -88,7 +92,7 @@ class NodeMachines:
         self.member: Member | None = None
         self.registry: Registry | None = None
         if part is not None:
-            self.member = self.machines[MEMBER] = Member(MEMBER + incarnation, scheduler, part.join)
+            self.member = self.machines[MEMBER] = Member(MEMBER + incarnation, scheduler, part.join, part.table, config.node_lease)
             if part.head:
                 self._own_nodes |= {HEAD}
                 self.registry = self.machines[REGISTRY] = Registry(

@@ -140,6 +140,15 @@ EXPECTED_OF_NODES = (
     "slow link",
     "lost_with_nodes",
     "connection ended",
+    "daemon restarted",
+    "RegisterNode",
+    "RunningDelegated",
+    "ClaimValues",
+    "RetainedValues",
+    "void",
+    "lost_with_daemons",
+    "adopted",
+    "searched",
 )
 """The same for worlds of several nodes."""
 
@@ -219,6 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--actors", action="store_true", help="programs with actors")
     parser.add_argument("--circles", action="store_true", help="programs whose actors wait for each other, some of them in circles")
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
+    parser.add_argument("--restarts", action="store_true", help="of all faults of nodes, only restarts of their daemons")
     parser.add_argument("--variant", choices=sorted(VARIANTS), help="break the machines in this way; seeds that fail are then a success")
     parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="find a smaller world that fails like this one, and show it")
@@ -231,11 +241,13 @@ def main(arguments: list[str] | None = None) -> int:
     options.nodes = max(options.nodes, 3 if options.variant in WITH_NODES else 1)
     with applied(options.variant):
         if options.trace is not None:
-            return trace(options.trace, actors=options.actors, circles=options.circles, nodes=options.nodes)
+            return trace(options.trace, actors=options.actors, circles=options.circles, nodes=options.nodes, restarts=options.restarts)
         if options.shrink is not None:
-            return show_shrunk(options.shrink, True, actors=options.actors, circles=options.circles, nodes=options.nodes)
+            return show_shrunk(
+                options.shrink, True, actors=options.actors, circles=options.circles, nodes=options.nodes, restarts=options.restarts
+            )
         seeds = range(options.start, options.start + options.seeds)
-        return survey(seeds, options.jobs, options.variant, options.actors, options.circles, options.nodes)
+        return survey(seeds, options.jobs, options.variant, options.actors, options.circles, options.nodes, options.restarts)
 
 
 def survey_transfers(seeds: range) -> int:
@@ -252,12 +264,14 @@ def run_transfers(seed: int) -> TransferResult:
     return transfer_world(seed).run()
 
 
-def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False, circles: bool = False, nodes: int = 1) -> int:
+def survey(
+    seeds: range, jobs: int, variant: str | None, actors: bool = False, circles: bool = False, nodes: int = 1, restarts: bool = False
+) -> int:
     """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
     began = time.perf_counter()
     failed = done = 0
     states: Counter[str] = Counter()
-    for outcome in run_seeds(seeds, jobs, actors=actors, circles=circles, nodes=nodes):
+    for outcome in run_seeds(seeds, jobs, actors=actors, circles=circles, nodes=nodes, restarts=restarts):
         done += 1
         states.update({name: 1 for name, count in outcome.states.items() if count > 0})
         if outcome.failure:
@@ -267,6 +281,7 @@ def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False, c
                 (" --actors" if actors else "")
                 + (" --circles" if circles else "")
                 + (f" --nodes {nodes}" if nodes > 1 else "")
+                + (" --restarts" if restarts else "")
                 + (f" --variant {variant}" if variant else "")
             )
             print(f"    python -m zfabric.sim --trace {outcome.seed}{more}")

@@ -22,6 +22,8 @@ class NodeFaults(NamedTuple):
 
     kills: int = 0
     """Nodes other than the first that are killed with all their processes."""
+    restarts: int = 0
+    """Number of times that the daemon of a node is killed, and restarted by its supervisor."""
     stops: int = 0
     """Number of times that all processes of a node stop for a while, for less or for more than its lease."""
     cuts: int = 0

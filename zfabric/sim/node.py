@@ -50,6 +50,8 @@ class Node:
         """Its number in the cluster, from 1; 0 where there is no cluster."""
         self.joined_as = 0
         """The number that the registry gave it, which outlives its daemons; 0 before."""
+        self.node_table: m.NodeTable | None = None
+        """The last node table, which outlives its daemons."""
         self.identifier = node_identifier(number) if number else b"thisnode"
         self.arena = SimArena(world.fail, pieces)
         """Memory and spilled files."""
@@ -86,7 +88,7 @@ class Node:
         resources = (("CPU", self.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
         number = self.joined_as
         join = m.Join(m.PROTOCOL_VERSION, self.identifier, number, f"node{self.number}", 0, self.identifier * 5, "", "", resources, (), ())
-        return ClusterPart(join, self.number == 1)
+        return ClusterPart(join, self.number == 1, self.node_table)
 
     @property
     def published(self) -> bytes:
@@ -508,6 +510,7 @@ class SimDaemon:
             self.node.supervisor.start_agent()
         elif isinstance(effect, e.ConnectNodes):
             self.node.joined_as = next((row[1] for row in effect.rows if row[0] == self.node.identifier), 0)
+            self.node.node_table = m.NodeTable(*effect)
             self.node_transport.connect(effect.rows, self.now)
         elif isinstance(effect, e.Silence):
             world.states["node silent"] += effect.silent

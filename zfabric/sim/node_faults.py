@@ -39,6 +39,7 @@ def choose_node_faults(seed: int) -> NodeFaults:
 
     return NodeFaults(
         kills=chosen("do nodes die", 0, 0, 1, 2),
+        restarts=chosen("do daemons die", 0, 0, 1, 2, 4),
         stops=chosen("do nodes stop", 0, 0, 1, 2),
         cuts=chosen("are nodes cut off", 0, 0, 0, 1, 3),
         clogs=chosen("do frames clog", 0, 0, 1, 2),
@@ -49,6 +50,12 @@ def choose_node_faults(seed: int) -> NodeFaults:
         late_joins=chosen("do nodes join late", 0, 0, 1) == 1,
         window=random.Random(f"{seed}/window of nodes").choice((2.0, 6.0, 10.0)),
     )
+
+
+def choose_restarts(seed: int) -> NodeFaults:
+    """Choose faults of a seed that only kill daemons, several times and soon after each other."""
+    rng = random.Random(f"{seed}/restarts alone")
+    return NodeFaults(restarts=rng.choice((1, 2, 4, 8)), clocks=rng.random() < 0.5, window=rng.choice((1.0, 2.0, 6.0)))
 
 
 def slowed_down(program: Program, seed: int) -> Program:
@@ -74,6 +81,7 @@ class ClusterFaults:
         self.faults = faults
         self.over = False
         self._kills = random.Random(f"{world.seed}/nodes that die")
+        self._restarts = random.Random(f"{world.seed}/daemons that die")
         self._stops = random.Random(f"{world.seed}/nodes that stop")
         self._cuts = random.Random(f"{world.seed}/cuts")
         self._clogs = random.Random(f"{world.seed}/clogs")
@@ -93,6 +101,8 @@ class ClusterFaults:
         faults = self.faults
         for _ in range(faults.kills):
             self._plan(self._kills, self._kill)
+        for _ in range(faults.restarts):
+            self._plan(self._restarts, self._restart)
         for _ in range(faults.stops):
             self._plan(self._stops, self._stop)
         for _ in range(faults.cuts):
@@ -172,6 +182,15 @@ class ClusterFaults:
         self.world.states["node killed"] += 1
         node.daemon.effects_left = self._kills.randrange(0, 12)
         self.world.after(0.02, lambda: node.end("it was killed"))
+
+    def _restart(self, node: Node) -> None:
+        """Kill the daemon of this node or of another one between two of its next effects. Its processes live on."""
+        node = self._restarts.choice((node, *self.world.living))
+        daemon = node.daemon
+        if daemon.alive and daemon.effects_left is None:
+            self.world.states["daemon killed"] += 1
+            daemon.effects_left = self._restarts.randrange(0, 12)
+            self.world.after(0.02, lambda: node.kill_daemon() if node.daemon is daemon else None)
 
     # -- stops --
 

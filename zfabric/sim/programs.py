@@ -238,7 +238,8 @@ class Author:
         self.stops = self.random.random() < 0.4
         self.deaths = self.random.random() < 0.3
         self.tasks = 0
-        self.crashing = bool(faults.worker_crashes or faults.daemon_crashes or faults.pressure or faults.start_failures)
+        daemons = faults.daemon_crashes or faults.nodes.restarts
+        self.crashing = bool(faults.worker_crashes or daemons or faults.pressure or faults.start_failures)
 
     def write(self) -> Program:
         """Write the root: random statements, then a ``get`` of most of its objects."""
@@ -336,7 +337,7 @@ class Author:
     def _loses_refs(self) -> bool:
         """Whether objects of refs inside values may be lost: with a daemon, or with the node where the task ran that submitted them."""
         nodes = self.faults.nodes
-        return self.faults.daemon_crashes > 0 or nodes.kills + nodes.stops + nodes.cuts + nodes.clogs > 0
+        return self.faults.daemon_crashes > 0 or nodes.restarts + nodes.kills + nodes.stops + nodes.cuts + nodes.clogs > 0
 
     def _open(self, scope: Scope, box: int) -> None:
         index = self.random.randrange(len(scope.slots[box].inner))

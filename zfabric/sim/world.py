@@ -31,7 +31,7 @@ from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
 from zfabric.sim.node import Node, SimDaemon
-from zfabric.sim.node_faults import CLOCKS_APART, RATES_APART, ClusterFaults, choose_node_faults, slowed_down
+from zfabric.sim.node_faults import CLOCKS_APART, RATES_APART, ClusterFaults, choose_node_faults, choose_restarts, slowed_down
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import FOREVER, Author, Program
 from zfabric.sim.surroundings import Clock
@@ -61,8 +61,8 @@ class World:
     """One world. ``observer`` is called with (time, from, to, message) for every message that is delivered.
 
     With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
-    program of a seed. With ``clocks``, no two processes have the same clock. ``reduced`` replaces the faults and the program of the seed by
-    fewer (``shrinking``); all else remains the seed's.
+    program of a seed. With ``clocks``, no two processes have the same clock. With ``restarts``, nothing happens to nodes but that their
+    daemons die. ``reduced`` replaces the faults and the program of the seed by fewer (``shrinking``); all else remains the seed's.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class World:
         circles: bool = False,
         clocks: bool = False,
         nodes: int = 1,
+        restarts: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         self.seed = seed
@@ -95,7 +96,7 @@ class World:
             self.faults = self.faults._replace(daemon_crashes=0)
             if faults is None:
                 apart["node_lease"] = random.Random(f"{seed}/leases").choice((2.0, 3.0))
-                self.faults = self.faults._replace(nodes=choose_node_faults(seed))
+                self.faults = self.faults._replace(nodes=(choose_restarts if restarts else choose_node_faults)(seed))
         self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
         self.observer = observer
         self.notes: list[str] = []

@@ -40,9 +40,11 @@ from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.locality import Locality
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
+from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.nodes.repeats import Repeats
 from zfabric.machines.local_scheduler.nodes.spilling import Spilling
 from zfabric.machines.local_scheduler.nodes.strategies import Strategies
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
@@ -79,6 +81,8 @@ from zfabric.machines.local_scheduler.transitions import (
     AgentReady,
     DetachedActorDied,
     NodeFoundDead,
+    NodeReady,
+    Recovered,
     RemakeEnded,
     RemakeWanted,
     StreamMakerEnded,
@@ -168,6 +172,33 @@ class LocalScheduler:
             self.job_shutdown,
         )
         self.former_jobs = FormerJobs(self.tables, self.requests)
+        self.entrusting = Entrusting(self.tables)
+        self.orphans = Orphans(self.tables, self.outcomes)
+        self.unknown_nodes = UnknownNodes(self.tables, self.requests)
+        self.borrowing = Borrowing(self.tables, self.references, self.unknown_nodes, self.entrusting, self.orphans, node)
+        self.copies = Copies(self.tables, node)
+        self.fetching = Fetching(
+            self.tables,
+            self.references,
+            self.outcomes,
+            self.rebuilding,
+            self.unknown_nodes,
+            self.entrusting,
+            self.orphans,
+            self.borrowing,
+            self.copies,
+        )
+        self.executions = Executions(
+            self.tables,
+            self.references,
+            self.outcomes,
+            self.stopping,
+            self.submission,
+            self.jobs,
+            self.borrowing,
+            self.entrusting,
+            self.fetching,
+        )
         self.recovery = Recovery(
             self.tables,
             self.blocks,
@@ -183,6 +214,7 @@ class LocalScheduler:
             self.call_results,
             self.logs,
             self.actors,
+            self.executions.adopt,
             self.step,
             self.deliver,
         )
@@ -204,34 +236,7 @@ class LocalScheduler:
             self.rejoining,
             self.deliver,
         )
-        self.entrusting = Entrusting(self.tables)
-        self.orphans = Orphans(self.tables, self.outcomes)
-        self.unknown_nodes = UnknownNodes(self.tables, self.requests)
-        self.borrowing = Borrowing(self.tables, self.references, self.unknown_nodes, self.entrusting, self.orphans, node)
-        self.copies = Copies(self.tables, node)
-        self.fetching = Fetching(
-            self.tables,
-            self.references,
-            self.outcomes,
-            self.rebuilding,
-            self.unknown_nodes,
-            self.entrusting,
-            self.orphans,
-            self.borrowing,
-            self.copies,
-        )
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, node)
-        self.executions = Executions(
-            self.tables,
-            self.references,
-            self.outcomes,
-            self.stopping,
-            self.submission,
-            self.jobs,
-            self.borrowing,
-            self.entrusting,
-            self.fetching,
-        )
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
         self.locality = Locality(self.tables, self.delegations)
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
@@ -252,6 +257,29 @@ class LocalScheduler:
             self.delegations,
             self.reclaiming,
         )
+        self.peer_recovery = PeerRecovery(
+            self.tables,
+            self.references,
+            self.outcomes,
+            self.jobs,
+            self.entrusting,
+            self.borrowing,
+            self.recovery,
+            self.rejoining,
+            self.step,
+        )
+        self.repeats = Repeats(
+            self.tables,
+            self.references,
+            self.outcomes,
+            self.jobs,
+            self.borrowing,
+            self.executions,
+            self.reclaiming,
+            self.entrusting,
+            self.failover,
+            self.peer_recovery,
+        )
         self.peers = Peers(
             node,
             self.tables,
@@ -264,6 +292,8 @@ class LocalScheduler:
             self.failover,
             self.copies,
             self.cluster_queries,
+            self.repeats,
+            self.peer_recovery,
             daemons,
         )
         self.reports = Reports(
@@ -287,6 +317,8 @@ class LocalScheduler:
             StreamUnreferenced: self.streams.on_unreferenced,
             NodeFoundDead: self.fetching.on_node_found_dead,
             AgentReady: self.copies.on_agent_ready,
+            Recovered: self.peer_recovery.on_recovered,
+            NodeReady: self.peers.on_node_ready,
         }
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
@@ -558,7 +590,32 @@ class LocalScheduler:
 
     def _accepted(self) -> dict[type[Any], Handler]:
         """The handler of each message that a local scheduler accepts."""
+        of_nodes: dict[type[Any], Handler] = {
+            m.Delegate: self.executions.on_delegate,
+            m.Reclaim: self.executions.on_reclaim,
+            m.Reclaimed: self.failover.on_reclaimed,
+            m.StopDelegated: self.executions.on_stop_delegated,
+            m.Ended: self.failover.on_ended,
+            m.EndsReceived: self.executions.on_ends_received,
+            m.Borrow: self.repeats.on_borrow,
+            m.Borrowed: self.peer_recovery.on_borrowed,
+            m.FetchValues: self.fetching.on_fetch_values,
+            m.CopyLost: self.fetching.on_copy_lost,
+            m.FetchedValues: self.fetching.on_values,
+            m.EndJob: self.jobs.on_end_job,
+            m.JobGone: self.jobs.on_job_gone,
+            m.JobOutput: self.on_job_output,
+            m.Entrust: self.failover.on_entrust,
+            m.Entrusted: self.entrusting.on_entrusted,
+            m.Withdraw: self.failover.on_withdraw,
+            m.Remains: self.failover.on_remains,
+            m.RetainCopies: self.fetching.on_retain_copies,
+            m.RunningDelegated: self.repeats.on_running_delegated,
+            m.ClaimValues: self.repeats.on_claim_values,
+            m.RetainedValues: self.repeats.on_retained_values,
+        }
         return {
+            **{kind: self.peers.of_registered(handler) for kind, handler in of_nodes.items()},
             m.Register: self.membership.on_register,
             m.Ready: self.membership.on_ready,
             m.Goodbye: self.jobs.on_goodbye,
@@ -604,26 +661,7 @@ class LocalScheduler:
             m.Placed: self.spilling.on_placed,
             m.NodeTable: self.peers.on_node_table,
             m.RegisterNode: self.peers.on_register_node,
-            m.Delegate: self.executions.on_delegate,
-            m.Reclaim: self.executions.on_reclaim,
-            m.Reclaimed: self.failover.on_reclaimed,
-            m.StopDelegated: self.executions.on_stop_delegated,
-            m.Ended: self.failover.on_ended,
-            m.EndsReceived: self.executions.on_ends_received,
-            m.Borrow: self.borrowing.on_borrow,
-            m.Borrowed: self.borrowing.on_borrowed,
-            m.FetchValues: self.fetching.on_fetch_values,
-            m.CopyLost: self.fetching.on_copy_lost,
-            m.FetchedValues: self.fetching.on_values,
-            m.RetainCopies: self.fetching.on_retain_copies,
             m.ValueRead: self.fetching.on_value_read,
-            m.Entrust: self.failover.on_entrust,
-            m.Entrusted: self.entrusting.on_entrusted,
-            m.Withdraw: self.failover.on_withdraw,
-            m.Remains: self.failover.on_remains,
-            m.EndJob: self.jobs.on_end_job,
-            m.JobGone: self.jobs.on_job_gone,
-            m.JobOutput: self.on_job_output,
             m.Pulled: self.copies.on_pulled,
             m.PullFailed: self.copies.on_pull_failed,
             m.Query: self.on_query,

@@ -107,6 +107,10 @@ class ObjectRecord:
         return self.id
 
 
+NO_HOME = b"?"
+"""The home of an object that a restarted scheduler searches: processes refer to it, and no node has said yet that it is at home there."""
+
+
 class BorrowedRecord(ObjectRecord):
     """An object of another node, as far as this one knows it. Its value here is a copy."""
 
@@ -713,7 +717,22 @@ class WorkerRecord:
 class NodeRecord(WorkerRecord):
     """Another node, as it is to the home of tasks: a worker that runs many of them at once, in any order."""
 
-    __slots__ = ("ends_received", "labels", "name", "next_end", "number", "pinned", "reclaimable", "resources", "unreceived")
+    __slots__ = (
+        "answered",
+        "daemon",
+        "ends_received",
+        "labels",
+        "name",
+        "next_end",
+        "number",
+        "pinned",
+        "reclaimable",
+        "registered",
+        "repeated",
+        "reported",
+        "resources",
+        "unreceived",
+    )
 
     remote = True
 
@@ -733,6 +752,16 @@ class NodeRecord(WorkerRecord):
         """As executor: objects that are pinned until a message of ended attempts is acknowledged, by its number."""
         self.unreceived: deque[m.Ended] = deque()
         """As executor: such messages that the home has not acknowledged."""
+        self.daemon = b""
+        """The incarnation of its daemon; empty before it has registered."""
+        self.answered = b""
+        """The daemon that this node has registered with, if one of the two was restarted."""
+        self.registered = True
+        """Whether its daemon has registered with this one, if one of the two was restarted: what came before is void."""
+        self.reported: dict[bytes, int] = {}
+        """As home: the attempts that it reports to have while it registers, by task."""
+        self.repeated: set[bytes] = set()
+        """As home: the objects that it reports to hold while it registers."""
 
 
 class DirectLease:

@@ -8,10 +8,10 @@ value of a long chain therefore frees the whole chain. ``collect`` works in slic
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, NO_HOME, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
@@ -37,8 +37,16 @@ class References:
         self._lineage: OrderedDict[bytes, TaskRecord] = OrderedDict()
         """Finished tasks whose values were freed and whose rows are retained, oldest first."""
         self.evicted = 0
+        self.paused = False
+        """Whether nothing is freed: other nodes may hold it, and have not registered with this restarted scheduler yet."""
+        self._may_drop: Callable[[TaskRecord], bool] = is_plain
         self._absorbing: Iterator[AnyObject] | None = None
         self._absorb_above = 0
+
+    def pause(self, paused: bool) -> None:
+        """Free nothing from now on, or go on."""
+        self.paused = paused
+        self._may_drop = _never if paused else is_plain
 
     # -- holders --
 
@@ -58,10 +66,10 @@ class References:
     def release(self, object_ids: Iterable[bytes], process: bytes) -> None:
         """Record that ``process`` has no refs to these objects any more."""
         tasks, objects, spare = self.tables.tasks, self.tables.objects, self.tables.spare
-        dropped, drop_row = 0, self.blocks.drop
+        dropped, drop_row, may_drop = 0, self.blocks.drop, self._may_drop
         for object_id in object_ids:
             record: AnyObject | None = tasks.get(object_id[:TASK_BYTES])
-            if record is not None and record.holders == process and is_plain(record):  # type: ignore[arg-type]
+            if record is not None and record.holders == process and may_drop(record):  # type: ignore[arg-type]
                 # Most tasks end here: finished and small, with no other user.
                 del tasks[object_id[:TASK_BYTES]]
                 dropped += len(record.value)  # type: ignore[arg-type]
@@ -114,7 +122,9 @@ class References:
         """Whether a ref to an object may be sent to another node: not one to an actor or a stream."""
         record = self.tables.find(object_id)
         task = record.task if record is not None else None
-        return record is not None and (task is None or (task.function.actor is None and task.function.stream is None))
+        if record is None or record.home == NO_HOME:
+            return False
+        return task is None or (task.function.actor is None and task.function.stream is None)
 
     # -- pins --
 
@@ -165,6 +175,8 @@ class References:
 
     def collect(self) -> bool:
         """Free what nobody needs. Return True if some is left for the next turn."""
+        if self.paused:
+            return False
         spare = self.tables.spare
         budget = COLLECT_PER_TURN
         while spare and budget:
@@ -316,6 +328,10 @@ def is_plain(task: TaskRecord) -> bool:
         and task.function.actor is None
         and task.block is not None
     )
+
+
+def _never(task: TaskRecord) -> bool:
+    return False
 
 
 def named_by(task: TaskRecord) -> tuple[bytes, ...]:

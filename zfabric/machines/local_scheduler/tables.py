@@ -121,6 +121,8 @@ class Tables:
         """Processes with results to send at the end of this turn."""
         self.recovering = recovering
         """Whether this scheduler waits for processes of the daemon before it: meanwhile nothing is dispatched or freed."""
+        self.unsettled: dict[TaskRecord, None] | None = None
+        """Tasks that other nodes may run, as far as a restarted scheduler knows; None once all others have registered with it."""
         self.became_ready = 0
         """Incremented whenever a task becomes ready: a search that found none is repeated only after a change."""
         self.orphans: dict[bytes, dict[bytes, bool]] = {}

@@ -82,6 +82,19 @@ class AgentReady(NamedTuple):
     process: ProcessRecord
 
 
+class Recovered(NamedTuple):
+    """A restarted scheduler has rebuilt its tables from what the processes of its node reported."""
+
+    now: float
+
+
+class NodeReady(NamedTuple):
+    """Another node has repeated everything that it has of this one's."""
+
+    now: float
+    process: ProcessRecord
+
+
 Transition = (
     ActorTaskEnded
     | RemakeEnded
@@ -93,4 +106,6 @@ Transition = (
     | StreamUnreferenced
     | NodeFoundDead
     | AgentReady
+    | Recovered
+    | NodeReady
 )

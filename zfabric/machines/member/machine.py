@@ -2,6 +2,9 @@
 
 A lease counts from the moment at which the request was sent that renewed it, so this side's is never longer than the registry's. A node
 that cannot renew it ends before the registry declares it dead: at 0.8 of the lease nothing leaves it any more, at the whole of it it ends.
+
+The daemon of a node may be restarted. The next one begins with the last table of the one before, so that it finds the other nodes. It does
+not know when the lease was last renewed: it is silent until the registry has answered, and ends if that takes as long as a lease.
 """
 
 from __future__ import annotations
@@ -14,8 +17,6 @@ from zfabric.protocol.effects import ConnectNodes, Effect, EndNode, Log, Send, S
 from zfabric.protocol.ids import HEAD, REGISTRY, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 
-RESTARTED = "its daemon died, and the daemons of other nodes cannot go on with another one yet"
-"""Why a node ends whose daemon was restarted: what it had delegated and borrowed is not repeated to the next one (``docs/limits.md``)."""
 JOIN_EVERY = 1.0
 """Seconds between two requests to join."""
 RENEWALS = 4
@@ -27,13 +28,21 @@ JOIN_SECONDS = 8.0
 
 
 class Member:
-    """One per node of a cluster. ``join`` is what the node says of itself; ``scheduler`` its local scheduler."""
+    """One per node of a cluster. ``join`` is what the node says of itself; ``scheduler`` its local scheduler.
 
-    def __init__(self, address: Address, scheduler: Address, join: m.Join) -> None:
+    ``former`` is the last table of the daemon before, if the node had joined; ``patience`` how long a restarted daemon asks the registry.
+    """
+
+    def __init__(
+        self, address: Address, scheduler: Address, join: m.Join, former: m.NodeTable | None = None, patience: float = JOIN_SECONDS
+    ) -> None:
         self.address = address
         self._scheduler = scheduler
         self._join = join
         self._registry = REGISTRY + HEAD
+        self._former = former
+        self._patience = JOIN_SECONDS if former is None else patience
+        """How long it asks to join, in seconds."""
         self._lease: float | None = None
         """Its length in seconds, once the node has joined."""
         self._until = 0.0
@@ -76,7 +85,7 @@ class Member:
         if self._ended:
             return None
         if self._lease is None:
-            return self._ask_at
+            return self._ask_at if self._began is None else min(self._ask_at, self._began + self._patience)
         last = self._until if self.silent else self._until - (1 - SILENT_SHARE) * self._lease
         return min(self._ask_at, last)
 
@@ -84,8 +93,8 @@ class Member:
         """Return what was decided."""
         if self._began is None:
             self._began = now
-            if self._join.number:
-                self._end(RESTARTED)
+            if self._former is not None:
+                self._begin_with(self._former)
             self._try_to_join(now)
         effects, self._effects = self._effects, []
         return effects
@@ -101,15 +110,23 @@ class Member:
 
     # -- joining --
 
+    def _begin_with(self, table: m.NodeTable) -> None:
+        """Begin as the next daemon of a node, which others may have declared dead meanwhile."""
+        self._registry = REGISTRY + table.head
+        self._version = table.version
+        self.silent = True
+        self._effects += [Silence(True), ConnectNodes(*table), Send(self._scheduler, table)]
+
     def _try_to_join(self, now: float) -> None:
-        if self._ended or now < self._ask_at:
+        if self._ended:
             return
-        if self._began is not None and now >= self._began + JOIN_SECONDS:
-            self._end(f"the head did not answer within {JOIN_SECONDS:g} s")
+        if self._began is not None and now >= self._began + self._patience:
+            self._end(f"the head did not answer within {self._patience:g} s")
             return
-        self._ask_at = now + JOIN_EVERY
-        self._asked[0] = self._asked.get(0, now)
-        self._effects.append(Send(self._registry, self._join))
+        if now >= self._ask_at:
+            self._ask_at = now + JOIN_EVERY
+            self._asked[0] = self._asked.get(0, now)
+            self._effects.append(Send(self._registry, self._join))
 
     def on_joined(self, now: float, source: Address, message: m.Joined) -> None:
         """The node is one of the cluster's. Its lease counts from the first request: that is when the registry began it at the earliest."""
@@ -120,6 +137,9 @@ class Member:
             self.number = message.number
             self._until = asked + message.lease
             self._ask_at = now
+            if self.silent and now < self._until - (1 - SILENT_SHARE) * message.lease:
+                self.silent = False
+                self._effects.append(Silence(False))
 
     def on_refused(self, now: float, source: Address, message: m.Refused) -> None:
         """The node cannot be one of the cluster's."""
@@ -130,7 +150,7 @@ class Member:
         """Pass on which nodes there are: to the shell, which connects to them, and to the local scheduler."""
         if message.version > self._version:
             self._version = message.version
-            self._effects.append(ConnectNodes(message.rows))
+            self._effects.append(ConnectNodes(*message))
             self._effects.append(Send(self._scheduler, message))
 
     # -- the lease --

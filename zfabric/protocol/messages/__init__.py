@@ -103,10 +103,12 @@ from zfabric.protocol.messages.control_store import Scan as Scan
 from zfabric.protocol.messages.control_store import Swap as Swap
 from zfabric.protocol.messages.control_store import Write as Write
 from zfabric.protocol.messages.control_store import Written as Written
+from zfabric.protocol.messages.delegation import ANY_DAEMON as ANY_DAEMON
 from zfabric.protocol.messages.delegation import LOST as LOST
 from zfabric.protocol.messages.delegation import STAYS as STAYS
 from zfabric.protocol.messages.delegation import Borrow as Borrow
 from zfabric.protocol.messages.delegation import Borrowed as Borrowed
+from zfabric.protocol.messages.delegation import ClaimValues as ClaimValues
 from zfabric.protocol.messages.delegation import CopyLost as CopyLost
 from zfabric.protocol.messages.delegation import Delegate as Delegate
 from zfabric.protocol.messages.delegation import Ended as Ended
@@ -120,6 +122,8 @@ from zfabric.protocol.messages.delegation import Reclaim as Reclaim
 from zfabric.protocol.messages.delegation import Reclaimed as Reclaimed
 from zfabric.protocol.messages.delegation import RegisterNode as RegisterNode
 from zfabric.protocol.messages.delegation import RetainCopies as RetainCopies
+from zfabric.protocol.messages.delegation import RetainedValues as RetainedValues
+from zfabric.protocol.messages.delegation import RunningDelegated as RunningDelegated
 from zfabric.protocol.messages.delegation import StopDelegated as StopDelegated
 from zfabric.protocol.messages.failover import Entrust as Entrust
 from zfabric.protocol.messages.failover import Entrusted as Entrusted

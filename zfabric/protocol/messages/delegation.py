@@ -18,15 +18,49 @@ STAYS = 6
 """A status of ``Ended``: the attempt ended with refs to actors or streams, which do not leave their node. The task runs again at home."""
 
 
+ANY_DAEMON = bytes(8)
+"""``RegisterNode.peer`` of a daemon that was restarted and asks whoever receives it to register."""
+
+
 class RegisterNode(NamedTuple):
     """local scheduler -> local scheduler of another node. The first message on every link between two nodes.
 
-    ``daemon`` is the incarnation of the sender's daemon. Between this and ``Ready`` the sender repeats what it has of the receiver's: as a
-    home nothing, as an executor the ``Ended`` that were not acknowledged.
+    ``daemon`` is the incarnation of the sender's daemon. ``peer`` is that of the receiver's, if one of the two was restarted: then the
+    sender repeats what it has of the receiver's between this and ``Ready``, and what it sent before is void. ``peer`` is empty between
+    two nodes that are new to each other, which have nothing to repeat. If it is ``ANY_DAEMON``, the sender was restarted and does not know
+    the receiver yet, which registers again.
     """
 
     protocol: int
     daemon: bytes
+    peer: bytes = b""
+
+
+class RunningDelegated(NamedTuple):
+    """executor -> home, while it registers. Attempts ``(task_id, attempt)`` that the executor has, or whose end is not acknowledged.
+
+    What is not listed is lost with a daemon: the home gives it a new attempt. What the home does not want any more is stopped.
+    """
+
+    rows: Rows
+
+
+class ClaimValues(NamedTuple):
+    """home -> node that retains values for it, while the home registers. Rows ``(object_id, refs contained)``.
+
+    ``homes`` is as in ``Delegate``. ``CopyLost`` is the answer for a value that is not there.
+    """
+
+    rows: Rows
+    homes: Rows
+
+
+class RetainedValues(NamedTuple):
+    """node -> home of values that it retains for that, while it registers. Rows ``(object_id, size, refs contained)``; ``homes`` as in
+    ``Delegate``. The home releases those that it does not need (``Release``)."""
+
+    rows: Rows
+    homes: Rows
 
 
 class Delegate(NamedTuple):
@@ -93,16 +127,24 @@ class EndsReceived(NamedTuple):
 
 
 class Borrow(NamedTuple):
-    """any node -> home of objects. This node has refs to these objects. ``Borrowed`` with the same number is the answer."""
+    """any node -> home of objects. This node has refs to these objects. ``Borrowed`` with the same number is the answer.
+
+    A restarted daemon does not know the homes of what its processes refer to, and asks every node: ``certain`` is false.
+    """
 
     number: int
     object_ids: Ids
+    certain: bool = True
 
 
 class Borrowed(NamedTuple):
-    """home of objects -> borrower. The node is registered as a holder; it releases the objects by ``Release``."""
+    """home of objects -> borrower. The node is registered as a holder; it releases the objects by ``Release``.
+
+    ``unknown`` are those that are not at home here, or not any more.
+    """
 
     number: int
+    unknown: Ids = ()
 
 
 class FetchValues(NamedTuple):

@@ -26,9 +26,13 @@ class Entrust(NamedTuple):
 
 
 class Entrusted(NamedTuple):
-    """home of a job -> home of tasks. The rows of the message with this number are here."""
+    """home of a job -> home of tasks. The rows of the message with this number are here.
+
+    ``task_ids`` are the rows that the receiver's former daemon had entrusted, while the sender registers.
+    """
 
     number: int
+    task_ids: Ids = ()
 
 
 class Withdraw(NamedTuple):

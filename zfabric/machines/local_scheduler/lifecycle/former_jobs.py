@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
@@ -14,7 +15,7 @@ PAGE = 500
 
 
 class _Clearing(NamedTuple):
-    """A job whose rows are being deleted, table by table. Its own row is then marked as ended."""
+    """A job whose rows are being deleted, table by table. Its own row is then marked as ended, or deleted if the job had another home."""
 
     job: bytes
     ended: bytes
@@ -36,8 +37,9 @@ class FormerJobs:
         """Begin to clear the former jobs that were running."""
         for key, value in answer.rows:
             facts = unpack_row(value)
-            if facts["status"] == "running" and key not in self.tables.jobs:
-                self._go_on(_Clearing(key, pack_row({**facts, "status": "ended"}), ("task", "function", "object", "log", "checkpoint")))
+            if facts["status"] in ("running", ELSEWHERE) and key not in self.tables.jobs:
+                ended = pack_row({**facts, "status": "ended"}) if facts["status"] == "running" else b""
+                self._go_on(_Clearing(key, ended, ("task", "function", "object", "log", "checkpoint")))
 
     def _rows_found(self, now: float, clearing: _Clearing, message: m.Found) -> None:
         """Delete a page of rows of a job, and request the next."""
@@ -51,8 +53,10 @@ class FormerJobs:
     def _go_on(self, clearing: _Clearing, after: bytes = b"") -> None:
         if clearing.tables:
             self.requests.ask(m.Scan, clearing.tables[0], clearing.job, after, PAGE, then=self._rows_found, about=clearing)
-        else:
+        elif clearing.ended:
             self._write((("job", clearing.job, clearing.ended),), ())
+        else:
+            self._write((), (("job", clearing.job),))
 
     def _write(self, puts: m.Rows, deletes: m.Rows) -> None:
         if puts or deletes:

@@ -23,6 +23,8 @@ from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, Address, job_id
 
+ELSEWHERE = "elsewhere"
+"""The status of a job whose driver is on another node, in the row of a node that works for it."""
 TOMBSTONES_KEPT = 1000
 """Ended jobs whose rows are retained, for users."""
 
@@ -142,6 +144,8 @@ class Jobs:
         if job.number > TOMBSTONES_KEPT and job_id(job.number - TOMBSTONES_KEPT) not in tables.jobs:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
         statuses = (status,) if not job.home else ()
+        if job.home:
+            deletes.append(("job", job.id))
         ends = _LastRows(job, (*puts, *self.events.take(), *statuses), statuses, (*deletes, *more))
         nodes = self._nodes_of(job)
         for node in nodes:
@@ -186,10 +190,15 @@ class Jobs:
         self._left(message.job, source[1:])
 
     def node_joined(self, node: bytes) -> None:
-        """A node is new here: others may have given it tasks of jobs that have ended meanwhile."""
+        """A node, or its daemon, is new here: others may have given it tasks of jobs that have ended meanwhile."""
         for job, (nodes, _) in self._leaving.items():
             nodes.add(node)
             self.tables.send_to_node(node, m.EndJob(job))
+
+    def elsewhere(self, job: JobRecord) -> None:
+        """Write that this node works for a job of another one, for its next daemon: a process of that job may outlive this one."""
+        facts = {"status": ELSEWHERE, "namespace": job.namespace, "home": job.home}
+        self.tables.send(self.tables.control_address, m.Write(0, (("job", job.id, pack_row(facts)),), ()))
 
     def node_died(self, node: bytes) -> None:
         """A node is dead: what it had of ended jobs is gone with it."""

@@ -22,7 +22,7 @@ from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
-from zfabric.machines.local_scheduler.transitions import AgentReady
+from zfabric.machines.local_scheduler.transitions import AgentReady, NodeReady
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess, WatchProcess
 from zfabric.protocol.ids import CONTROL, Address, job_id
@@ -163,6 +163,9 @@ class Membership:
         """Record that a process has reported everything it holds."""
         process = self.tables.processes.get(source[1:])
         if process is None:
+            return
+        if process.kind == "node":
+            self.tables.transitions.append(NodeReady(now, process))
             return
         process.ready = True
         worker = self.tables.workers.get(process.name) if process.kind == "worker" else None

@@ -27,8 +27,10 @@ from zfabric.machines.local_scheduler.records import (
     DONE,
     HOSTING,
     LEASED,
+    NO_HOME,
     PENDING,
     AnyObject,
+    BorrowedRecord,
     JobRecord,
     ObjectRecord,
     Stored,
@@ -48,7 +50,7 @@ from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.protocol import ids
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, refs_in
-from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, Address, is_put, short
+from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, Address, is_put, node_of, short
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
 
@@ -99,7 +101,8 @@ _LASTING = (m.Submit, m.Put, m.OfferResults)
 class Recovery:
     """Collects messages, then rebuilds the tables, once.
 
-    ``step`` handles messages that were held back, ``deliver`` delivers transitions: both are the machine's.
+    ``adopt`` makes the record of a task of another node. ``step`` handles messages that were held back, ``deliver`` delivers transitions:
+    both are the machine's.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Recovery:
         call_results: CallResults,
         logs: ActorLogs,
         actors: ActorDirectory,
+        adopt: Callable[[Row, int, JobRecord], TaskRecord | None],
         step: Callable[[float, Address, m.Message], None],
         deliver: Callable[[], object],
     ) -> None:
@@ -135,6 +139,7 @@ class Recovery:
         self.call_results = call_results
         self.logs = logs
         self.actors = actors
+        self._adopt = adopt
         self.step = step
         self._deliver = deliver
         self._reports: list[tuple[Address, m.Message]] = []
@@ -146,6 +151,10 @@ class Recovery:
         """Task rows of the control store, with their blocks."""
         self._entered: list[tuple[TaskRecord, WorkerRecord | None]] = []
         """Unfinished tasks in the order of their arrival, and the workers that have them."""
+        self._delegated: list[tuple[TaskRecord, WorkerRecord]] = []
+        """Tasks of other nodes, and the workers that have them."""
+        self.homeless: list[bytes] = []
+        """Objects that may be at home on another node: nothing else tells of them here."""
 
     # -- collecting --
 
@@ -167,6 +176,9 @@ class Recovery:
     def rebuild(self, retained: RetainedRows, now: float) -> None:
         """Rebuild all tables from the retained messages and rows."""
         step = self.step
+        if self.tables.nodes:
+            self.tables.unsettled = {}
+            self.references.pause(True)
         retained.adopt_functions()
         self._rows = retained.adopt_rows()
         self._each(m.Export, lambda source, message: step(now, source, message))
@@ -186,6 +198,7 @@ class Recovery:
         for task, _ in self._entered:
             self._take_stored(task)
             self._restore_all((named_by(task),))
+        self._restore_all(named_by(task) for task, _ in self._delegated)
         for record in self._values():
             self._restore_all((record.contained,))
         for record in self._values():
@@ -196,6 +209,11 @@ class Recovery:
             if worker is None and task.id in unreported:
                 worker, task.attempt = unreported[task.id]
             self._go_on(task, worker, now)
+        for task, worker in self._delegated:
+            self.references.pin(named_by(task))
+            self._assign(task, worker)
+            if task.rare is not None and task.rare.stopped:
+                self.stopping.stop(task, task.rare.stopped, now)
         self._each(m.Blocked, lambda source, message: step(now, source, message))
         self._each(m.WaitDetails, lambda source, message: step(now, source, message))
         self._each(m.Yielded, lambda source, message: self._take_yielded(now, source, message))
@@ -208,12 +226,36 @@ class Recovery:
         self._deliver()
         self.logs.drop_lost()
         self.streams.recovered()
-        for task_id, (_, block) in self._rows.items():
-            if task_id not in self.tables.tasks:
-                self.blocks.drop(task_id, block)
+        if not self.tables.nodes:
+            self._drop_rows()
         self.actors.retain_arguments()
         self._stop_void(now)
         self.tables.spare.extend(self._values())
+
+    def _drop_rows(self) -> None:
+        """Drop the rows of the control store that nothing needs."""
+        for task_id, (_, block) in self._rows.items():
+            if task_id not in self.tables.tasks:
+                self.blocks.drop(task_id, block)
+        self._rows.clear()
+
+    def found_elsewhere(self) -> list[bytes]:
+        """Objects in the arena and on disk that another node may need: all of them, if there are other nodes."""
+        return list(self._stored) if self.tables.nodes else []
+
+    def settle(self) -> None:
+        """Drop what nothing here and no other node needs of what was found: all of them have registered."""
+        self._drop_rows()
+        stored, self._stored = self._stored, {}
+        for object_id in stored:
+            record = self.tables.find(object_id)
+            if record is None or type(record.value) is not Stored:
+                self.tables.freed.append(object_id)
+        self.tables.spare.extend(self._values())
+
+    def stored_size(self, object_id: bytes) -> int | None:
+        """The size of a value that was found in the arena or on disk, and that is not dropped yet."""
+        return self._stored.get(object_id)
 
     def go_on(self, now: float) -> None:
         """Handle messages that were sent after registration, in order."""
@@ -327,6 +369,16 @@ class Recovery:
                 self.workers.end(worker, "its job has ended")
                 return
             worker.job = process.job = job
+            if node_of(attempt) != node_of(self.tables.first_attempt):
+                task = self._adopt(row, attempt, job)
+                if task is not None:
+                    if stopped:
+                        task.facts().stopped = stopped
+                    self._delegated.append((task, worker))
+                    continue
+                if job.home:
+                    self.workers.end(worker, "it has a task of a node that is dead")
+                    return
             if is_remake(row):
                 self.workers.end(worker, "it makes a value again for a daemon that has died")
                 return
@@ -464,7 +516,7 @@ class Recovery:
         else:
             self.admission.set_terms(task, now)
             if task.function.actor is None or self.actors.submitted(task, task.function.queue.job):
-                self.admission.resolve(task)
+                (self.admission.resolve if self.tables.unsettled is None else self.admission.resolve_later)(task)
 
     def _stop_void(self, now: float) -> None:
         """Stop what voided attempts had submitted and nobody else refers to: the next attempts submit it anew."""
@@ -500,6 +552,18 @@ class Recovery:
         self._restore(object_id)
         if self.tables.find(object_id) is not None:
             return
+        if self.tables.unsettled is not None and self.tables.maker_of(object_id) is None:
+            self.homeless.append(object_id)
+            record = self.tables.objects[object_id] = BorrowedRecord(object_id, NO_HOME)
+            record.borrowed, record.asked = True, NO_HOME
+        else:
+            self.known_here(object_id)
+
+    def known_here(self, object_id: bytes) -> None:
+        """Restore an object that is at home here from what is left of it, if anything is."""
+        self._restore(object_id)
+        if self.tables.find(object_id) is not None:
+            return
         size = self._stored.get(object_id)
         if size is not None:
             record = self._orphan(object_id)
@@ -509,9 +573,9 @@ class Recovery:
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
             record.status = OK  # Without a value: it is rebuilt when a process requests it.
         elif is_put(object_id):
-            record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-            record.durable = True  # If it was not durable, the control store will not find it.
-            self.rebuilding.make_available(record, "its node's daemon died")
+            put = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+            put.durable = True  # If it was not durable, the control store will not find it.
+            self.rebuilding.make_available(put, "its node's daemon died")
 
     def _orphan(self, object_id: bytes) -> ObjectRecord:
         """Make the record of a value that has no known row."""

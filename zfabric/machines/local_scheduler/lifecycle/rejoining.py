@@ -9,16 +9,17 @@ from __future__ import annotations
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.row_format import unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
-from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
+from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE, Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import HELD, HELD_QUERIES, Recovery
 from zfabric.machines.local_scheduler.lifecycle.retained_rows import RetainedRows
 from zfabric.machines.local_scheduler.records import JobRecord, ProcessRecord, Stored, WorkerRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
+from zfabric.machines.local_scheduler.transitions import Recovered
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess, Send, WatchProcess
-from zfabric.protocol.ids import CLIENT, CONTROL, Address, control_of, unpack_counter
+from zfabric.protocol.ids import CLIENT, CONTROL, LOCAL_SCHEDULER, Address, control_of, unpack_counter
 from zfabric.protocol.options import NO_ENVIRONMENT
 
 
@@ -46,6 +47,8 @@ class Rejoining:
         self._expected: dict[bytes, int] = {}
         """Pids of processes that are to register again, by incarnation."""
         self._retained_due = False
+        self.from_nodes: list[tuple[Address, m.Message]] = []
+        """Messages of other nodes: they are handled once this node's own processes have reported."""
         self._claimed: list[m.Row] = []
         """Rows of ``Sealed`` that processes sent while they registered."""
         self._abandoned: list[JobRecord] = []
@@ -74,6 +77,9 @@ class Rejoining:
         """Ask the driver of each running job in the control store to register again."""
         for key, value in answer.rows:
             facts = unpack_row(value)
+            if facts.get("status") == ELSEWHERE:
+                elsewhere = self.tables.jobs[key] = JobRecord(key, unpack_counter(key)[0], facts["namespace"], now)
+                elsewhere.home = facts["home"]
             if facts.get("status") != "running":
                 continue
             job = JobRecord(key, unpack_counter(key)[0], facts["namespace"], now)
@@ -95,12 +101,17 @@ class Rejoining:
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
         """Retain a message that must wait for the end of recovery. Return whether it does."""
-        if self.tables.recovering and type(message) is m.Ready:
+        if not self.tables.recovering:
+            return False
+        if source[:1] == LOCAL_SCHEDULER:
+            self.from_nodes.append((source, message))
+            return True
+        if type(message) is m.Ready:
             self.recovery.registered(source[1:])
         if not self._jobs_known and type(message) in (m.Register, m.Ready):
             self._early.append((source, message))
             return True
-        if self.tables.recovering and (type(message) in HELD or (type(message) is m.Query and message.what in HELD_QUERIES)):
+        if type(message) in HELD or (type(message) is m.Query and message.what in HELD_QUERIES):
             self.recovery.hold_back(source, message)
             return True
         return False
@@ -134,6 +145,7 @@ class Rejoining:
         for job in self._abandoned:
             self.jobs.driver_gone(job, now)
         self.workers.prestart(now)
+        self.tables.transitions.append(Recovered(now))
         self.tables.write_log("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 
     def send_retained(self) -> None:
@@ -141,6 +153,7 @@ class Rejoining:
         if self._retained_due:
             self._retained_due = False
             stored = [record.object_id for record in self.tables.values() if type(record.value) is Stored]
+            stored += self.recovery.found_elsewhere()
             stored += [row[0] for row in self.tables.locates]  # Its writer may use a value to which it has no ref any more.
             if self.tables.store_address is not None:
                 # Values written after their writer registered come first: they may be in room that it had reported as unused.

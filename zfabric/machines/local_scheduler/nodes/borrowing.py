@@ -16,7 +16,7 @@ from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
-from zfabric.machines.local_scheduler.records import BorrowedRecord
+from zfabric.machines.local_scheduler.records import PENDING, BorrowedRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
@@ -132,6 +132,36 @@ class Borrowing:
         self._open.pop(message.number, None)
         self._flush()
 
+    def begin_anew(self, node: bytes) -> None:
+        """Forget what was under way to a node whose daemon is new. ``repeat`` sends what still counts; what it has asked it asks again."""
+        self._open = {number: home for number, home in self._open.items() if home != node}
+        self._behind = deque(each for each in self._behind if each[1] != node)
+        self._released.pop(node, None)
+        for record in self.tables.values():
+            if record.fetchers is not None:
+                record.fetchers.discard(node)
+            if isinstance(record, BorrowedRecord) and record.status == PENDING and record.asked == node:
+                self.tables.to_fetch.append(record)
+
+    def repeat(self, node: bytes) -> None:
+        """Borrow again what this node has of another one. What waits for earlier holds waits for these, too: some were dropped."""
+        objects = self.tables.objects.values()
+        self.borrow(node, [each.id for each in objects if isinstance(each, BorrowedRecord) and each.home == node and each.borrowed])
+        self._behind = deque((self._last, to, message) for _, to, message in self._behind)
+        for waiting in self._released.values():
+            waiting.update(dict.fromkeys(waiting, self._last))
+        self._flush()
+
+    def borrow(self, node: bytes, object_ids: list[bytes], certain: bool = True) -> list[int]:
+        """Ask a home to register this node as a holder. Return the numbers of the messages."""
+        numbers = []
+        for start in range(0, len(object_ids), ROWS_MAX):
+            self._last += 1
+            self._open[self._last] = node
+            self.tables.send_to_node(node, m.Borrow(self._last, tuple(object_ids[start : start + ROWS_MAX]), certain))
+            numbers.append(self._last)
+        return numbers
+
     def _flush(self) -> None:
         oldest = next(iter(self._open), None)
         while self._behind and (oldest is None or oldest > self._behind[0][0]):
@@ -164,7 +194,16 @@ class Borrowing:
         """Another node has refs to objects of this one."""
         if source[1:] not in self.tables.nodes:
             return
-        unknown = self.references.hold(message.object_ids, source[1:])
+        here = [each for each in message.object_ids if self._is_home_of(each)]
+        self.references.hold(here, source[1:])
+        unknown = tuple(dict.fromkeys(message.object_ids).keys() - set(here)) if len(here) < len(message.object_ids) else ()
         self.tables.counts["holds_of_unknown"] += len(unknown)
         self.entrusting.entrust(message.object_ids)
-        self.entrusting.send(source[1:], m.Borrowed(message.number))
+        self.entrusting.send(source[1:], m.Borrowed(message.number, unknown))
+
+    def _is_home_of(self, object_id: bytes) -> bool:
+        """Whether an object is at home here, or will be once this node has taken over from a dead one."""
+        record = self.tables.find(object_id)
+        if record is None or not record.home:
+            return record is not None
+        return record.home in self.tables.dead and self.tables.job_home(object_id) == b""

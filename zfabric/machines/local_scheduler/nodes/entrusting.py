@@ -33,6 +33,8 @@ class Entrusting:
         """Homes of jobs that have not acknowledged an ``Entrust``, by its number, in order."""
         self._behind: deque[tuple[int, bytes, m.Message]] = deque()
         """Messages that wait for all ``Entrust`` up to a number: (number, node, message)."""
+        self._reported: dict[bytes, bytes] = {}
+        """Homes of jobs that have rows of the daemon before this one, by task."""
 
     def entrust(self, object_ids: Iterable[bytes]) -> None:
         """Entrust the rows that make these objects, unless the homes of their jobs have them, with all rows that those name."""
@@ -77,7 +79,37 @@ class Entrusting:
     def on_entrusted(self, now: float, source: Address, message: m.Entrusted) -> None:
         """The home of a job has rows."""
         self._open.pop(message.number, None)
+        self._reported.update(dict.fromkeys(message.task_ids, source[1:]))
         self._flush()
+
+    def begin_anew(self, node: bytes) -> None:
+        """Forget what was under way to a node whose daemon is new."""
+        self._open = {number: home for number, home in self._open.items() if home != node}
+        self._behind = deque(each for each in self._behind if each[1] != node)
+
+    def repeat(self, home: bytes) -> None:
+        """Entrust the rows again that the former daemon of a home had."""
+        found: defaultdict[JobRecord, list[TaskRecord]] = defaultdict(list)
+        for task in self.tables.tasks.values():
+            if task.rare is not None and task.rare.entrusted and task.function.queue.job.home == home:
+                task.function.entrusted = False
+                found[task.function.queue.job].append(task)
+        for job, tasks in found.items():
+            self._send(job, tasks)
+        self._behind = deque((self._last, to, message) for _, to, message in self._behind)
+        self._flush()
+
+    def settle(self) -> None:
+        """Withdraw the rows that a daemon before this one had entrusted and that nothing needs any more."""
+        reported, self._reported = self._reported, {}
+        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for task_id, home in reported.items():
+            task = self.tables.tasks.get(task_id)
+            if task is not None and not task.function.delegated:
+                task.facts().entrusted = True
+            else:
+                by_home[home].append(task_id)
+        self._withdraw(by_home)
 
     def node_died(self, node: bytes) -> None:
         """The home of a job is dead, and so is the job: nobody waits for its word."""
@@ -97,6 +129,9 @@ class Entrusting:
         for task in self.tables.withdrawn:
             by_home[task.function.queue.job.home].append(task.id)
         self.tables.withdrawn.clear()
+        self._withdraw(by_home)
+
+    def _withdraw(self, by_home: dict[bytes, list[bytes]]) -> None:
         for home, task_ids in by_home.items():
             for start in range(0, len(task_ids) if home in self.tables.nodes else 0, ROWS_MAX):
                 self.tables.send_to_node(home, m.Withdraw(tuple(task_ids[start : start + ROWS_MAX])))

@@ -21,6 +21,7 @@ from zfabric.machines.local_scheduler.records import (
     Elsewhere,
     FunctionRecord,
     JobRecord,
+    NodeRecord,
     RefusedRow,
     ShapeQueue,
     TaskRecord,
@@ -32,7 +33,7 @@ from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import Address, short, unpack_counter
+from zfabric.protocol.ids import Address, node_of, short, unpack_counter
 from zfabric.protocol.messages import FAILED
 from zfabric.protocol.options import option
 
@@ -96,6 +97,36 @@ class Executions:
         self.borrowing.forget_unneeded([each for object_id, _, contained in message.values for each in (object_id, *contained)])
         self.tables.counts["received_delegated"] += len(message.rows)
 
+    def adopt(self, row: m.Row, attempt: int, job: JobRecord) -> TaskRecord | None:
+        """Make the record of a task that a worker reports to this restarted scheduler. Return None if its home is dead."""
+        home = next((node for node in self.tables.nodes.values() if node.number == node_of(attempt)), self.tables.nodes.get(job.home))
+        function = job.delegated.get(row[1])
+        if function is None and row[1] in job.functions:
+            exported = job.functions[row[1]]
+            known = (exported.id, exported.name, exported.payload, exported.options)
+            function = job.delegated[row[1]] = FunctionRecord(*known, delegated=True)
+            function.queue = self.tables.queue_for(job, function.shape)
+        if home is None or function is None:
+            return None
+        task = self.tables.tasks[row[0]] = TaskRecord(row, function, home.token, attempt)
+        task.holders = None
+        task.outputs = ()
+        self._set_demand(task)
+        return task
+
+    def attempts_of(self, home: NodeRecord) -> m.Rows:
+        """Attempts ``(task_id, attempt)`` of a home's tasks that this node has, or whose end the home has not acknowledged."""
+        found = [(task.id, task.attempt) for task in self.tables.tasks.values() if task.function.delegated and task.submitter == home.token]
+        found += [(task.id, task.attempt) for task, *_ in self.tables.delegated_ends if task.submitter == home.token]
+        for message in home.unreceived:
+            found += [(task_id, attempt) for task_id, attempt, _, _ in m.Completed(*message.completed).rows]
+        return tuple(found)
+
+    def repeat_ends(self, home: NodeRecord) -> None:
+        """Send a home the ends again that it has not acknowledged."""
+        for message in home.unreceived:
+            self.borrowing.send_behind(home.token, message)
+
     def _job(self, about: m.Row, now: float) -> JobRecord | None:
         """The record of a job; None for one that has ended: its home has each node end it, so nobody waits for its tasks."""
         identifier, namespace, home = about
@@ -105,6 +136,7 @@ class Executions:
         if job is None:
             job = self.tables.jobs[identifier] = JobRecord(identifier, unpack_counter(identifier)[0], namespace, now)
             job.home = home
+            self.jobs.elsewhere(job)
         return job
 
     def _refuse(self, row: RefusedRow, known: TaskRecord | None) -> None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from zfabric.config import ROWS_MAX
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
@@ -124,6 +125,21 @@ class Failover:
         rows = self.tables.entrusted.get(source[1:], {})
         for task_id in message.task_ids:
             rows.pop(task_id, None)
+
+    def begin_anew(self, node: bytes) -> None:
+        """Forget what a node reported whose daemon is new: the next one knows nothing of those that are dead."""
+        for takeover in self._takeovers.values():
+            self._forget_reports(takeover, node)
+            takeover.reported.add(node)
+
+    def repeat(self, node: bytes) -> None:
+        """Report again that this node has nothing more of those that are dead, and which rows of the other one are here."""
+        for dead, over in self.tables.dead.items():
+            if not over:
+                self.tables.send_to_node(node, m.Remains(dead, (), (), (), True))
+        task_ids = tuple(self.tables.entrusted.get(node, ()))
+        for start in range(0, len(task_ids), ROWS_MAX):
+            self.tables.send_to_node(node, m.Entrusted(0, task_ids[start : start + ROWS_MAX]))
 
     # -- reports on a dead one --
 

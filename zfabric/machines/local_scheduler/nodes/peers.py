@@ -6,19 +6,25 @@ one, and registers as processes do: ``RegisterNode``, what it has of the other's
 
 from __future__ import annotations
 
+import functools
+
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
+from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
+from zfabric.machines.local_scheduler.nodes.repeats import Repeats
 from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
+from zfabric.machines.local_scheduler.transitions import NodeReady
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, Address, first_attempt
+from zfabric.protocol.machine import Handler
 from zfabric.protocol.options import NODE_ID
 
 EARLY_MAX = 1000
@@ -41,6 +47,8 @@ class Peers:
         failover: Failover,
         copies: Copies,
         cluster_queries: ClusterQueries,
+        repeats: Repeats,
+        peer_recovery: PeerRecovery,
         daemons: int,
     ) -> None:
         self.node = node
@@ -54,9 +62,11 @@ class Peers:
         self.failover = failover
         self.copies = copies
         self.cluster_queries = cluster_queries
+        self.repeats = repeats
+        self.peer_recovery = peer_recovery
         self.daemons = daemons
         self._version = 0
-        self._early: set[bytes] = set()
+        self._early: dict[bytes, m.RegisterNode] = {}
         """Nodes that have registered here before a table with them arrived. A table takes its own way to each node."""
         (self._local_placer,) = tables.placers
 
@@ -91,26 +101,72 @@ class Peers:
         record = NodeRecord(node, row[1], row[2], dict(row[6]), labels_of(row), now)
         process = ProcessRecord(node, "node", 0, 0, None, node, node)
         record.process = process
-        process.ready = node in self._early  # It had nothing to repeat: ``Ready`` followed at once.
-        self._early.discard(node)
         self.tables.nodes[node] = record
         self.tables.processes[node] = process
-        self.tables.send_to_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:]))
-        self.tables.send_to_node(node, m.Ready())
+        early = self._early.pop(node, None)
+        if self.peer_recovery.restarted:
+            record.registered = False
+            self.tables.send_to_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:], m.ANY_DAEMON))
+        else:
+            self.tables.send_to_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:]))
+            self.tables.send_to_node(node, m.Ready())
         self.fetching.unknown_nodes.joined(node)
         self.jobs.node_joined(node)
+        if early is not None:
+            self._registers(record, process, early)
+            process.ready = not early.peer and record.registered  # It had nothing to repeat: ``Ready`` followed at once.
 
     def on_register_node(self, now: float, source: Address, message: m.RegisterNode) -> None:
         """Another node registers: it is new here, or so is its daemon."""
-        process = self.tables.processes.get(source[1:])
-        if process is None or source[1:] not in self.tables.nodes:
+        node, process = self.tables.nodes.get(source[1:]), self.tables.processes.get(source[1:])
+        if node is None or process is None:
             self.tables.counts["refused"] += 1  # It is dead, or a table with it is on its way.
             if len(self._early) < EARLY_MAX:
-                self._early.add(source[1:])
+                self._early[source[1:]] = message
+        else:
+            self._registers(node, process, message)
+
+    def _registers(self, node: NodeRecord, process: ProcessRecord, message: m.RegisterNode) -> None:
+        """A node registers. If its daemon or this one had another before, both repeat what they have of each other's."""
+        new = message.daemon != node.daemon
+        first = new and not node.daemon and not message.peer and not self.peer_recovery.restarted
+        if new:
+            if node.daemon or message.peer:
+                node.registered = False
+            node.daemon = message.daemon
+            process.ready = False
+            if node.token == self.tables.head:
+                self.requests.repeat_to_head()
+        if not first and node.answered != message.daemon:
+            node.answered = message.daemon
+            self.repeats.begin_anew(node)
+            self.tables.send_to_node(node.token, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:], message.daemon))
+            self.repeats.send(node)
+        if message.peer == self.tables.address[1:]:
+            node.registered = True
+
+    def of_registered(self, handler: Handler) -> Handler:
+        """Wrap a handler of messages between nodes: what came before its sender registered is void, and some wait (``PeerRecovery``)."""
+
+        @functools.wraps(handler)
+        def handle(now: float, source: Address, message: m.Message) -> None:
+            node = self.tables.nodes.get(source[1:])
+            if node is None or not node.registered:
+                self.tables.counts["refused" if node is None else "void"] += 1
+            elif not self.peer_recovery.holds_back(source, message):
+                handler(now, source, message)
+
+        return handle
+
+    def on_node_ready(self, transition: NodeReady) -> None:
+        """A node has repeated everything that it has of this one's."""
+        node = self.tables.nodes.get(transition.process.incarnation)
+        if node is None or not node.registered:
             return
-        process.ready = False
-        if source[1:] == self.tables.head:
-            self.requests.repeat_to_head()
+        if node.answered:
+            self.repeats.node_ready(node, transition.now)
+        transition.process.ready = True
+        self.peer_recovery.node_ready(node.token, transition.now)
 
     def _died(self, node: NodeRecord, survivors: set[bytes], now: float) -> None:
         """A node is dead: what it ran runs again, jobs whose driver was there end. ``survivors`` are nodes that knew it."""
@@ -131,6 +187,7 @@ class Peers:
         self.requests.node_died(node.token)
         self.jobs.node_died(node.token)
         self.cluster_queries.node_died(node.token)
+        self.peer_recovery.node_died(node.token, now)
 
     def _end_orphans(self, home: bytes, now: float) -> None:
         """Stop the tasks that a dead node had delegated to this one, with all that they submitted: nobody will ever read it."""

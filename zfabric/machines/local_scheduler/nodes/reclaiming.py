@@ -23,6 +23,11 @@ class Reclaiming:
         self._asked = b""
         """The node that was asked and has not answered yet."""
 
+    def begin_anew(self, node: bytes) -> None:
+        """Expect no answer of a node whose daemon is new."""
+        if self._asked == node:
+            self._asked = b""
+
     def end_of_turn(self) -> None:
         """If this node has room and nothing to run, ask the node with the most tasks for the last half of those that it was given."""
         if self._asked in self.tables.nodes:

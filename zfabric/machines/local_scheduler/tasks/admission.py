@@ -70,10 +70,18 @@ class Admission:
 
     def resolve(self, task: TaskRecord) -> None:
         """Pin the objects that a row names, and count the dependencies without a value."""
+        self._resolve(task, 0)
+
+    def resolve_later(self, task: TaskRecord) -> None:
+        """Resolve a task that other nodes may run, as far as this restarted scheduler knows: it waits until they all have registered."""
+        assert self.tables.unsettled is not None
+        self.tables.unsettled[task] = None
+        self._resolve(task, 1)
+
+    def _resolve(self, task: TaskRecord, unresolved: int) -> None:
         if row_names(task.row):
             self.references.retain_row(task)
             self.references.pin(task.contains())
-        unresolved = 0
         broken: tuple[int, bytes] | None = None
         for object_id in task.row[3]:
             record = self.tables.find(object_id)

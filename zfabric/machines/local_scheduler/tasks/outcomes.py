@@ -484,17 +484,21 @@ class Outcomes:
     def node_lost(self, node: WorkerRecord) -> None:
         """Another node is dead: what it ran runs again. Which of it killed a worker there, if anything did, nobody knows."""
         for task in reversed(list(node.inflight.values())):
-            stopped = task.rare.stopped if task.rare is not None else ""
-            if task.state == DONE:
-                task.facts().running_on = None
-            elif stopped in STOPPED:
-                kind = STOPPED[stopped]
-                self.fail(task, kind, _stopped_text(task, kind), self._facts(task, node))
-            else:
-                self._detach(task)
-                self.renumber(task)
-                self.make_ready(task, front=True)
+            self.attempt_lost(task, node)
         node.inflight.clear()
+
+    def attempt_lost(self, task: TaskRecord, node: WorkerRecord) -> None:
+        """The attempt that another node had is lost with it, or with its daemon: the task runs again, unless it was to be stopped."""
+        stopped = task.rare.stopped if task.rare is not None else ""
+        if task.state == DONE:
+            task.facts().running_on = None
+        elif stopped in STOPPED:
+            kind = STOPPED[stopped]
+            self.fail(task, kind, _stopped_text(task, kind), self._facts(task, node))
+        else:
+            self._detach(task)
+            self.renumber(task)
+            self.make_ready(task, front=True)
 
     def _send_to_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
         """Send the outcome to earlier submitters of the task, too."""

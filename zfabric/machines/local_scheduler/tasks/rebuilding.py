@@ -92,6 +92,9 @@ class Rebuilding:
                 self.tables.inline.replace(value, None)
         self.outcomes.renumber(task)
         task.facts().rebuilt = True
+        if self.tables.unsettled is not None:  # Another node may have the value, and has not registered with this restarted scheduler.
+            self.tables.unsettled[task] = None
+            unresolved += 1
         self.tables.counts["rebuilds"] += 1
         if unresolved:
             task.wait(unresolved)

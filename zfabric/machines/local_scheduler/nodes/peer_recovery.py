@@ -1,0 +1,270 @@
+"""What a restarted scheduler waits for before it frees, or runs again, what other nodes may have.
+
+First it recovers what its own processes report (``lifecycle.recovery``). A task that none of them runs may run on another node, and an
+object that none of them has may be held there. So such tasks wait, and nothing is freed, until each other node has registered with this
+daemon or is dead: never by the clock. What a node repeats is entered as it comes. What ends or answers something waits for the last node,
+since a later attempt of the same task may be on that.
+
+Objects to which processes refer and of which nothing else is known here are at home elsewhere, if anywhere. Every node is asked
+(``Borrow``); what none of them has is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
+from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
+from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
+from zfabric.machines.local_scheduler.records import (
+    NO_HOME,
+    PENDING,
+    WAITING,
+    AnyObject,
+    BorrowedRecord,
+    Elsewhere,
+    NodeRecord,
+    ObjectRecord,
+)
+from zfabric.machines.local_scheduler.references import References, add_holder, holders_of
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.transitions import Recovered
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
+from zfabric.protocol.messages import FAILED
+
+HELD = frozenset({m.RetainedValues, m.FetchValues, m.Ended, m.Reclaimed, m.CopyLost})
+"""Messages of other nodes that wait until all have registered."""
+
+
+class PeerRecovery:
+    """What is not settled yet between a restarted scheduler and the others. ``step`` handles messages that were held back."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        references: References,
+        outcomes: Outcomes,
+        jobs: Jobs,
+        entrusting: Entrusting,
+        borrowing: Borrowing,
+        recovery: Recovery,
+        rejoining: Rejoining,
+        step: Callable[[float, Address, m.Message], None],
+    ) -> None:
+        self.tables = tables
+        self.references = references
+        self.outcomes = outcomes
+        self.jobs = jobs
+        self.entrusting = entrusting
+        self.borrowing = borrowing
+        self.recovery = recovery
+        self.rejoining = rejoining
+        self.step = step
+        self.restarted = tables.recovering
+        """Whether this daemon had one before it."""
+        self.settled = not tables.recovering
+        """Whether all nodes have registered, and the homes of all objects are known."""
+        self._awaited: set[bytes] = set()
+        """Nodes that have not registered yet."""
+        self._held: list[tuple[Address, m.Message]] = []
+        self._searches: dict[int, tuple[bytes, m.Ids]] = {}
+        """Questions for the homes of objects: (node, objects), by the number of ``Borrow``."""
+        self._unanswered: set[bytes] = set()
+        """Nodes that have not answered whether they are the home of such objects."""
+
+    # -- which nodes have registered --
+
+    def on_recovered(self, transition: Recovered) -> None:
+        """What the processes of this node report is entered: begin with the other nodes."""
+        self._awaited = set(self.tables.nodes)
+        self._unanswered = set(self.tables.nodes) if self.recovery.homeless else set()
+        for job in [each for each in self.tables.jobs.values() if each.home and each.home not in self.tables.nodes]:
+            self.jobs.end_job(job, transition.now)  # Its home has died since.
+        early, self.rejoining.from_nodes = self.rejoining.from_nodes, []
+        for source, message in early:
+            self.step(transition.now, source, message)
+        self._go_on(transition.now)
+
+    def holds_back(self, source: Address, message: m.Message) -> bool:
+        """Retain a message that must wait until all nodes have registered. Return whether it does."""
+        waits = self.tables.unsettled is not None and (type(message) in HELD or (type(message) is m.Borrow and not message.certain))
+        if waits:
+            self._held.append((source, message))
+        return waits
+
+    def begin_anew(self, node: bytes) -> None:
+        """Drop what the former daemon of a node has said: its next one repeats what still counts."""
+        self._held = [each for each in self._held if each[0][1:] != node]
+        self._searches = {number: search for number, search in self._searches.items() if search[0] != node}
+        if self.tables.unsettled is not None:
+            self._awaited.add(node)
+
+    def node_ready(self, node: bytes, now: float) -> None:
+        """A node has registered."""
+        self._awaited.discard(node)
+        self._go_on(now)
+
+    def node_died(self, node: bytes, now: float) -> None:
+        """A node is dead: nothing there counts any more."""
+        self.begin_anew(node)
+        self._awaited.discard(node)
+        self._unanswered.discard(node)
+        self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        if self.settled or self.tables.recovering or self._awaited:
+            return
+        if self.tables.unsettled is not None:
+            self._settle_tasks(now)
+        if not self._unanswered:
+            self.settled = True
+            if self.references.paused:
+                self._give_up_search()
+                self.recovery.settle()
+                self.entrusting.settle()
+                self.references.pause(False)
+
+    # -- tasks --
+
+    def _settle_tasks(self, now: float) -> None:
+        """All nodes have registered: tasks that some of them run go on there, values that they have count, and all else runs here."""
+        held, self._held = self._held, []
+        for source, message in held:
+            if type(message) is m.RetainedValues:
+                self.take_retained(source[1:], message)
+        self._adopt()
+        waiting, self.tables.unsettled = self.tables.unsettled or {}, None
+        for task in waiting:
+            if task.state == WAITING:
+                task.facts().unresolved -= 1
+                if task.facts().unresolved <= 0:
+                    self.outcomes.make_ready(task)
+        for source, message in held:
+            if type(message) is not m.RetainedValues:
+                self.step(now, source, message)
+
+    def _adopt(self) -> None:
+        """Assign tasks to the nodes that have them. Of several attempts of a task, the last one that the daemon before gave out counts."""
+        newest: dict[bytes, tuple[int, NodeRecord]] = {}
+        for node in self.tables.nodes.values():
+            for task_id, attempt in node.reported.items():
+                if task_id not in newest or attempt > newest[task_id][0]:
+                    newest[task_id] = attempt, node
+        for task_id, (attempt, node) in newest.items():
+            task = self.tables.tasks.get(task_id)
+            if task is not None and task.state == WAITING and task in (self.tables.unsettled or ()):
+                task.attempt = attempt
+                task.assign(node)
+                node.inflight[task_id] = task
+                self.tables.counts["adopted"] += 1
+        for node in self.tables.nodes.values():
+            self.stop_unwanted(node)
+
+    def stop_unwanted(self, node: NodeRecord) -> None:
+        """Stop the attempts that a node reports and that this one does not want any more."""
+        reported, node.reported = node.reported, {}
+        for task_id, attempt in reported.items():
+            task = node.inflight.get(task_id)
+            if task is None or task.attempt != attempt:
+                self.tables.send_to_node(node.token, m.StopDelegated(task_id, attempt, "cancelled", False))
+
+    def take_retained(self, node: bytes, message: m.RetainedValues) -> None:
+        """Enter values that a node retains for this one. What is not needed, or exists, is released there."""
+        for object_id, size, contained in message.rows:
+            record = self.tables.find(object_id)
+            if record is None or record.home or record.value is not None:
+                if record is None or not isinstance(record.value, Elsewhere) or record.value.place != node:
+                    self.tables.given_up.append((node, object_id))
+                continue
+            self.borrowing.refer(contained, message.homes, node)
+            self.outcomes.set_value(record, size, contained, node, False)
+            self.borrowing.settle(contained)
+            task = record.task
+            if task is not None and task.state == WAITING and all(each.status != PENDING for each in task.values()):
+                self.outcomes.adopt(task)
+                process = self.tables.processes.get(task.submitter)
+                if process is not None:
+                    self.outcomes.report_to(process, task)
+
+    # -- objects --
+
+    def restore(self, message: m.Borrow, node: bytes) -> None:
+        """Restore the objects that another node holds here from what is left of them."""
+        for object_id in message.object_ids if not self.settled and message.certain else ():
+            job = self.tables.jobs.get(object_id[:JOB_BYTES])
+            if self.tables.find(object_id) is None and job is not None and not job.ended:
+                self.recovery.known_here(object_id)
+                if self.tables.find(object_id) is None:
+                    self._lose(object_id)
+
+    def search(self, node: bytes) -> None:
+        """Ask a node whether it is the home of objects of which nothing is known here."""
+        wanted = [each for each in self.recovery.homeless if self._is_homeless(self.tables.find(each))] if not self.settled else []
+        if not wanted:
+            self._unanswered.discard(node)
+        for number, start in zip(self.borrowing.borrow(node, wanted, False), range(0, len(wanted), ROWS_MAX), strict=True):
+            self._searches[number] = node, tuple(wanted[start : start + ROWS_MAX])
+
+    def on_borrowed(self, now: float, source: Address, message: m.Borrowed) -> None:
+        """A node has registered this one as a holder, or says that it is not the home of what was searched."""
+        node, searched = self._searches.pop(message.number, (source[1:], ()))
+        for object_id in searched:
+            if object_id not in message.unknown:
+                self._found(object_id, node)
+        self.borrowing.on_borrowed(now, source, message)
+        if searched and not any(each == node for each, _ in self._searches.values()):
+            self._unanswered.discard(node)
+            self._go_on(now)
+
+    def _found(self, object_id: bytes, home: bytes) -> None:
+        record = self.tables.find(object_id)
+        if not isinstance(record, BorrowedRecord) or record.home not in (NO_HOME, home):
+            self.tables.given_up.append((home, object_id))
+        elif record.home == NO_HOME:
+            record.home = home
+            self.tables.counts["searched"] += 1
+            self.wake(record)
+
+    def wake(self, record: BorrowedRecord) -> None:
+        """Request a value whose home is known now, if something waits for it."""
+        record.asked = b""
+        if record.status == PENDING and (record.fetchers or record.dependents):
+            self.tables.want(record)
+
+    def _give_up_search(self) -> None:
+        """No node is the home of these objects: they are at home here, or lost."""
+        homeless, self.recovery.homeless = self.recovery.homeless, []
+        for object_id in homeless:
+            before = self.tables.objects.get(object_id)
+            if not self._is_homeless(before):
+                continue
+            assert before is not None
+            del self.tables.objects[object_id]
+            self.recovery.known_here(object_id)
+            record = self.tables.find(object_id) or self._lose(object_id)
+            for holder in holders_of(before):
+                add_holder(record, holder)
+            record.pins += before.pins
+            record.named += before.named
+            record.fetchers = (record.fetchers or set()) | (before.fetchers or set()) or None
+            record.dependents = [*(record.dependents or ()), *(before.dependents or ())] or None
+            if record.status != PENDING:
+                self.outcomes.announce(record)
+            self.tables.spare.append(record)
+
+    def _is_homeless(self, record: AnyObject | None) -> bool:
+        return record is not None and record.home == NO_HOME
+
+    def _lose(self, object_id: bytes) -> ObjectRecord:
+        record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+        record.status = FAILED
+        text = f"object {short(object_id)} is lost: nothing that would tell of it survived its node's daemon"
+        self.tables.inline.replace(record, pack_failure("ObjectLostError", text))
+        self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
+        return record

@@ -1,0 +1,161 @@
+"""What two nodes repeat to each other when the daemon of one of them is new.
+
+A daemon that was restarted has lost what it had with others, and the link to it begins anew on both sides. Each registers with the other
+(``RegisterNode``), repeats what it has of the other's, and says ``Ready``; what was sent before is void. A borrower repeats its holds, an
+executor the attempts that it has and the ends that are not acknowledged, a home the values that the other retains for it, and a node the
+values that it retains for the other. What one side does not repeat, the other gives up: attempts are lost, holds are released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
+from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.failover import Failover
+from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
+from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.records import DONE, BorrowedRecord, Elsewhere, NodeRecord, Stored
+from zfabric.machines.local_scheduler.references import References, add_holder, drop_holder, holders_of
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+
+
+class Repeats:
+    """Sends what this node has of another one's, and takes in what others repeat."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        references: References,
+        outcomes: Outcomes,
+        jobs: Jobs,
+        borrowing: Borrowing,
+        executions: Executions,
+        reclaiming: Reclaiming,
+        entrusting: Entrusting,
+        failover: Failover,
+        peer_recovery: PeerRecovery,
+    ) -> None:
+        self.tables = tables
+        self.references = references
+        self.outcomes = outcomes
+        self.jobs = jobs
+        self.borrowing = borrowing
+        self.executions = executions
+        self.reclaiming = reclaiming
+        self.entrusting = entrusting
+        self.failover = failover
+        self.peer_recovery = peer_recovery
+
+    # -- what this node repeats --
+
+    def begin_anew(self, node: NodeRecord) -> None:
+        """Forget what was under way to and from the former daemon of a node."""
+        node.functions.clear()
+        node.reported.clear()
+        node.repeated.clear()
+        node.ends_received = None
+        node.reclaimable = False
+        self.borrowing.begin_anew(node.token)
+        self.reclaiming.begin_anew(node.token)
+        self.entrusting.begin_anew(node.token)
+        self.failover.begin_anew(node.token)
+        self.peer_recovery.begin_anew(node.token)
+
+    def send(self, node: NodeRecord) -> None:
+        """Repeat everything to a node."""
+        token = node.token
+        self.borrowing.repeat(token)
+        self.peer_recovery.search(token)
+        for rows in _batches(self.executions.attempts_of(node)):
+            self.tables.send_to_node(token, m.RunningDelegated(rows))
+        records = self.tables.values()
+        claimed = [each for each in records if isinstance(each.value, Elsewhere) and each.value.place == token]
+        for rows in _batches(tuple((each.object_id, each.contained) for each in claimed)):
+            self.tables.send_to_node(token, m.ClaimValues(rows, self._homes(rows)))
+        retained = [
+            (each.object_id, each.value.size, each.contained)
+            for each in records
+            if isinstance(each, BorrowedRecord) and each.home == token and type(each.value) is Stored and token in holders_of(each)
+        ]
+        for rows in _batches(tuple(retained)):
+            self.tables.send_to_node(token, m.RetainedValues(rows, self._homes(rows)))
+        self.entrusting.repeat(token)
+        self.failover.repeat(token)
+        self.tables.send_to_node(token, m.Ready())
+        self.executions.repeat_ends(node)
+        self.jobs.node_joined(token)
+
+    def _homes(self, rows: m.Rows) -> m.Rows:
+        return self.tables.homes_of(each for *_, contained in rows for each in contained)
+
+    # -- what others repeat --
+
+    def on_running_delegated(self, now: float, source: Address, message: m.RunningDelegated) -> None:
+        """An executor has these attempts."""
+        self.tables.nodes[source[1:]].reported.update(message.rows)
+
+    def on_borrow(self, now: float, source: Address, message: m.Borrow) -> None:
+        """Another node has refs to objects of this one."""
+        node = self.tables.nodes[source[1:]]
+        self.peer_recovery.restore(message, node.token)
+        if node.process is not None and not node.process.ready:
+            node.repeated.update(message.object_ids)
+        self.borrowing.on_borrow(now, source, message)
+
+    def on_claim_values(self, now: float, source: Address, message: m.ClaimValues) -> None:
+        """A home has values here."""
+        home = source[1:]
+        for object_id, contained in message.rows:
+            record = self.tables.find(object_id)
+            size = self.peer_recovery.recovery.stored_size(object_id)
+            if isinstance(record, BorrowedRecord) and record.value is not None:
+                add_holder(record, home)
+            elif size is None or not (record is None or isinstance(record, BorrowedRecord)):
+                self.tables.send_to_node(home, m.CopyLost(object_id, "its daemon was restarted, and the value was not found"))
+            else:
+                self._claimed(record or BorrowedRecord(object_id, home), home, size, contained, message.homes)
+
+    def _claimed(self, record: BorrowedRecord, home: bytes, size: int, contained: m.Ids, homes: m.Rows) -> None:
+        self.tables.objects[record.id] = record
+        record.home = home
+        add_holder(record, home)
+        self.borrowing.refer(contained, homes, home)
+        self.outcomes.set_value(record, None, contained, b"", False)
+        self.tables.inline.replace(record, Stored(size))
+        self.borrowing.settle(contained)
+        self.outcomes.announce(record)
+
+    def on_retained_values(self, now: float, source: Address, message: m.RetainedValues) -> None:
+        """A node retains values for this one."""
+        self.peer_recovery.take_retained(source[1:], message)
+
+    def node_ready(self, node: NodeRecord, now: float) -> None:
+        """A node has repeated everything: what it has not repeated is over."""
+        for task in reversed(list(node.inflight.values())):
+            attempt = node.reported.get(task.id)
+            if task.state == DONE and attempt is None:
+                del node.inflight[task.id]
+                self.outcomes.attempt_lost(task, node)
+            elif task.state != DONE and attempt != task.attempt:
+                node.inflight.pop(task.id, None)
+                self.tables.counts["lost_with_daemons"] += 1
+                self.outcomes.attempt_lost(task, node)
+        for record in self.tables.values():
+            if not record.home and record.object_id not in node.repeated and node.token in holders_of(record):
+                drop_holder(record, node.token)
+                self.tables.spare.append(record)
+        node.repeated.clear()
+        if self.tables.unsettled is None:
+            self.peer_recovery.stop_unwanted(node)
+
+
+def _batches(rows: m.Rows) -> Iterator[m.Rows]:
+    for start in range(0, len(rows), ROWS_MAX):
+        yield rows[start : start + ROWS_MAX]
