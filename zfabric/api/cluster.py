@@ -13,6 +13,7 @@ from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef, owner_of
 from zfabric.protocol.ids import FIRST_INDEX, OBJECT_BYTES, TASK_BYTES, object_id, short
 from zfabric.protocol.names import check_length, is_text, matcher
+from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
 
@@ -148,6 +149,12 @@ def node_ip_address() -> str:
     '127.0.0.1'
     """
     return "127.0.0.1"
+
+
+def session_directory() -> str:
+    """Return the directory of the session that this process is connected to; empty if it is connected to none."""
+    client: Any = interface.current()
+    return str(getattr(getattr(getattr(client, "connection", None), "session", None), "directory", ""))
 
 
 def named_actors(all_namespaces: bool = False) -> list[Any]:

@@ -51,6 +51,7 @@ SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
             CommandEntry("logs", "logs", "Show the output of workers."),
             CommandEntry("top", "top", "Show the cluster in the terminal, drawn anew every second."),
             CommandEntry("page", "page", "Show the cluster in a browser."),
+            CommandEntry("metrics", "metrics", "Serve metrics of the cluster to Prometheus."),
             CommandEntry("timeline", "timeline", "Write when and where tasks ran, for Perfetto."),
         ),
     ),

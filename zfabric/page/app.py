@@ -43,6 +43,13 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
     async def index(request: Request) -> Response:
         return FileResponse(STATIC / "index.html")
 
+    async def metrics(request: Request) -> Response:
+        try:
+            from zfabric.page.metrics import CONTENT_TYPE, exposition
+        except ImportError:
+            return JSONResponse({"error": "this needs prometheus_client: pip install 'zfabric[page]'"}, 503)
+        return Response(await watcher.ask(exposition, views), media_type=CONTENT_TYPE)
+
     async def events(request: Request) -> Response:
         if watcher.full:
             return JSONResponse({"error": "too many windows show this page; close some"}, 503)
@@ -61,6 +68,7 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
         Route("/api/stacks", view(lambda request: (views.stacks, _pid(request)))),
         Route("/api/details", view(lambda request: (views.details, _text(request)))),
         Route("/api/graph", view(lambda request: (views.graph, _text(request)))),
+        Route("/metrics", metrics),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     return Guard(Starlette(routes=routes), token, hosts_of(host, port), secure)

@@ -75,6 +75,9 @@ class Guard:
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, self._session, httponly=True, samesite="strict", secure=self._secure, path="/")
             return answer
+        bearer = headers.get(b"authorization", b"").partition(b" ")
+        if bearer[0].lower() == b"bearer" and hmac.compare_digest(bearer[2], self._token.encode()):
+            return None  # As Prometheus does it.
         cookies = [part.strip().partition("=") for part in headers.get(b"cookie", b"").decode("latin-1").split(";")]
         if not any(name == COOKIE and hmac.compare_digest(value.encode(), self._session.encode()) for name, _, value in cookies):
             return PlainTextResponse("open the address that `zfabric page` has printed: it has the token", 403)

@@ -9,7 +9,7 @@ import psutil
 
 from zfabric.adapters.processes import resident_bytes
 from zfabric.page.lines import Output
-from zfabric.page.spans import WINDOW_SECONDS, TaskStream
+from zfabric.page.spans import WINDOW_SECONDS, Attempt, TaskStream
 from zfabric.protocol.messages.queries import LIST_LIMIT
 from zfabric.protocol.names import brief
 from zfabric.runtime.connection import clock
@@ -37,8 +37,13 @@ class Views:
     def __init__(self, session: Session, client: DriverClient) -> None:
         self._session = session
         self._client = client
+        self.metrics_directory = f"{session.directory}/metrics"
+        """Where the processes of programs write metrics of their own."""
+        self.running_times: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
+        """Of a function and a kind: counts by the boundaries of ``metrics``, and the sum in seconds."""
         self._before: tuple[float, int] | None = None
         self._stream: TaskStream | None = None
+        self._metered: TaskStream | None = None
         self._output: Output | None = None
 
     # -- what is pushed every second --
@@ -113,6 +118,21 @@ class Views:
             parallel = max(1, row["running"])
             row["seconds_left"] = left * row["mean_seconds"] / parallel if left and row["mean_seconds"] is not None else None
         return sorted(rows, key=lambda row: (-(row["waiting"] + row["running"]), row["name"]))
+
+    def measured(self) -> dict[str, Any]:
+        """What metrics are made of: status, nodes, functions, workers by state."""
+        workers = Counter(worker["state"] for worker in self._client.query("workers"))
+        functions = self._client.query("functions")
+        return {"status": self._client.query("status"), "nodes": self._client.query("nodes"), "functions": functions, "workers": workers}
+
+    def ended_since_last(self) -> list[Attempt]:
+        """Attempts and calls that have ended since the last call."""
+        if self._metered is None:
+            self._metered = TaskStream(clock())
+        self._metered.read(self._client)
+        found = list(self._metered.attempts)
+        self._metered.attempts.clear()
+        return found
 
     # -- what one view asks for --
 

@@ -25,7 +25,17 @@ _PLACES = {
     "list_named_actors": ("zfabric.api.cluster", "named_actors"),
     "register_serializer": ("zfabric.api.serializers", "register_serializer"),
 }
-_MODULES = ("actor_pool", "executor", "iteration", "local_cluster", "multiprocessing", "progress", "queue", "scheduling_strategies")
+_MODULES = (
+    "actor_pool",
+    "executor",
+    "iteration",
+    "local_cluster",
+    "metrics",
+    "multiprocessing",
+    "progress",
+    "queue",
+    "scheduling_strategies",
+)
 
 
 def __getattr__(name: str) -> Any:

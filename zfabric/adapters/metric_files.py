@@ -1,0 +1,80 @@
+"""Numbers of a program's own metrics, in one file per process, mapped into memory: to count costs no message, and survives a crash.
+
+A file is a head of 8 bytes (how many bytes are in use) and entries ``(length of the name, name, padding, value)``. An entry's name is
+JSON, its value a float64 at a multiple of 8 bytes, which the processor writes at once. Only its process writes a file; anybody may read it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+FILE_BYTES = 4 * 2**20
+"""The size of a file. It is sparse: blocks without entries take no room."""
+_HEAD = struct.Struct("<q")
+_LENGTH = struct.Struct("<I")
+_VALUE = struct.Struct("<d")
+
+Name = tuple[Any, ...]
+"""What a number is: anything that JSON has."""
+
+
+class MetricsFull(Exception):
+    """Raised if a file has no room for another series."""
+
+
+class MetricFile:
+    """The file of this process, at ``path``; it must not exist."""
+
+    def __init__(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, FILE_BYTES)
+            self._memory = mmap.mmap(descriptor, FILE_BYTES)
+        finally:
+            os.close(descriptor)
+        self._used = _HEAD.size
+        _HEAD.pack_into(self._memory, 0, self._used)
+
+    def add(self, name: Name, value: float) -> int:
+        """Add an entry; return where its value is. Raises MetricsFull."""
+        text = json.dumps(name).encode()
+        place = -(-(self._used + _LENGTH.size + len(text)) // 8) * 8
+        if place + _VALUE.size > FILE_BYTES:
+            raise MetricsFull(f"a process has at most {FILE_BYTES >> 20} MiB of names of metrics and tags; use fewer values of tags")
+        _LENGTH.pack_into(self._memory, self._used, len(text))
+        self._memory[self._used + _LENGTH.size : self._used + _LENGTH.size + len(text)] = text
+        _VALUE.pack_into(self._memory, place, value)
+        self._used = place + _VALUE.size
+        _HEAD.pack_into(self._memory, 0, self._used)  # Last: a reader sees whole entries.
+        return place
+
+    def set(self, place: int, value: float) -> None:
+        """Write a value."""
+        _VALUE.pack_into(self._memory, place, value)
+
+
+def read_metrics(path: str) -> Iterator[tuple[Name, float]]:
+    """Yield the entries of a file. A damaged file ends early."""
+    with open(path, "rb") as file:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return
+        used = min(_HEAD.unpack(head)[0], FILE_BYTES)
+        data = head + file.read(max(0, used - _HEAD.size))
+    at = _HEAD.size
+    while at + _LENGTH.size <= len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        place = -(-(at + _LENGTH.size + length) // 8) * 8
+        if place + _VALUE.size > len(data):
+            return
+        try:
+            name = tuple(json.loads(data[at + _LENGTH.size : at + _LENGTH.size + length]))
+        except ValueError:
+            return
+        yield name, _VALUE.unpack_from(data, place)[0]
+        at = place + _VALUE.size

@@ -1,0 +1,172 @@
+"""Metrics for Prometheus: of the cluster, from the same queries as all else, and of the program's own (``zfabric.util.metrics``).
+
+Each node serves its own: a scrape is the moment at which anything is asked or added up. How long tasks and calls take is read from the
+event table, from the first scrape on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import exposition as text_format
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from zfabric.adapters.metric_files import read_metrics
+from zfabric.adapters.processes import start_ticks
+from zfabric.page.views import Views
+
+CONTENT_TYPE = text_format.CONTENT_TYPE_LATEST
+BOUNDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+"""Boundaries of running times, in seconds."""
+OWN = "program_"
+"""What the names of a program's own metrics begin with, so that they never meet the cluster's."""
+GAUGES = frozenset(
+    ("inline_bytes", "lineage_bytes", "lineage_rows", "lineage_unwritten", "objects", "processes", "queued"),
+)
+"""Statistics that go up and down. All others only grow until the daemon is restarted."""
+STORE_COUNTERS = frozenset(
+    ("spills", "restores", "evictions", "recalls", "refused", "full", "copies_dropped", "written_on_disk", "read_on_disk"),
+)
+
+
+def exposition(views: Views) -> bytes:
+    """Return all metrics in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Cluster(views))
+    answer: bytes = text_format.generate_latest(registry)
+    return answer
+
+
+class _Cluster(Collector):
+    def __init__(self, views: Views) -> None:
+        self._views = views
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        measured = self._views.measured()
+        status = measured["status"]
+        yield _gauge("nodes", "living nodes", {(): len(measured["nodes"])})
+        yield _gauge("tasks", "tasks by state", {(state,): count for state, count in status["tasks"].items()}, "state")
+        yield _gauge("workers", "worker processes by state", {(state,): count for state, count in measured["workers"].items()}, "state")
+        yield _gauge("actors", "actors by state", {(state,): count for state, count in status["actors"].items()}, "state")
+        yield _gauge(
+            "resources", "amounts of the node's resources", {(name,): many for name, many in status["resources"].items()}, "resource"
+        )
+        free = {(name,): many for name, many in status["available"].items()}
+        yield _gauge("resources_available", "amounts that nobody uses", free, "resource")
+        yield from self._functions(measured["functions"])
+        for name, value in sorted(status["statistics"].items()):
+            if name in ("tasks", "workers"):  # They are above, by state.
+                continue
+            about = f"{name.replace('_', ' ')} (docs/cli.md, status)"
+            yield _gauge(name, about, {(): value}) if name in GAUGES or name.endswith("_us") else _counter(name, about, {(): value})
+        for name, value in sorted(status["store"].items()):
+            about = f"{name.replace('_', ' ')} of the object store"
+            yield _counter(f"store_{name}", about, {(): value}) if name in STORE_COUNTERS else _gauge(f"store_{name}", about, {(): value})
+        yield from self._running_times()
+        yield from own_metrics(self._views.metrics_directory)
+
+    def _functions(self, rows: list[dict[str, Any]]) -> Iterator[Metric]:
+        for name, kind, about in (
+            ("waiting", _gauge, "tasks that wait, by function"),
+            ("running", _gauge, "tasks that run, by function"),
+            ("finished", _counter, "tasks with a value, by function"),
+            ("failed", _counter, "failed tasks, by function"),
+        ):
+            counts: Counter[tuple[str, ...]] = Counter()
+            for row in rows:
+                counts[row["name"],] += row[name]
+            yield kind(f"function_{name}", about, dict(counts), "function")
+
+    def _running_times(self) -> Iterator[Metric]:
+        times = self._views.running_times
+        for attempt in self._views.ended_since_last():
+            buckets, total = times.setdefault((attempt.name, attempt.kind), ([0] * (len(BOUNDS) + 1), [0.0]))
+            buckets[next((place for place, bound in enumerate(BOUNDS) if attempt.seconds <= bound), len(BOUNDS))] += 1
+            total[0] += attempt.seconds
+        found = HistogramMetricFamily("zfabric_run_seconds", "how long tasks and calls ran", labels=["function", "kind"])
+        for (name, kind), (buckets, total) in sorted(times.items()):
+            found.add_metric([name, kind], _cumulative(zip((*BOUNDS, math.inf), buckets, strict=True)), total[0])
+        yield found
+
+
+def _gauge(name: str, about: str, values: Mapping[Any, float], *labels: str) -> Metric:
+    family = GaugeMetricFamily(f"zfabric_{name}", about, labels=list(labels))
+    for key, value in values.items():
+        family.add_metric(list(key), value)
+    return family
+
+
+def _counter(name: str, about: str, values: Mapping[Any, float], *labels: str) -> Metric:
+    family = CounterMetricFamily(f"zfabric_{name}", about, labels=list(labels))
+    for key, value in values.items():
+        family.add_metric(list(key), value)
+    return family
+
+
+def _cumulative(buckets: Any) -> list[tuple[str, float]]:
+    total = 0.0
+    found = []
+    for bound, count in buckets:
+        total += count
+        found.append(("+Inf" if math.isinf(bound) else str(bound), total))
+    return found
+
+
+def own_metrics(directory: str) -> Iterator[Metric]:
+    """Yield the program's own metrics: the sum over all processes, gauges of living processes with their pid."""
+    counters: dict[tuple[str, str], Counter[tuple[tuple[str, str], ...]]] = {}
+    gauges: dict[tuple[str, str], dict[tuple[tuple[str, str], ...], float]] = {}
+    sums: dict[tuple[str, str], Counter[tuple[tuple[str, str], ...]]] = {}
+    buckets: dict[tuple[str, str], dict[tuple[tuple[str, str], ...], Counter[float]]] = {}
+    for file in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
+        pid = file.partition("-")[0]
+        with contextlib.suppress(OSError):
+            for (kind, name, about, pairs, *more), value in read_metrics(f"{directory}/{file}"):
+                metric, tags = (name, about), tuple((key, text) for key, text in pairs)
+                if kind == "counter":
+                    counters.setdefault(metric, Counter())[tags] += value  # type: ignore[assignment]
+                elif kind == "gauge":
+                    if start_ticks(int(pid)):
+                        gauges.setdefault(metric, {})[(*tags, ("pid", pid))] = value
+                elif more[0] == "sum":
+                    sums.setdefault(metric, Counter())[tags] += value  # type: ignore[assignment]
+                else:
+                    found = buckets.setdefault(metric, {}).setdefault(tags, Counter(dict.fromkeys((*more[2:], math.inf), 0)))
+                    found[more[1]] += value  # type: ignore[assignment]
+    for (name, about), values in counters.items():
+        yield from _own(CounterMetricFamily, name, about, values)
+    for (name, about), numbers in gauges.items():
+        yield from _own(GaugeMetricFamily, name, about, numbers)
+    for (name, about), found_buckets in buckets.items():
+        keys = sorted({key for tags in found_buckets for key, _ in tags})
+        family = HistogramMetricFamily(OWN + name, about, labels=keys)
+        for tags, counts in found_buckets.items():
+            labels = [dict(tags).get(key, "") for key in keys]
+            family.add_metric(labels, _cumulative(sorted(counts.items())), sums[name, about][tags])
+        yield family
+
+
+def _own(kind: Any, name: str, about: str, values: Mapping[Any, float]) -> Iterator[Metric]:
+    keys = sorted({key for tags in values for key, _ in tags})
+    family = kind(OWN + name, about, labels=keys)
+    for tags, value in values.items():
+        family.add_metric([dict(tags).get(key, "") for key in keys], value)
+    yield family
+
+
+def serve(views: Views, host: str, port: int) -> tuple[Any, int]:
+    """Serve the metrics in a thread. Return the server and its port. Raises OSError if it cannot listen."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Cluster(views))
+    server, _ = start_http_server(port, host, registry)
+    return server, server.server_port
