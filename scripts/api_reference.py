@@ -53,6 +53,15 @@ SECTIONS = {
         "JoinableQueue",
         "TimeoutError",
     ),
+    "Placement groups": (
+        "zfabric.util.placement_group",
+        "placement_group",
+        "remove_placement_group",
+        "placement_group_table",
+        "get_placement_group",
+        "get_current_placement_group",
+        "PlacementGroup",
+    ),
     "zfabric.util.scheduling_strategies": (
         "zfabric.util.scheduling_strategies",
         "NodeAffinitySchedulingStrategy",
@@ -61,6 +70,7 @@ SECTIONS = {
         "NotIn",
         "Exists",
         "DoesNotExist",
+        "PlacementGroupSchedulingStrategy",
     ),
 }
 """The sections of the page: a title, the module of the names, and the names in order. Exceptions have a section of their own."""
@@ -305,6 +315,7 @@ def _unexplained(entry: Entry, others: list[Entry]) -> Iterator[str]:
 def unplaced() -> set[str]:
     """Public names that no section has."""
     there = {f"{place}.{name}" for place, *names in SECTIONS.values() for name in names}
+    there |= {f"zfabric.util.{name}" for name in SECTIONS["Placement groups"][1:]}
     everything = {f"zfabric.{name}" for name in zfabric.__all__}
     everything |= {f"zfabric.util.{name}" for name in importlib.import_module("zfabric.util").__all__}
     errors = {each for each in everything if isinstance(found := getattr(zfabric, each[8:], None), type) and issubclass(found, FabricError)}

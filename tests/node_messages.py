@@ -20,7 +20,7 @@ from zfabric.protocol.ids import (  # fmt: skip
     TASK_BYTES,
 )
 from zfabric.protocol.node_fields import KEY_BYTES, LEVELS, PENDING, READ_TABLE, SECONDS_MAX, SIZE_MAX, STOP_REASONS
-from zfabric.protocol.options import OPTION_TYPES
+from zfabric.protocol.options import OPTION_TYPES, GroupTerm, group_strategy
 
 Strategy = st.SearchStrategy[Any]
 
@@ -85,6 +85,8 @@ def options(pool: Pool) -> Strategy:
             ("strategy", (("hard", "zone", "in", ("a",)),)),
             ("strategy", (("hard", "zone", "in", (5, None)),)),
             ("strategy", (("what", "zone", "near", ()),)),
+            ("strategy", group_strategy(GroupTerm(b"g" * 16, b"thisnode", 0, True))),
+            ("captured", group_strategy(GroupTerm(b"g" * 16, b"\x02node B.", -1, True))),
             ("num_returns", None),
         ]
     )
@@ -152,6 +154,9 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
     demand = many(st.tuples(texts, st.integers(-10, 10**5)), 2)
     questions = st.tuples(pool.tokens, demand, pool.numbers, seconds, many(st.tuples(pool.nodes, pool.tokens), 2))
     members = st.tuples(pool.nodes, st.integers(0, NODE_NUMBER_MAX), texts, texts, texts, exactly(KEY_BYTES), amounts, labels, pool.numbers)
+    small = st.integers(0, 3)
+    bundle = st.sampled_from([(("CPU", 5000),), (("CPU", 10_000),), (("nothing", 7),), ()])
+    bundles = st.lists(st.tuples(small, bundle), min_size=1, max_size=3, unique_by=lambda row: row[0]).map(tuple)
     return {
         "RegisterNode": st.builds(m.RegisterNode, pool.tokens, exactly(INCARNATION_BYTES)),
         "Delegate": st.builds(
@@ -194,6 +199,21 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "NewJob": st.builds(m.NewJob, numbers),
         "JobNumber": st.builds(m.JobNumber, numbers, numbers),
         "Written": st.builds(m.Written, numbers, st.booleans(), texts),
+        "AskRoom": st.builds(m.AskRoom, numbers),
+        "NodeRoom": st.builds(m.NodeRoom, numbers, amounts, amounts),
+        "RoomGrew": st.just(m.RoomGrew()),
+        "PrepareBundles": st.builds(m.PrepareBundles, pool.tasks, numbers, st.booleans(), bundles),
+        "BundlesPrepared": st.builds(m.BundlesPrepared, pool.tasks, numbers, many(st.tuples(small, many(small, 2)), 2)),
+        "CommitBundles": st.builds(m.CommitBundles, pool.tasks),
+        "FreeBundles": st.builds(m.FreeBundles, pool.tasks, many(small, 2), texts),
+        "WatchGroup": st.builds(m.WatchGroup, pool.tasks),
+        "GroupState": st.builds(
+            m.GroupState,
+            pool.tasks,
+            st.sampled_from(m.GROUP_STATES),
+            many(st.tuples(amounts, pool.nodes | st.just(b"")), 3),
+            texts,
+        ),
         "Join": st.builds(
             m.Join,
             pool.tokens,

@@ -246,6 +246,10 @@ def longer(message: Any) -> Any:
     """The same with longer texts and lists."""
     if isinstance(message, m.Completed | m.Delegate | m.Ended | m.StopDelegated | m.Join):
         return message
+    if isinstance(message, m.PrepareBundles | m.GroupState):
+        last = message.rows[-1:]
+        more = tuple((row[0] + index if type(row[0]) is int else row[0], row[1]) for row in last for index in range(4, 20))
+        return message._replace(rows=message.rows + more)
     if type(message) is m.Read:
         return message._replace(keys=(*message.keys, b"k" * 300))
     return type(message)(*("x" * 200 if type(each) is str else each * 20 if type(each) is tuple else each for each in message))

@@ -10,6 +10,7 @@ from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, ta
 from zfabric.adapters.task_errors import dump_error
 from zfabric.config import Config
 from zfabric.machines.common.naming import salt_of
+from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler import records, tables
 from zfabric.machines.local_scheduler.records import DONE, READY
@@ -833,7 +834,7 @@ def test_reports_of_processes_of_an_ended_job_are_not_retained(node: Node) -> No
 
 
 def test_the_count_of_inline_bytes_matches_the_records() -> None:
-    inline = tables.Tables(b"", b"", None, b"", b"", Config(), 0, False).inline
+    inline = tables.Tables(b"", b"", None, b"", b"", Config(), 0, False, ResourcePool(())).inline
     record = records.ObjectRecord(ref(0), None, None)
     for value in (b"four", b"another", records.Stored(10**9), None, b"", b"one", None):
         inline.replace(record, value)
@@ -892,6 +893,7 @@ def test_jobs_of_a_former_node_are_cleared_page_by_page_and_marked_as_ended_last
         "object": {old + b"o": b"value", over + b"o": b"not this one's"},
         "log": {old + b"l": b"block"},
         "checkpoint": {old + b"c": b"part"},
+        "group": {each + b"g": b"reserved" for each in (old, over)},
     }
     node = Node()
     node.scheduler.former_jobs.ask()
@@ -910,7 +912,7 @@ def test_jobs_of_a_former_node_are_cleared_page_by_page_and_marked_as_ended_last
     assert [written.count(each) for each in (("job", old), ("job", over))] == [1, 0]
     assert unpack_row(store["job"][old]) == {"status": "ended", "number": 7}
     assert (store["task"], store["object"]) == ({}, {over + b"o": b"not this one's"})
-    assert (store["log"], store["checkpoint"]) == ({}, {})
+    assert (store["log"], store["checkpoint"], store["group"]) == ({}, {}, {})
 
 
 def test_messages_of_an_unknown_process_are_ignored(node: Node) -> None:

@@ -158,6 +158,10 @@ class TaskUnschedulableError(FabricError):
     """The node on which a task is to run does not exist, or no node will ever have what it asks for (with ``infeasible="raise"``)."""
 
 
+class PlacementGroupRemovedError(FabricError):
+    """The placement group of a task was removed, or its job has ended, before the task had an outcome."""
+
+
 class RuntimeEnvSetupError(FabricError):
     """The environment that a task asks for could not be made."""
 
@@ -214,4 +218,5 @@ ObjectReconstructionFailedError = ObjectReconstructionFailedMaxAttemptsExceededE
 ObjectReconstructionFailedLineageEvictedError = LineageEvictedError
 LocalRayletDiedError = NodeDiedException = NodeDiedError
 TaskUnschedulable = TaskUnschedulableError
+TaskPlacementGroupRemoved = ActorPlacementGroupRemoved = PlacementGroupRemovedError
 PendingCallsLimitExceeded = PendingCallsLimitExceededError

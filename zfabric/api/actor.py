@@ -33,7 +33,7 @@ from zfabric.api.options import (
 from zfabric.api.refs import ObjectRef, UncountedRef, owner_of
 from zfabric.api.remote_function import ExportedFunction, dump_call
 from zfabric.api.signatures import misfit, positional, shape_of, shown
-from zfabric.api.strategies import check_node
+from zfabric.api.strategies import check_place
 from zfabric.api.types import Instance_co, P, Parameters, R, R_co
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, ArgumentTypeError, OptionError
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, short
@@ -437,7 +437,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         """
         client = connected()
         self._check_groups()
-        check_node(self._options, client, self._kind.__qualname__)
+        check_place(self._options, client, self._kind.__qualname__, ())
         try:
             if self._signature is not None:
                 self._signature.bind(*args, **kwargs)

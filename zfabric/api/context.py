@@ -7,7 +7,7 @@ from typing import Any
 
 from zfabric.api.actor import ActorHandle, handle_of
 from zfabric.api.lifecycle import connected, default_environment
-from zfabric.protocol.options import RESOURCE_UNIT
+from zfabric.protocol.options import RESOURCE_UNIT, group_of
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, TaskContext
 
@@ -56,8 +56,10 @@ class RuntimeContext:
         """The resources that this task or actor holds, by name; empty in a driver."""
         return {name: amount / RESOURCE_UNIT for name, amount in (self._task.demand if self._task else ())}
 
-    def get_placement_group_id(self) -> None:
-        """None: there are no placement groups."""
+    def get_placement_group_id(self) -> str | None:
+        """The id of the placement group in which this task or actor runs; None if it runs in none."""
+        term = group_of(self._task.strategy) if self._task else None
+        return term.group.hex() if term is not None else None
 
     def get_node_labels(self) -> dict[str, str]:
         """The labels of the node that runs this process, as ``zf.nodes()`` lists them. Queries the node."""
@@ -92,13 +94,15 @@ class RuntimeContext:
         return os.path.dirname(self.gcs_address)
 
     @property
-    def current_placement_group_id(self) -> None:
-        """None: there are no placement groups."""
+    def current_placement_group_id(self) -> str | None:
+        """Alias of ``get_placement_group_id()``."""
+        return self.get_placement_group_id()
 
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
-        """False: there are no placement groups."""
-        return False
+        """Whether what this task or actor submits runs in its placement group, unless it says otherwise."""
+        term = group_of(self._task.strategy) if self._task else None
+        return term is not None and term.captures
 
     def get_runtime_env_string(self) -> str:
         """``runtime_env`` as JSON."""

@@ -4,7 +4,8 @@ Ray options that do not change what a program computes are accepted, so that Ray
 node watches real memory instead of adding up promises), ``max_calls`` (workers do not exit after a number of calls),
 ``enable_task_events``, ``_metadata``, ``_labels``, ``allow_out_of_order_execution``
 (calls of one caller begin in order; in actors that run several calls at once, no call waits for the arguments of another). Options for
-unsupported features (an accelerator type, a placement group) raise OptionError unless they are empty.
+unsupported features (an accelerator type) raise OptionError unless they are empty. So do Ray's deprecated options for placement
+groups, which ``scheduling_strategy`` has replaced.
 """
 
 from __future__ import annotations
@@ -440,7 +441,7 @@ def pairs_of(options: Mapping[str, Any], default_env: Environment = NO_ENVIRONME
         if value(name) is not None and (name, False) not in found:
             found.append((name, float(value(name)) if name == "timeout" else value(name)))
     strategy = strategy_of(options)
-    if strategy:
+    if strategy is not None:
         found.append(("strategy", strategy))
     environment = inherited(value("runtime_env") or {}, default_env)
     if environment != NO_ENVIRONMENT:

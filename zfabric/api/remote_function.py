@@ -27,12 +27,12 @@ from zfabric.api.lifecycle import connected, default_environment
 from zfabric.api.options import Pairs, checked, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
 from zfabric.api.signatures import shown
-from zfabric.api.strategies import check_node
+from zfabric.api.strategies import check_place
 from zfabric.api.types import Given_co, Parameters
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import OBJECT_BYTES, object_id, task_of
 from zfabric.protocol.names import check_length, is_text
-from zfabric.protocol.options import NO_ENVIRONMENT
+from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
@@ -162,7 +162,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
         client = connected()
         if self._client is not client:
             function, options, export = self._function, self._options, self._export
-            check_node(options, client, export.name)
+            check_place(options, client, export.name, ONE_CPU)
             export.bind(client)
             functools.update_wrapper(cast(Any, self), function, updated=())
             returns = options.get("num_returns")

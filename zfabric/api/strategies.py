@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
+from zfabric.machines.common.resources import covers, demand_of, describe
 from zfabric.protocol.names import check_length, is_text
-from zfabric.protocol.options import NODE_ID, SPREAD, Strategy
+from zfabric.protocol.options import ANY_BUNDLE, NODE_ID, SPREAD, Demand, GroupTerm, Strategy, group_strategy
 from zfabric.runtime.interface import ClientInterface
 
 
@@ -110,11 +111,47 @@ class NodeLabelSchedulingStrategy:
         return f"NodeLabelSchedulingStrategy(hard={self.hard!r}, soft={self.soft!r})"
 
 
+class PlacementGroupSchedulingStrategy:
+    """Run in ``placement_group``, in the bundle ``placement_group_bundle_index`` or (-1) in any; with None as the group, outside of all.
+
+    A task whose strategy has ``placement_group_capture_child_tasks`` has what it submits run in the group, too, unless that says otherwise.
+    The call raises OptionError if the bundle, or each of the bundles, has less than the task asks for.
+
+    >>> import zfabric as zf
+    >>> from zfabric.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    >>> group = zf.util.placement_group([{"CPU": 1}])
+    >>> there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+    >>> zf.get(zf.remote(max).options(scheduling_strategy=there).remote(1, 2))
+    2
+    >>> zf.util.remove_placement_group(group)
+    """
+
+    def __init__(
+        self, placement_group: Any, placement_group_bundle_index: int = -1, placement_group_capture_child_tasks: bool | None = None
+    ) -> None:
+        index = placement_group_bundle_index
+        if placement_group is not None and not hasattr(placement_group, "bundle_specs"):
+            raise OptionTypeError(f"placement_group is the result of zf.util.placement_group(), not {placement_group!r}")
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise OptionTypeError(f"placement_group_bundle_index is an int, not {index!r}")
+        count = 0 if placement_group is None else placement_group.bundle_count
+        if not ANY_BUNDLE <= index < max(count, 0 if placement_group is None else 1):
+            raise OptionError(f"placement_group_bundle_index is from 0 to {count - 1}, or -1 for any bundle, not {index}")
+        self.placement_group = placement_group
+        self.placement_group_bundle_index = index
+        self.placement_group_capture_child_tasks = placement_group_capture_child_tasks
+
+    def __repr__(self) -> str:
+        return f"PlacementGroupSchedulingStrategy({self.placement_group!r}, {self.placement_group_bundle_index})"
+
+
 def check_strategy(value: Any) -> None:
     """Raise OptionTypeError unless this is a scheduling strategy."""
-    if value not in ("DEFAULT", "SPREAD") and not isinstance(value, NodeAffinitySchedulingStrategy | NodeLabelSchedulingStrategy):
+    kinds = NodeAffinitySchedulingStrategy | NodeLabelSchedulingStrategy | PlacementGroupSchedulingStrategy
+    if value not in ("DEFAULT", "SPREAD") and not isinstance(value, kinds):
         raise OptionTypeError(
-            f"scheduling_strategy is 'DEFAULT', 'SPREAD', a NodeAffinitySchedulingStrategy or a NodeLabelSchedulingStrategy, not {value!r}"
+            "scheduling_strategy is 'DEFAULT', 'SPREAD', a NodeAffinitySchedulingStrategy, a NodeLabelSchedulingStrategy or a "
+            f"PlacementGroupSchedulingStrategy, not {value!r}"
         )
 
 
@@ -143,13 +180,17 @@ def _values(text: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in several[1].split(",")) if several is not None else (text,)
 
 
-def strategy_of(options: Mapping[str, Any]) -> Strategy:
-    """Encode what checked options say about nodes; empty if they say nothing."""
+def strategy_of(options: Mapping[str, Any]) -> Strategy | None:
+    """Encode what checked options say about nodes: empty for any node, also in a placement group's task; None if they say nothing."""
     strategy, selector = options.get("scheduling_strategy"), options.get("label_selector") or {}
     terms = [
         ("hard", label, "not in" if text.startswith("!") else "in", _values(text.removeprefix("!")))
         for label, text in sorted(selector.items())
     ]
+    if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        if terms:
+            raise OptionError("label_selector: the bundles of a placement group have their nodes; leave one of the two out")
+        return _in_group(strategy)
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
         terms.append(("soft" if strategy.soft else "hard", NODE_ID, "in", (strategy.node_id,)))
     elif isinstance(strategy, NodeLabelSchedulingStrategy):
@@ -157,15 +198,42 @@ def strategy_of(options: Mapping[str, Any]) -> Strategy:
             terms += [(rank, label, each.operator, each.values) for label, each in sorted(labels.items())]
     elif strategy == "SPREAD" and not terms:
         return SPREAD
-    return tuple(terms)
+    return tuple(terms) if terms or strategy is not None else None
 
 
-def check_node(options: Mapping[str, Any], client: ClientInterface, name: str) -> None:
-    """Raise TaskUnschedulableError if the options require a node that is not in the cluster."""
+def check_place(options: Mapping[str, Any], client: ClientInterface, name: str, usual: Demand) -> None:
+    """Raise an error if the options require what is not there.
+
+    TaskUnschedulableError if that is a node, OptionError if it is more than the bundles of a placement group have. ``usual`` is the demand
+    without options.
+    """
     strategy = options.get("scheduling_strategy")
+    if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        wanted = [options.get(option) for option in ("num_cpus", "num_gpus", "resources")]
+        _check_bundles(strategy, usual if all(each is None for each in wanted) else demand_of(*wanted), name)
     if not isinstance(strategy, NodeAffinitySchedulingStrategy) or strategy.soft or strategy.node_id == client.node.hex():
         return
     if not any(dict(row)["node"] == strategy.node_id for row in client.query("nodes")):
         raise TaskUnschedulableError(
             f"{name} is to run on node {strategy.node_id}, which is not in this cluster: zf.nodes() has ids; soft=True runs it elsewhere"
         )
+
+
+def _in_group(strategy: PlacementGroupSchedulingStrategy) -> Strategy:
+    """Encode the strategy; empty without a group."""
+    group = strategy.placement_group
+    if group is None:
+        return ()
+    captures = bool(strategy.placement_group_capture_child_tasks)
+    return group_strategy(GroupTerm(group.id, group.home, strategy.placement_group_bundle_index, captures))
+
+
+def _check_bundles(strategy: PlacementGroupSchedulingStrategy, demand: Demand, name: str) -> None:
+    """Raise OptionError if no bundle that may be used has as much."""
+    index = strategy.placement_group_bundle_index
+    if strategy.placement_group is None or index < ANY_BUNDLE:
+        return
+    bundles = strategy.placement_group.demands
+    if not any(covers(dict(bundle), demand) for bundle in (bundles if index < 0 else bundles[index : index + 1])):
+        what = f"bundle {index} has {describe(bundles[index])}" if index >= 0 else "none of its bundles has as much"
+        raise OptionError(f"{name} asks for {describe(demand)}, and is to run in a placement group: {what}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
-from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
+from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX, group_of
 from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES
 
 Check = Callable[[str, tuple[Any, ...]], None]
@@ -116,12 +116,21 @@ def check_options(name: str, options: tuple[Any, ...]) -> None:
             check_ids(name, value, OBJECT_BYTES)
         elif key == "demand":
             check_columns(name, value, {2}, (STR, INT))
-        elif key == "strategy":
+        elif key in ("strategy", "captured"):
             check_columns(name, value, {4}, (STR, STR, STR, TUPLE))
+            _group(name, value)
         elif key == "env" and tuple(map(type, value)) != (tuple, str, tuple):
             raise MalformedFrame(f"{name}: an environment is variables, a directory and paths")
         elif key == "num_returns" and not 0 <= value <= RETURNS_MAX:
             raise MalformedFrame(f"{name}: a task has 0 to {RETURNS_MAX} values")
+
+
+def _group(name: str, strategy: Any) -> None:
+    """Check the placement group of a strategy, if it names one."""
+    try:
+        group_of(strategy)
+    except (ValueError, TypeError):
+        raise MalformedFrame(f"{name}: a placement group is named by its id, its home and a bundle") from None
 
 
 def _submit(name: str, fields: tuple[Any, ...]) -> None:

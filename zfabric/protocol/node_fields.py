@@ -26,7 +26,7 @@ from zfabric.protocol.fields import (
     check_task_rows,
 )
 from zfabric.protocol.ids import ATTEMPT_MAX, INCARNATION_BYTES, JOB_BYTES, NODE_BYTES, NODE_NUMBER_MAX, OBJECT_BYTES, TASK_BYTES
-from zfabric.protocol.messages import LOST, OK, STAYS
+from zfabric.protocol.messages import GROUP_STATES, LOST, OK, STAYS
 from zfabric.protocol.names import NAME_BYTES_MAX
 
 KEY_BYTES = 40
@@ -313,6 +313,55 @@ def _placed(name: str, fields: tuple[Any, ...]) -> None:
         _numbers(name, *counts[1])
 
 
+# -- placement groups --
+
+
+def _amounts(name: str, *several: tuple[Any, ...]) -> None:
+    for amounts in several:
+        _numbers(name, *check_columns(name, amounts, {2}, (STR, INT))[1])
+
+
+def _room(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+    _amounts(name, *fields[1:])
+
+
+def _prepare_bundles(name: str, fields: tuple[Any, ...]) -> None:
+    group, reservation, _, rows = fields
+    check_ids(name, (group,), TASK_BYTES)
+    columns = check_columns(name, rows, {2}, (INT, TUPLE))
+    _numbers(name, reservation, *columns[0])
+    _amounts(name, *columns[1])
+    if not rows or len(set(columns[0])) < len(rows):
+        _refuse(name, "bundles have numbers of their own, and there is one at least")
+
+
+def _bundles_prepared(name: str, fields: tuple[Any, ...]) -> None:
+    group, reservation, rows = fields
+    check_ids(name, (group,), TASK_BYTES)
+    columns = check_columns(name, rows, {2}, (INT, TUPLE))
+    _numbers(name, reservation, *columns[0], *chain.from_iterable(columns[1]))
+
+
+def _free_bundles(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    _numbers(name, *fields[1])
+
+
+def _group(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+
+
+def _group_state(name: str, fields: tuple[Any, ...]) -> None:
+    group, state, rows, _ = fields
+    check_ids(name, (group,), TASK_BYTES)
+    columns = check_columns(name, rows, {2}, (TUPLE, BYTES))
+    _amounts(name, *columns[0])
+    check_ids(name, tuple(filter(None, columns[1])), NODE_BYTES)
+    if state not in GROUP_STATES:
+        _refuse(name, f"a placement group is {', '.join(GROUP_STATES)}")
+
+
 # -- registry and members --
 
 
@@ -429,6 +478,14 @@ NODE_CHECKS: dict[str, Check] = {
     "JobNumber": _all_numbers,
     "NewJob": _number,
     "Written": _number,
+    "AskRoom": _number,
+    "NodeRoom": _room,
+    "PrepareBundles": _prepare_bundles,
+    "BundlesPrepared": _bundles_prepared,
+    "CommitBundles": _group,
+    "FreeBundles": _free_bundles,
+    "WatchGroup": _group,
+    "GroupState": _group_state,
     "Join": _join,
     "Joined": _joined,
     "NodeTable": _node_table,

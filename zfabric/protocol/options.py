@@ -13,7 +13,9 @@
 ``paths``               where the program that exported the function finds its modules (functions only; set by clients that joined a node)
 ``directory``           the working directory of that program, and of its functions if it exists (functions only; set as ``paths`` is)
 ``deterministic``       True: its values may be dropped and rebuilt instead of spilled
-``strategy``            where tasks may run: rows (rank, label, "in" or "not in", values), rank "hard", "soft" or "spread" (``accepts``)
+``strategy``            where tasks may run: rows (rank, label, "in" or "not in", values), rank "hard", "soft" or "spread" (``accepts``);
+                        or in a placement group (``group_strategy``); empty: anywhere, also in a task that has its children in its group
+``captured``            the same, for a task that says nothing: its parent has what it submits run in its placement group (call rows only)
 ``stream``              the task's value is the end of a stream: how many values it may be ahead of its consumer (0: as configured)
 ``dynamic``             True: the call's value is one over all that the method yields (call rows only)
 ``concurrency_groups``  most calls of an actor that run at the same time, by group; ``max_concurrency`` for the default group
@@ -30,7 +32,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 RESOURCE_UNIT = 10_000
 """Fixed point: resource amounts are integers in 1/10,000, so that fractions add up."""
@@ -48,9 +50,16 @@ RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
 """A variable with the whole runtime env as JSON, for tasks that a worker submits in turn. User code does not see it."""
 Strategy = tuple[tuple[str, str, str, tuple[str, ...]], ...]
 """What a task says about the nodes where it may run: rows (rank, label, operator, values). Rank "hard": a node must accept the row. "soft":
-nodes that do come first. "spread": tasks are dealt out evenly, which needs no label. "here": this node's share of such tasks."""
+nodes that do come first. "spread": tasks are dealt out evenly, which needs no label. "here": this node's share of such tasks. "group": in
+a placement group. "bundle": in those bundles of one that this node has."""
 SPREAD: Strategy = (("spread", "", "", ()),)
 HERE: Strategy = (("here", "", "", ()),)
+GROUP_POLICIES = "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"
+"""How the bundles of a placement group may be distributed over nodes."""
+ANY_BUNDLE = -1
+"""The index that stands for any bundle of a placement group."""
+WHOLE_GROUP = -2
+"""The same, once all bundles are reserved."""
 NODE_ID = ""
 """The label that each node has by itself: its id, as text."""
 ONE_CPU: Demand = (("CPU", RESOURCE_UNIT),)
@@ -75,6 +84,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "demand": (tuple,),
     "num_returns": (int,),
     "strategy": (tuple,),
+    "captured": (tuple,),
     "stream": (int,),
     "dynamic": (bool,),
     "max_retries": (int,),
@@ -128,10 +138,51 @@ def accepts(labels: Mapping[str, str], terms: Iterable[tuple[str, str, str, tupl
     return True
 
 
+class GroupTerm(NamedTuple):
+    """Where in a placement group a task is to run."""
+
+    group: bytes
+    """The id of the group."""
+    home: bytes
+    """The node that decides about the group."""
+    bundle: int
+    """The number of a bundle, ``ANY_BUNDLE`` or ``WHOLE_GROUP``."""
+    captures: bool
+    """Whether what the task submits runs in the group, too, unless it says otherwise."""
+
+
+def group_strategy(term: GroupTerm) -> Strategy:
+    """Encode where in a placement group a task is to run.
+
+    >>> group_of(group_strategy(GroupTerm(b"id", b"node", 2, False))).bundle
+    2
+    """
+    return (("group", term.group.hex(), term.home.hex(), (str(term.bundle), "captures" if term.captures else "")),)
+
+
+def group_of(strategy: Strategy) -> GroupTerm | None:
+    """The placement group of a strategy, if it names one. Raises ValueError if it is malformed."""
+    if not strategy or strategy[0][0] not in ("group", "bundle"):
+        return None
+    _, group, home, (index, captures) = strategy[0]
+    return GroupTerm(bytes.fromhex(group), bytes.fromhex(home), int(index), captures != "")
+
+
+def in_bundle(strategy: Strategy) -> Strategy:
+    """The strategy of tasks of a placement group once they are at a node with a bundle of it; empty for other strategies."""
+    if not strategy or strategy[0][0] not in ("group", "bundle"):
+        return ()
+    _, group, home, (index, _) = strategy[0]
+    return (("bundle", group, home, (index, "")),)
+
+
 def describe_strategy(strategy: Strategy) -> str:
     """The nodes that a strategy accepts, as people read it: empty if it accepts all."""
     parts = []
     for rank, label, operator, values in strategy:
+        if rank in ("group", "bundle"):
+            index = int(values[0])
+            parts.append(f"in {f'bundle {index} of ' if index >= 0 else ''}placement group {label}")
         if rank == "hard":
             what = "node" if label == NODE_ID else f"a node with label {label!r}"
             parts.append(f"on {what} {'not ' if operator == 'not in' else ''}{' or '.join(map(str, values)) or 'set'}")

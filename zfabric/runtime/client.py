@@ -92,6 +92,11 @@ class FabricClient:
 
     # -- what the API calls --
 
+    def new_id(self) -> bytes:
+        """See ``ClientInterface``."""
+        with self._lock:
+            return self._namer().child()
+
     def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
         """Implement ``ClientInterface.export``."""
         if self.paths:

@@ -246,6 +246,7 @@ class DriverClient:
         self.pending_calls = fenced(fabric.pending_calls)
         self.breakpoint_of = fabric.breakpoint_of
         self.query = fenced(fabric.query)
+        self.new_id = fenced(fabric.new_id)
         self.close = fenced(self._close)
         self._get = fenced(fabric.get)
         self._submit = fenced(fabric.submit, lambda first, *args: self._drop_values([first], args[4]))

@@ -12,7 +12,7 @@ from zfabric.adapters import numeric_threads, serialization
 from zfabric.adapters.generated_values import returning_all
 from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.messages import Row
-from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, option
+from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Strategy, group_of, option
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.hosting import Host
 
@@ -32,6 +32,8 @@ class LoadedFunctions:
         """Functions that create actors."""
         self.usual_terms: dict[bytes, tuple[str, int]] = {}
         """(name, default number of returned values) of each function."""
+        self.on_capturing: Callable[[], None] = _nothing
+        """Called when this process is to run a task whose children run in its placement group."""
         self.thread_limit = 1
         """The current number of threads of numeric libraries."""
         self._client = client
@@ -49,6 +51,7 @@ class LoadedFunctions:
             row = self._worker.functions[function_id]
             self._look_in(option(row[3], "paths", ()))
             self._go_to(option(row[3], "directory", ""), task)
+            self._look_for_captures(option(row[3], "strategy", ()))
             ahead = option(row[3], "stream")
             self.usual_terms[function_id] = (row[1], option(row[3], "num_returns", 1))
             function, retry = serialization.load_function(row[2], function_id)
@@ -60,6 +63,20 @@ class LoadedFunctions:
             elif ahead is None and option(row[3], "num_returns", 1) == 1 and self._cpus_of(function_id) == 1:
                 self.plain[function_id] = found
         return found
+
+    def strategy_of(self, task: Row) -> Strategy:
+        """Return what a task, its function or its parent says about where it runs."""
+        own = option(task[4], "strategy") if len(task) > 4 else None
+        if own is None:
+            own = option(self._worker.functions[task[1]][3], "strategy")
+        if own is None:
+            own = option(task[4], "captured") if len(task) > 4 else None
+        return own or ()
+
+    def _look_for_captures(self, strategy: Strategy) -> None:
+        term = group_of(strategy)
+        if term is not None and term.captures:
+            self.on_capturing()
 
     def _look_in(self, paths: tuple[str, ...]) -> None:
         """Import modules from the paths of the job's program. Functions that this worker exports get the same paths."""
@@ -78,8 +95,10 @@ class LoadedFunctions:
     def limit_threads(self, task: Row) -> None:
         """Give numeric libraries one thread per whole CPU of a task, at least one. Called before the task imports any."""
         count = self._cpus_of(task[1])
-        if len(task) > 4 and (demand := option(task[4], "demand")):
-            count = _whole_cpus(demand)
+        if len(task) > 4:
+            if demand := option(task[4], "demand"):
+                count = _whole_cpus(demand)
+            self._look_for_captures(self.strategy_of(task))
         if count != self.thread_limit:
             self.thread_limit = count
             numeric_threads.limit(count)
@@ -109,6 +128,10 @@ class LoadedFunctions:
     def makes_actor(self, item: Item | Invocation) -> bool:
         """Whether this is a task that creates an actor."""
         return item.row[1] in self.classes
+
+
+def _nothing() -> None:
+    """No part of this process submits tasks."""
 
 
 def _whole_cpus(demand: Demand) -> int:

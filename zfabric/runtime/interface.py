@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from zfabric.adapters import task_errors
 from zfabric.config import Config
 from zfabric.protocol.messages import Row
-from zfabric.protocol.options import Demand
+from zfabric.protocol.options import Demand, Strategy
 
 
 class Outcome(NamedTuple):
@@ -72,6 +72,9 @@ class ClientInterface(Protocol):
     @property
     def node(self) -> bytes:
         """The incarnation of its node."""
+
+    def new_id(self) -> bytes:
+        """Return an id (16 bytes) that nothing else has: it begins with the job's."""
 
     def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
         """Export a function to the job; its id is a 16-byte hash of its content. Repeated exports are cheap."""
@@ -196,6 +199,8 @@ class TaskContext(NamedTuple):
     """The name in its options, or empty."""
     cancelled: bool = False
     """Whether it is to be stopped."""
+    strategy: Strategy = ()
+    """Where it was to run; in a call, where its actor was to."""
 
 
 def _no_task() -> TaskContext | None:

@@ -46,11 +46,13 @@ class Introspection:
         if type(item) is Invocation:
             made_by = worker.mailbox.actors[item.actor_id][0] if item.actor_id in worker.mailbox.actors else None
             demand = () if made_by is None else functions.option_of(made_by, "demand", ())
-            return TaskContext(item.row[0], tries, name, gpu_ids(self._gpus.places), item.actor_id, demand, "", stopped)
+            strategy = () if made_by is None else functions.strategy_of(made_by)
+            return TaskContext(item.row[0], tries, name, gpu_ids(self._gpus.places), item.actor_id, demand, "", stopped, strategy)
         makes_actor = functions.makes_actor(item)
         actor_id, default = (item.row[0], ()) if makes_actor else (b"", ONE_CPU)
         demand, called = functions.option_of(item.row, "demand", default), functions.option_of(item.row, "name", "")
-        return TaskContext(item.row[0], tries, name, gpu_ids(item.gpus), actor_id, demand, "" if makes_actor else called, stopped)
+        given, strategy = "" if makes_actor else called, functions.strategy_of(item.row)
+        return TaskContext(item.row[0], tries, name, gpu_ids(item.gpus), actor_id, demand, given, stopped, strategy)
 
     # -- output --
 

@@ -75,6 +75,7 @@ class WorkerRuntime:
         self._loop = TaskLoop(fabric, contexts, runner, attempts, writes, lending, self._shared, replayer)
         self._waiting = Waiting(connection, contexts, functions, lending, self._shared, self._loop.execute)
         self.client = WorkerClient(connection, fabric, self.interrupter, replayer, self._waiting, exits)
+        functions.on_capturing = self.client.begin_capturing
 
     def run(self, daemon: bytes) -> None:
         """Register with the daemon, and run the tasks that it sends until it ends this worker, which raises SystemExit."""

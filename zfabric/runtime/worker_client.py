@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from zfabric.machines.worker import Invocation
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import Row
+from zfabric.protocol.options import ANY_BUNDLE, group_of, group_strategy
+from zfabric.runtime import interface
 from zfabric.runtime.actor_exits import ActorExits
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.interface import Terms
@@ -59,6 +61,8 @@ class WorkerClient:
         self.pending_calls = closed(fabric.pending_calls)
         self.breakpoint_of = fabric.breakpoint_of
         self.query = closed(fabric.query)
+        self.new_id = closed(fabric.new_id)
+        self._closed = closed
 
     @property
     def job(self) -> bytes:
@@ -77,6 +81,30 @@ class WorkerClient:
     def node(self) -> bytes:
         """The node's incarnation."""
         return self.machine.node
+
+    def begin_capturing(self) -> None:
+        """Have tasks that capture their children mark these, from now on. Other processes do not look for such tasks."""
+        self.submit = self._closed(self._submit_captured)
+        self.submit_many = self._closed(self._submit_many_captured)
+
+    def _captured(self, options: tuple[Row, ...] | None) -> tuple[Row, ...] | None:
+        """Add to the options of a task that the one here has it run in its placement group."""
+        task = interface.current_task()
+        term = group_of(task.strategy) if task is not None else None
+        if term is None or not term.captures:
+            return options
+        return (*(options or ()), ("captured", group_strategy(term._replace(bundle=ANY_BUNDLE))))
+
+    def _submit_captured(
+        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
+    ) -> bytes:
+        return self._fabric.submit(function_id, arguments, dependencies, self._captured(options), num_returns)
+
+    def _submit_many_captured(
+        self, function_id: bytes, calls: Iterable[tuple[bytes, tuple[bytes, ...], tuple[Row, ...] | None]], num_returns: int
+    ) -> list[bytes]:
+        marked = [(arguments, dependencies, self._captured(options)) for arguments, dependencies, options in calls]
+        return self._fabric.submit_many(function_id, marked, num_returns)
 
     def _call(
         self,

@@ -6,12 +6,17 @@ __all__ = [
     "ActorPool",
     "as_completed",
     "deregister_serializer",
+    "get_current_placement_group",
     "get_node_ip_address",
+    "get_placement_group",
     "inspect_serializability",
     "list_named_actors",
     "log_once",
     "map_unordered",
+    "placement_group",
+    "placement_group_table",
     "register_serializer",
+    "remove_placement_group",
 ]
 
 _PLACES = {
@@ -22,6 +27,10 @@ _PLACES = {
     "deregister_serializer": ("zfabric.api.serializers", "deregister_serializer"),
     "get_node_ip_address": ("zfabric.api.cluster", "node_ip_address"),
     "inspect_serializability": ("zfabric.api.serializers", "inspect_serializability"),
+    "get_current_placement_group": ("zfabric.util.placement_group", "get_current_placement_group"),
+    "get_placement_group": ("zfabric.util.placement_group", "get_placement_group"),
+    "placement_group_table": ("zfabric.util.placement_group", "placement_group_table"),
+    "remove_placement_group": ("zfabric.util.placement_group", "remove_placement_group"),
     "list_named_actors": ("zfabric.api.cluster", "named_actors"),
     "register_serializer": ("zfabric.api.serializers", "register_serializer"),
 }
@@ -32,6 +41,7 @@ _MODULES = (
     "local_cluster",
     "metrics",
     "multiprocessing",
+    "placement_group",
     "progress",
     "queue",
     "scheduling_strategies",

@@ -82,7 +82,7 @@ def describe(demand: Demand) -> str:
 
 
 class ResourcePool:
-    """What one node has and what of it is free, the ids of its GPUs included.
+    """What one node has and what of it is free, the ids of its GPUs included; or what one bundle of a placement group has.
 
     ``acquire`` takes without asking, so that a worker that was blocked gets back the CPU it had lent although another task
     uses it meanwhile: ``available`` may be negative for a while. Ask ``fits`` before a new task is started.
@@ -92,13 +92,17 @@ class ResourcePool:
     False
     """
 
-    def __init__(self, total: Demand) -> None:
+    def __init__(self, total: Demand, gpu_ids: tuple[int, ...] | None = None) -> None:
+        """``gpu_ids`` are those that a bundle has; a node has all from 0."""
         self.total = dict(total)
         self._free = dict(total)
         gpus, rest = divmod(self.total.get(GPU, 0), RESOURCE_UNIT)
-        if rest:
+        if rest and gpu_ids is None:
             raise OptionError("a node has a whole number of GPUs")
-        self._gpu_free = [RESOURCE_UNIT] * gpus
+        ids = range(gpus) if gpu_ids is None else gpu_ids
+        self._gpu_share = dict.fromkeys(ids, min(self.total.get(GPU, 0), RESOURCE_UNIT))
+        """How much of each GPU the pool has."""
+        self._gpu_free = dict(self._gpu_share)
 
     def fits_total(self, demand: Demand) -> bool:
         """Whether the node could ever run this, were it empty."""
@@ -108,11 +112,12 @@ class ResourcePool:
         """Whether this much is free now. Two halves of different GPUs are no whole one."""
         return covers(self._free, demand) and all(self._pick(amount) for name, amount in demand if name == GPU)
 
-    def acquire(self, demand: Demand) -> None:
-        """Take ``demand``. The ids of its GPUs, if it names any, come from ``acquire_gpus``."""
+    def acquire(self, demand: Demand) -> ResourcePool:
+        """Take ``demand``; return the pool to which it is released. The ids of its GPUs, if it names any, come from ``acquire_gpus``."""
         free = self._free
         for name, amount in demand:
             free[name] = free.get(name, 0) - amount
+        return self
 
     def release(self, demand: Demand) -> None:
         """Release ``demand``. Raises InvariantViolation if that is more than the node has."""
@@ -138,12 +143,30 @@ class ResourcePool:
         share = min(amount, RESOURCE_UNIT)
         for index in ids:
             self._gpu_free[index] += share
-            if self._gpu_free[index] > RESOURCE_UNIT:
+            if self._gpu_free[index] > self._gpu_share[index]:
                 raise InvariantViolation(f"GPU {index} released more than acquired")
 
     def available(self) -> Demand:
         """What is free now, as sorted (name, amount) pairs; an amount is negative while lent CPUs are in use twice."""
         return tuple(sorted(self._free.items()))
+
+    def owes(self, demand: Demand) -> bool:
+        """Whether more than there is was taken of a resource of ``demand``."""
+        return any(self._free.get(name, 0) < 0 for name, _ in demand)
+
+    @property
+    def gpu_ids(self) -> tuple[int, ...]:
+        """The GPUs of which it has a share."""
+        return tuple(self._gpu_share)
+
+    def has(self, pool: ResourcePool) -> bool:
+        """Whether what is released to ``pool`` is released to this one."""
+        return pool is self
+
+    @property
+    def idle(self) -> bool:
+        """Whether all of it is free."""
+        return self._free == self.total
 
     def _pick(self, amount: int) -> tuple[int, ...]:
         free = self._gpu_free
@@ -151,7 +174,11 @@ class ResourcePool:
             return ()
         if amount >= RESOURCE_UNIT:
             count, rest = divmod(amount, RESOURCE_UNIT)
-            whole = [index for index, left in enumerate(free) if left == RESOURCE_UNIT]
+            whole = [index for index, left in free.items() if left == RESOURCE_UNIT]
             return () if rest or len(whole) < count else tuple(whole[:count])
-        rooms = [(left, index) for index, left in enumerate(free) if left >= amount]
+        rooms = [(left, index) for index, left in free.items() if left >= amount]
         return (min(rooms)[1],) if rooms else ()
+
+
+NO_POOL = ResourcePool(())
+"""The pool of what has no resources."""

@@ -22,6 +22,8 @@ from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.actors.remakes import Remakes
+from zfabric.machines.local_scheduler.groups.bundles import Bundles
+from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
 from zfabric.machines.local_scheduler.lifecycle.former_jobs import FormerJobs
@@ -37,6 +39,7 @@ from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
+from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.locality import Locality
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
@@ -80,7 +83,9 @@ from zfabric.machines.local_scheduler.transitions import (
     ActorUnwanted,
     AgentReady,
     DetachedActorDied,
+    JobOver,
     NodeFoundDead,
+    NodeGone,
     NodeReady,
     Recovered,
     RemakeEnded,
@@ -118,7 +123,7 @@ class LocalScheduler:
         self.config = config
         self.pool = ResourcePool(total)
         self.blocks = BlockWriter()
-        self.tables = Tables(address, node, store, control, placer, config, first_attempt(daemons), daemons > 0)
+        self.tables = Tables(address, node, store, control, placer, config, first_attempt(daemons), daemons > 0, self.pool)
         self.references = References(self.tables, self.blocks)
         self.requests = PendingRequests(self.tables)
         self.outcomes = Outcomes(self.tables, self.references, node)
@@ -199,6 +204,8 @@ class LocalScheduler:
             self.entrusting,
             self.fetching,
         )
+        self.bundles = Bundles(self.tables, self.outcomes, self.workers, self.dispatcher, self.actors)
+        self.groups = Groups(self.tables, self.requests, self.bundles)
         self.recovery = Recovery(
             self.tables,
             self.blocks,
@@ -215,6 +222,7 @@ class LocalScheduler:
             self.logs,
             self.actors,
             self.executions.adopt,
+            self.groups,
             self.step,
             self.deliver,
         )
@@ -238,6 +246,7 @@ class LocalScheduler:
         )
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, node)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
+        self.group_tasks = GroupTasks(self.tables, self.outcomes, self.delegations)
         self.locality = Locality(self.tables, self.delegations)
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
         self.reclaiming = Reclaiming(self.tables, self.pool, self.outcomes)
@@ -304,6 +313,7 @@ class LocalScheduler:
             self.actors,
             self.logs,
             self.deadlocks,
+            self.groups,
             self.statistics,
         )
         self.receivers: dict[type[Any], Callable[[Any], None]] = {
@@ -319,6 +329,8 @@ class LocalScheduler:
             AgentReady: self.copies.on_agent_ready,
             Recovered: self.peer_recovery.on_recovered,
             NodeReady: self.peers.on_node_ready,
+            NodeGone: self._node_gone,
+            JobOver: self._job_over,
         }
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
@@ -361,6 +373,7 @@ class LocalScheduler:
         self.membership.tick(now)
         self.rejoining.tick(now)
         self.cluster_queries.tick(now)
+        self.groups.tick(now)
         self.deliver()
 
     def next_deadline(self) -> float | None:
@@ -380,6 +393,7 @@ class LocalScheduler:
             self.spilling.next_deadline(),
             self.cluster_queries.next_deadline(),
             self.heartbeats.next_deadline(),
+            self.groups.next_deadline(),
             self.actors.next_deadline(),
             self.deadlocks.next_deadline(),
             self.logs.next_deadline(),
@@ -403,6 +417,11 @@ class LocalScheduler:
                 self.locality.end_of_turn(now)
             if tables.any_away:
                 self.strategies.end_of_turn(now)
+                self.group_tasks.end_of_turn(now)
+            if self.bundles.active:
+                self.bundles.end_of_turn()
+            if self.groups.active:
+                self.groups.end_of_turn(now)
             self.dispatcher.turn(now)
             for source, message in self.direct.take_waiting():
                 self.step(now, source, message)
@@ -495,6 +514,18 @@ class LocalScheduler:
         worker = self.tables.worker_of(source)
         if worker is not None:
             self.events.calls_ended(now, worker, message)
+
+    # -- placement groups --
+
+    def _node_gone(self, gone: NodeGone) -> None:
+        self.groups.node_died(gone.node)
+        self.bundles.node_died(gone.node)
+        self.group_tasks.node_died(gone.node)
+
+    def _job_over(self, over: JobOver) -> None:
+        self.groups.job_ended(over.job)
+        self.bundles.job_ended(over.job)
+        self.group_tasks.job_ended(over.job)
 
     # -- queries and output --
 
@@ -662,6 +693,15 @@ class LocalScheduler:
             m.NodeTable: self.peers.on_node_table,
             m.RegisterNode: self.peers.on_register_node,
             m.ValueRead: self.fetching.on_value_read,
+            m.AskRoom: self.bundles.on_ask_room,
+            m.PrepareBundles: self.bundles.on_prepare_bundles,
+            m.CommitBundles: self.bundles.on_commit_bundles,
+            m.FreeBundles: self.bundles.on_free_bundles,
+            m.NodeRoom: self.groups.on_room,
+            m.RoomGrew: self.groups.on_room_grew,
+            m.BundlesPrepared: self.groups.on_bundles_prepared,
+            m.WatchGroup: self.groups.on_watch_group,
+            m.GroupState: self.group_tasks.on_group_state,
             m.Pulled: self.copies.on_pulled,
             m.PullFailed: self.copies.on_pull_failed,
             m.Query: self.on_query,

@@ -11,6 +11,8 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from zfabric.machines.common.naming import salt_of
+from zfabric.machines.common.resources import NO_POOL, ResourcePool
+from zfabric.machines.local_scheduler.group_records import GroupPool
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import (
     FIRST_RETURN,
@@ -25,7 +27,18 @@ from zfabric.protocol.ids import (
     tries_of,
 )
 from zfabric.protocol.messages import Row, Rows
-from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, Strategy, option
+from zfabric.protocol.options import (
+    NO_ENVIRONMENT,
+    ONE_CPU,
+    RESOURCE_UNIT,
+    Demand,
+    Environment,
+    GroupTerm,
+    Strategy,
+    group_of,
+    in_bundle,
+    option,
+)
 
 WAITING, READY, ASSIGNED, DONE = range(4)
 STATE_NAMES = ("waiting", "ready", "assigned", "finished")
@@ -441,7 +454,7 @@ class FunctionRecord:
     def shape(self) -> Shape:
         """Shape of its tasks that set no options of their own."""
         makes = TASKS if self.actor is None else SHARING if self.shared else ACTORS
-        strategy = () if self.delegated else self.strategy
+        strategy = in_bundle(self.strategy) if self.delegated else self.strategy
         return self.demand, self.environment, makes, self.concurrency, self.delegated, strategy
 
     def learn(self, count: int, seconds: float) -> None:
@@ -471,11 +484,13 @@ class ShapeQueue:
         "feasible",
         "for_life",
         "gpus",
+        "group",
         "infeasible_since",
         "job",
         "leased",
         "light",
         "placed",
+        "pool",
         "shape",
         "shared",
         "stopped",
@@ -489,6 +504,10 @@ class ShapeQueue:
         demand, environment, makes, concurrency, self.delegated, self.strategy = self.shape = shape
         self.away = False
         """Whether its tasks are dealt out to nodes by their strategy, and none is dispatched from here."""
+        self.group: GroupTerm | None = group_of(self.strategy)
+        """The placement group in which its tasks run."""
+        self.pool: ResourcePool | GroupPool = NO_POOL
+        """What its tasks use: the node's resources, or those of bundles. ``Tables.queue_for`` sets it."""
         self.job = job
         self.concurrency = concurrency
         """Number of its tasks that one worker runs at the same time, in an event loop; 0: one, on its stack."""
@@ -644,6 +663,7 @@ class WorkerRecord:
         "last_progress",
         "lent",
         "pid",
+        "pool",
         "process",
         "queue",
         "running_call",
@@ -666,6 +686,8 @@ class WorkerRecord:
         self.process: ProcessRecord | None = None
         self.queue: ShapeQueue | None = None
         self.demand: Demand = ()
+        self.pool: ResourcePool = NO_POOL
+        """Where its demand was acquired."""
         self.gpus: tuple[int, ...] = ()
         """GPUs assigned to it, until it exits."""
         self.used = False

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from zfabric.config import Config
+from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord
+from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.inline_values import InlineValues
 from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
@@ -34,7 +36,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Log, Send
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, JOB_BYTES, LOCAL_SCHEDULER, PREFIX_BYTES, TASK_BYTES, Address, control_of
 from zfabric.protocol.messages import Row
-from zfabric.protocol.options import HERE, NODE_ID, accepts
+from zfabric.protocol.options import HERE, NODE_ID, GroupTerm, accepts
 
 NOTICES_MAX = 20
 """Most notices to one driver that something runs again after a crash."""
@@ -53,9 +55,20 @@ class Tables:
         config: Config,
         first: int,
         recovering: bool,
+        pool: ResourcePool,
     ) -> None:
         self.address = address
         self.node = node
+        self.pool = pool
+        """What this node has, without what the bundles of placement groups have."""
+        self.groups: dict[bytes, GroupRecord] = {}
+        """Placement groups whose home is this node, by id, in the order in which they were made."""
+        self.bundles: dict[bytes, dict[int, Bundle]] = {}
+        """Bundles of placement groups that this node has reserved, or is about to, by group and index."""
+        self.known_groups: dict[bytes, KnownGroup] = {}
+        """Placement groups that tasks of this node name."""
+        self.reserving = False
+        """Whether a bundle waits for the end of tasks that use its resources: meanwhile no lease is prolonged."""
         self.first_attempt = first
         """Number of the first attempt that this scheduler makes of a task (``protocol.ids``)."""
         self.store_address = store
@@ -202,6 +215,22 @@ class Tables:
         """Decide to send ``message`` to the local scheduler of another node."""
         self.effects.append(Send(LOCAL_SCHEDULER + node, message))
 
+    def send_to_peer(self, node: bytes, message: m.Message) -> None:
+        """Decide to send ``message`` to the local scheduler of a node, which may be this one."""
+        self.effects.append(Send(self.address if node == self.node else LOCAL_SCHEDULER + node, message))
+
+    def sender_of(self, source: Address) -> bytes | None:
+        """The node of a local scheduler that sent a message, which may be this one; None if it is dead, or not known yet."""
+        if source[1:] == self.address[1:]:
+            return self.node
+        node = self.nodes.get(source[1:])
+        return node.token if node is not None and node.registered else None
+
+    def number_of(self, node: bytes) -> int:
+        """The number of a node in its cluster."""
+        row = self.node_table.get(node)
+        return 0 if row is None else int(row[1])
+
     def find(self, object_id: bytes) -> AnyObject | None:
         """The record of an object, or None if there is none (any more)."""
         task = self.tasks.get(object_id[:TASK_BYTES])
@@ -253,9 +282,29 @@ class Tables:
 
     def _find_out_if_away(self, queue: ShapeQueue) -> None:
         strategy = queue.strategy
+        if queue.group is not None:
+            self._find_bundles(queue, queue.group)
+            return
+        queue.pool = self.pool
         hard = [term for term in strategy if term[0] == "hard"]
         queue.away = bool(strategy) and strategy != HERE and (bool(self.nodes) or not accepts(self.labels, hard))
         self.any_away |= queue.away
+
+    def _find_bundles(self, queue: ShapeQueue, term: GroupTerm) -> None:
+        """Tasks of a group wait until it is whole, and run from this queue if all of it is here, or they were given to this node."""
+        known = self.known_groups.get(term.group)
+        if queue.strategy[0][0] == "group":
+            queue.away = known is None or not known.all_at(self.node) or not known.able(term, queue.demand)
+        else:
+            queue.away = all(bundle.ending for bundle in self.bundles.get(term.group, {}).values())
+        queue.pool = GroupPool(self.bundles, term.group, term.bundle)
+        self.any_away |= queue.away
+
+    def group_changed(self, group: bytes) -> None:
+        """Find out anew which queues of a placement group are away."""
+        for queue in self.queues.values():
+            if queue.group is not None and queue.group.group == group:
+                self._find_out_if_away(queue)
 
     def nodes_changed(self) -> None:
         """Find out anew which queues are away."""

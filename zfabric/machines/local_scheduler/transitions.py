@@ -95,6 +95,18 @@ class NodeReady(NamedTuple):
     process: ProcessRecord
 
 
+class NodeGone(NamedTuple):
+    """Another node is dead, and what it ran is queued again."""
+
+    node: bytes
+
+
+class JobOver(NamedTuple):
+    """A job has ended on this node."""
+
+    job: bytes
+
+
 Transition = (
     ActorTaskEnded
     | RemakeEnded
@@ -108,4 +120,6 @@ Transition = (
     | AgentReady
     | Recovered
     | NodeReady
+    | NodeGone
+    | JobOver
 )

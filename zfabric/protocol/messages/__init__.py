@@ -29,6 +29,7 @@ from zfabric.protocol.messages import (
     control_store,
     delegation,
     failover,
+    groups,
     node,
     placement,
     queries,
@@ -129,6 +130,20 @@ from zfabric.protocol.messages.failover import Entrust as Entrust
 from zfabric.protocol.messages.failover import Entrusted as Entrusted
 from zfabric.protocol.messages.failover import Remains as Remains
 from zfabric.protocol.messages.failover import Withdraw as Withdraw
+from zfabric.protocol.messages.groups import CREATED as CREATED
+from zfabric.protocol.messages.groups import GROUP_STATES as GROUP_STATES
+from zfabric.protocol.messages.groups import PENDING_GROUP as PENDING_GROUP
+from zfabric.protocol.messages.groups import REMOVED as REMOVED
+from zfabric.protocol.messages.groups import RESCHEDULING as RESCHEDULING
+from zfabric.protocol.messages.groups import AskRoom as AskRoom
+from zfabric.protocol.messages.groups import BundlesPrepared as BundlesPrepared
+from zfabric.protocol.messages.groups import CommitBundles as CommitBundles
+from zfabric.protocol.messages.groups import FreeBundles as FreeBundles
+from zfabric.protocol.messages.groups import GroupState as GroupState
+from zfabric.protocol.messages.groups import NodeRoom as NodeRoom
+from zfabric.protocol.messages.groups import PrepareBundles as PrepareBundles
+from zfabric.protocol.messages.groups import RoomGrew as RoomGrew
+from zfabric.protocol.messages.groups import WatchGroup as WatchGroup
 from zfabric.protocol.messages.node import MemoryPressure as MemoryPressure
 from zfabric.protocol.messages.node import ProcessDied as ProcessDied
 from zfabric.protocol.messages.node import ProcessTable as ProcessTable
@@ -222,6 +237,7 @@ SECTIONS: tuple[ModuleType, ...] = (
     placement,
     delegation,
     failover,
+    groups,
     cluster,
     transfer,
     node,

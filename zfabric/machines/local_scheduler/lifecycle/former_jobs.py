@@ -32,6 +32,7 @@ class FormerJobs:
     def ask(self) -> None:
         """Search for former jobs, before this node has jobs of its own."""
         self.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._found)
+        self.requests.ask(m.Scan, "group", b"", b"", PAGE, then=self._groups_found)
 
     def _found(self, now: float, about: None, answer: m.Found) -> None:
         """Begin to clear the former jobs that were running."""
@@ -40,6 +41,12 @@ class FormerJobs:
             if facts["status"] in ("running", ELSEWHERE) and key not in self.tables.jobs:
                 ended = pack_row({**facts, "status": "ended"}) if facts["status"] == "running" else b""
                 self._go_on(_Clearing(key, ended, ("task", "function", "object", "log", "checkpoint")))
+
+    def _groups_found(self, now: float, about: None, message: m.Found) -> None:
+        """Delete the rows of placement groups, detached ones too: what they had reserved is free."""
+        self._write((), tuple(("group", key) for key, _ in message.rows))
+        if message.more:
+            self.requests.ask(m.Scan, "group", b"", message.rows[-1][0], PAGE, then=self._groups_found)
 
     def _rows_found(self, now: float, clearing: _Clearing, message: m.Found) -> None:
         """Delete a page of rows of a job, and request the next."""

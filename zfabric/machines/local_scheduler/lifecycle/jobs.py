@@ -20,6 +20,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
+from zfabric.machines.local_scheduler.transitions import JobOver
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, Address, job_id
 
@@ -121,6 +122,7 @@ class Jobs:
             queue.tasks.clear()
         self.actors.job_ended(job)
         self.remakes.job_ended(job.id)
+        tables.transitions.append(JobOver(job.id))
         for task in [task for identifier, task in tables.tasks.items() if identifier[:JOB_BYTES] == job.id]:
             self._drop_task(task)
             if task.block is not None:

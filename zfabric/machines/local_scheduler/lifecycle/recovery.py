@@ -19,6 +19,7 @@ from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.log_format import is_remake
 from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.retained_rows import RetainedRows
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
@@ -87,7 +88,7 @@ HELD = frozenset(
     }
 )
 """Messages that wait until all processes have registered."""
-HELD_QUERIES = ("actor", "actor log", "nothing")
+HELD_QUERIES = ("actor", "actor log", "create group", "remove group", "nothing")
 """Queries that wait as well: their answers depend on names, or on messages that are not handled yet."""
 _AFTERWARDS = (
     m.TakenBack, m.Unblocked, m.FindActors, m.LogAppended, m.Checkpoint, m.ReplayProgress, m.CallCounts, m.CallOutcomes,
@@ -122,6 +123,7 @@ class Recovery:
         logs: ActorLogs,
         actors: ActorDirectory,
         adopt: Callable[[Row, int, JobRecord], TaskRecord | None],
+        groups: Groups,
         step: Callable[[float, Address, m.Message], None],
         deliver: Callable[[], object],
     ) -> None:
@@ -140,6 +142,7 @@ class Recovery:
         self.logs = logs
         self.actors = actors
         self._adopt = adopt
+        self.groups = groups
         self.step = step
         self._deliver = deliver
         self._reports: list[tuple[Address, m.Message]] = []
@@ -179,6 +182,7 @@ class Recovery:
         if self.tables.nodes:
             self.tables.unsettled = {}
             self.references.pause(True)
+        self.groups.restore(tuple(retained.groups))
         retained.adopt_functions()
         self._rows = retained.adopt_rows()
         self._each(m.Export, lambda source, message: step(now, source, message))

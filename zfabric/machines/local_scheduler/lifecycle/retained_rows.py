@@ -19,7 +19,7 @@ PAGE = 500
 
 
 class RetainedRows:
-    """Rows of the tables "function" and "task", between their scan and the end of recovery."""
+    """Rows of the tables "function", "task" and "group", between their scan and the end of recovery."""
 
     def __init__(
         self, tables: Tables, blocks: BlockWriter, requests: PendingRequests, logs: ActorLogs, then: Callable[[float], None]
@@ -32,6 +32,7 @@ class RetainedRows:
         self._open: set[str] = set()
         self._functions: list[m.Row] = []
         self._rows: list[m.Row] = []
+        self.groups: list[m.Row] = []
 
     @property
     def complete(self) -> bool:
@@ -40,7 +41,7 @@ class RetainedRows:
 
     def ask(self) -> None:
         """Scan the tables."""
-        for table in ("function", "task", LOG, CHECKPOINT):
+        for table in ("function", "task", "group", LOG, CHECKPOINT):
             self._open.add(table)
             self.requests.ask(m.Scan, table, b"", b"", PAGE, then=self._found, about=table)
 
@@ -49,7 +50,7 @@ class RetainedRows:
         if table in (LOG, CHECKPOINT):
             self.logs.adopt(table, message.rows)
         else:
-            (self._functions if table == "function" else self._rows).extend(message.rows)
+            {"function": self._functions, "task": self._rows, "group": self.groups}[table].extend(message.rows)
         if message.more and message.rows:
             self.requests.ask(m.Scan, table, b"", message.rows[-1][0], PAGE, then=self._found, about=table)
         else:

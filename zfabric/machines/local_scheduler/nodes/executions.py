@@ -35,7 +35,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import Address, node_of, short, unpack_counter
 from zfabric.protocol.messages import FAILED
-from zfabric.protocol.options import option
+from zfabric.protocol.options import in_bundle, option
 
 
 class Executions:
@@ -180,9 +180,15 @@ class Executions:
     def _set_demand(self, task: TaskRecord) -> None:
         """Take over what a call asks for on its own. Its deadline is the home's matter."""
         demand, environment = option(task.options, "demand"), option(task.options, "env")
-        if demand is not None or environment is not None:
-            shape = task.function.shape
-            own = (shape[0] if demand is None else demand, shape[1] if environment is None else environment, *shape[2:])
+        strategy = option(task.options, "strategy", option(task.function.options, "strategy", option(task.options, "captured", ())))
+        shape = task.function.shape
+        if demand is not None or environment is not None or in_bundle(strategy) != shape[5]:
+            own = (
+                shape[0] if demand is None else demand,
+                shape[1] if environment is None else environment,
+                *shape[2:5],
+                in_bundle(strategy),
+            )
             task.facts().demand_queue = self.tables.queue_for(task.function.queue.job, own)
 
     def on_stop_delegated(self, now: float, source: Address, message: m.StopDelegated) -> None:

@@ -21,7 +21,7 @@ from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
-from zfabric.machines.local_scheduler.transitions import NodeReady
+from zfabric.machines.local_scheduler.transitions import NodeGone, NodeReady
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, Address, first_attempt
 from zfabric.protocol.machine import Handler
@@ -188,6 +188,7 @@ class Peers:
         self.jobs.node_died(node.token)
         self.cluster_queries.node_died(node.token)
         self.peer_recovery.node_died(node.token, now)
+        self.tables.transitions.append(NodeGone(node.token))
 
     def _end_orphans(self, home: bytes, now: float) -> None:
         """Stop the tasks that a dead node had delegated to this one, with all that they submitted: nobody will ever read it."""

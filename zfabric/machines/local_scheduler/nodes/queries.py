@@ -49,6 +49,8 @@ class ClusterQueries:
             "workers": self._rows,
             "functions": self._functions,
             "actors": self._rows,
+            "groups": self._rows,
+            "group": self._first,
             "find": self._found,
             "explain": self._first,
             "neighbours": self._first,

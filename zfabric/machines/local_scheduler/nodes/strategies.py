@@ -28,7 +28,7 @@ class Strategies:
 
     def end_of_turn(self, now: float) -> None:
         """Deal out the tasks of all queues that are away."""
-        for queue in [queue for queue in self.tables.queues.values() if queue.away]:
+        for queue in [queue for queue in self.tables.queues.values() if queue.away and queue.group is None]:
             while queue.tasks and queue.tasks[0].state != READY:
                 queue.tasks.popleft()
             if queue.tasks:
@@ -71,7 +71,7 @@ class Strategies:
             self._stay(queue, HERE)
             return
         for task in [task for task in queue.tasks if task.state == READY]:
-            self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} may run on another node only, and {_why(task)}", ())
+            self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} may run on another node only, and {why_it_stays(task)}", ())
 
     def _stay(self, queue: ShapeQueue, strategy: Strategy) -> None:
         """Move what is left to a queue of this node: one whose tasks stay, or one that is placed as if it had no strategy."""
@@ -92,7 +92,8 @@ class Strategies:
             self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} {text}", ())
 
 
-def _why(task: TaskRecord) -> str:
+def why_it_stays(task: TaskRecord) -> str:
+    """Why a task cannot run on another node."""
     if task.function.actor is not None:
         return "actors run on the node where they are created"
     if task.function.stream is not None:

@@ -19,6 +19,7 @@ from zfabric.machines.local_scheduler.records import (
     AnyObject,
     BlockedTask,
     Elsewhere,
+    ShapeQueue,
     Stored,
     TaskRecord,
     WorkerRecord,
@@ -31,6 +32,7 @@ from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.machine import Diagnosis
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.names import brief
+from zfabric.protocol.options import GroupTerm
 
 ERROR_CHARACTERS = 200
 """Most characters of an error's text in an explanation."""
@@ -124,6 +126,8 @@ class Diagnoses:
 
     def _why_queued(self, task: TaskRecord) -> str:
         queue = self.tables.queue_of(task)
+        if queue.group is not None:
+            return self._why_in_group(queue, queue.group)
         total = describe(tuple(sorted(self.pool.total.items())))
         if not self.pool.fits_total(queue.demand):
             return f"no node has or will ever have {describe(queue.demand)} (this one has {total}); it stays pending until one joins"
@@ -133,6 +137,19 @@ class Diagnoses:
             return f"waits for {describe(queue.demand)}: free now is {describe(self.pool.available())} of {total}; {self._holders()}"
         starting = sum(1 for worker in self.tables.workers.values() if WORKER_STATES[worker.state] == "starting")
         return f"its resources are free; waits for a worker ({starting} starting, {len(queue.tasks)} tasks in its queue)"
+
+    def _why_in_group(self, queue: ShapeQueue, term: GroupTerm) -> str:
+        """Why a ready task of a placement group does not run yet."""
+        known = self.tables.known_groups.get(term.group)
+        group = f"placement group {term.group.hex()}"
+        if known is None and queue.away:
+            return f"waits for {group}: the node that decides about it has not answered yet"
+        if known is not None and queue.away:
+            missing = [describe(demand) for demand, place in zip(known.bundles, known.places, strict=True) if not place]
+            return f"waits for {group}, which is {known.state}: no nodes have room yet for {'; '.join(missing[:8])}"
+        if not queue.pool.fits(queue.demand):
+            return f"waits for {describe(queue.demand)} of {group}: free in its bundles here is {describe(queue.pool.available())}"
+        return f"{group} has its resources; waits for a worker ({len(queue.tasks)} tasks in its queue)"
 
     def _holders(self) -> str:
         """Which actors and tasks hold the resources, and what blocked workers wait for."""
@@ -178,7 +195,7 @@ class Diagnoses:
             waiting = worker is not None and any(blocked.task_id == task.id for blocked in worker.blocked_tasks)
             running = worker is not None and running_task(worker) is task
             return "blocked" if waiting else "running" if running else "assigned"
-        if task.state == READY and not self.pool.fits_total(self.tables.queue_of(task).demand):
+        if task.state == READY and not self.tables.queue_of(task).pool.fits_total(self.tables.queue_of(task).demand):
             return "infeasible"
         return "failed" if task.state == DONE and failed(task) else STATE_NAMES[task.state]
 

@@ -15,6 +15,8 @@ from zfabric.machines.common.tables import TABLES
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.group_records import GroupRecord
+from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.records import (
     DONE,
     IDLE,
@@ -62,6 +64,7 @@ class Reports:
         actors: ActorDirectory,
         logs: ActorLogs,
         deadlocks: Deadlocks,
+        groups: Groups,
         statistics: Callable[[], Mapping[str, float]],
     ) -> None:
         self.node = node
@@ -91,6 +94,8 @@ class Reports:
             "actor of": self._actor_of,
             "named actors": self._named_actors,
             "namespace": self._namespace,
+            "groups": self._groups,
+            "group": self._group,
             "processes": self._processes,
             "nothing": self._nothing,
             "output": self._nothing,  # The shell sends the output of workers ahead of the answer.
@@ -100,6 +105,8 @@ class Reports:
             "rows": self._ask_rows,
             "actor log": logs.read,
             "stacks": self._ask_stacks,
+            "create group": groups.create,
+            "remove group": groups.remove,
         }
         """Queries that others answer: (source, token, arguments). Whoever has the answer, or relays it, sends it to ``source``."""
 
@@ -302,7 +309,7 @@ class Reports:
             states["running"] += running
             states["assigned"] -= blocked + running
         for queue in self.tables.queues.values():
-            if not self.pool.fits_total(queue.demand):
+            if not queue.pool.fits_total(queue.demand):
                 count = sum(task.state == READY for task in queue.tasks)
                 states["infeasible"] += count
                 states["ready"] -= count
@@ -421,10 +428,34 @@ class Reports:
         record = self.actors.records.get(actor_id)
         return None if record is None else (record.name, record.task.function.actor)
 
+    def _groups(self, now: float) -> list[dict[str, Any]]:
+        """The placement groups whose home is this node."""
+        return [_group_row(record) for record in self.tables.groups.values()]
+
+    def _group(self, now: float, name: str, namespace: str, identifier: bytes = b"") -> m.Row | None:
+        """The id, home, bundles and name of the placement group with this name or id."""
+        for record in self.tables.groups.values():
+            if record.id == identifier or (name and (record.name, record.namespace) == (name, namespace)):
+                return record.id, self.node, record.bundles, record.name
+        return None
+
     def _namespace(self, now: float, job: bytes) -> str:
         """The namespace of a job, which its driver chose and its tasks use."""
         known = self.tables.jobs.get(job)
         return "" if known is None else known.namespace
+
+
+def _group_row(record: GroupRecord) -> dict[str, Any]:
+    return {
+        "group": record.id.hex(),
+        "name": record.name,
+        "namespace": record.namespace,
+        "strategy": record.policy,
+        "state": record.state,
+        "detached": record.detached,
+        "bundles": [amounts(bundle) for bundle in record.bundles],
+        "places": [place.hex() for place in record.places],
+    }
 
 
 def amounts(demand: Demand) -> dict[str, float]:

@@ -57,11 +57,14 @@ class Admission:
     def set_terms(self, task: TaskRecord, now: float) -> None:
         """Apply options that a call sets itself: resources, an environment, a deadline."""
         options = task.options
-        if any(option(options, name) is not None for name in ("demand", "env", "strategy")):
+        if any(option(options, name) is not None for name in ("demand", "env", "strategy", "captured")):
             function = task.function
             demand = option(options, "demand", function.demand)
             environment = option(options, "env", function.environment)
-            shape = (demand, environment, *function.shape[2:5], option(options, "strategy", function.strategy))
+            strategy = option(options, "strategy", option(function.options, "strategy"))
+            if strategy is None:
+                strategy = option(options, "captured", ())
+            shape = (demand, environment, *function.shape[2:5], strategy)
             task.facts().demand_queue = self.tables.queue_for(function.queue.job, shape)
         timeout = task.option("timeout")
         if timeout is not None:

@@ -88,9 +88,9 @@ class Dispatcher:
             if worker.blocked_tasks:
                 blocked.append(worker)
             elif worker.state == LEASED and not worker.inflight:
-                if worker.gpus and worker.queue is not None and worker.queue.tasks and not self._starved:
+                if worker.gpus and worker.queue is not None and worker.queue.tasks and not self._starved and not self.tables.reserving:
                     continue  # It goes on with the queue's next task, unless others wait for its resources.
-                if worker.direct is None or not worker.direct.reserves(queues, now):
+                if worker.direct is None or self.tables.reserving or not worker.direct.reserves(queues, now):
                     self.end_lease(worker, now)
             elif worker.gpus and worker.state in (IDLE, ENDING):  # Its task ended, unreported, under an earlier daemon.
                 self._hold_gpus(worker)
@@ -104,8 +104,9 @@ class Dispatcher:
         self._turn += 1
         start = self._turn % len(queues)
         starved = self.starved = False
+        top_up = (not self._starved or len(queues) == 1) and not self.tables.reserving
         for queue in queues[start:] + queues[:start]:
-            self._serve(queue, now, top_up=not self._starved or len(queues) == 1)
+            self._serve(queue, now, top_up)
             if queue.tasks and not queue.leased:
                 starved = True
                 self.starved = self.starved or queue.feasible is not False
@@ -139,7 +140,7 @@ class Dispatcher:
                 if not queue.tasks:
                     return
                 self._fill(worker, queue, now, len(serving))
-        while queue.tasks and self.pool.fits(queue.demand):
+        while queue.tasks and queue.pool.fits(queue.demand):
             idle_worker = self.workers.idle_for(queue)
             if idle_worker is None:
                 self.workers.maybe_spawn(queue, now)
@@ -157,7 +158,7 @@ class Dispatcher:
 
     def _serve_actors(self, queue: ShapeQueue, now: float) -> None:
         """Give each task a worker of its own, with the resources of its demand, for life."""
-        while self._discard_stale(queue) and self.pool.fits(queue.demand):
+        while self._discard_stale(queue) and queue.pool.fits(queue.demand):
             worker = self.workers.idle_for(queue)
             if worker is None:
                 self.workers.maybe_spawn(queue, now)
@@ -210,7 +211,7 @@ class Dispatcher:
         """Fill each worker up to its concurrency before leasing another one."""
         for worker in list(queue.leased.values()):
             self._fill_async(worker, queue, now)
-        while self._discard_stale(queue) and self.pool.fits(queue.demand):
+        while self._discard_stale(queue) and queue.pool.fits(queue.demand):
             idle = self.workers.idle_for(queue)
             if idle is None:
                 self.workers.maybe_spawn(queue, now)
@@ -250,8 +251,8 @@ class Dispatcher:
     # -- leases --
 
     def _lease(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
-        self.pool.acquire(queue.demand)
-        worker.gpus = self.pool.acquire_gpus(queue.gpus, worker.gpus) if queue.gpus else ()
+        worker.pool = queue.pool.acquire(queue.demand)
+        worker.gpus = worker.pool.acquire_gpus(queue.gpus, worker.gpus) if queue.gpus else ()
         worker.demand = queue.demand
         worker.queue = queue
         worker.job = queue.job
@@ -287,7 +288,7 @@ class Dispatcher:
         """Count the GPUs of a process as used until it exits, although its task is gone."""
         if not worker.demand:
             worker.demand = (("GPU", RESOURCE_UNIT * len(worker.gpus)),)
-            self.pool.acquire(worker.demand)
+            worker.pool = self.pool.acquire(worker.demand)
             self.pool.acquire_gpus(RESOURCE_UNIT * len(worker.gpus), worker.gpus)
 
     def abandon(self, worker: WorkerRecord) -> None:
@@ -308,12 +309,12 @@ class Dispatcher:
             worker.queue = None
         if worker.demand:
             if worker.lent:
-                self.pool.release(tuple(pair for pair in worker.demand if pair[0] != "CPU"))
+                worker.pool.release(tuple(pair for pair in worker.demand if pair[0] != "CPU"))
                 worker.lent = False
             else:
-                self.pool.release(worker.demand)
+                worker.pool.release(worker.demand)
             if gpus:
-                self.pool.release_gpus(worker.gpus, gpus)
+                worker.pool.release_gpus(worker.gpus, gpus)
             worker.demand = ()
             worker.gpus = ()
 
@@ -497,7 +498,7 @@ class Dispatcher:
             worker.blocked_tasks.pop()
             self._blocked.pop(message.task_id, None)
         if not worker.blocked_tasks and worker.lent:
-            self.pool.acquire(_cpu_of(worker.demand))
+            worker.pool.acquire(_cpu_of(worker.demand))
             worker.lent = False
 
     def _withdraw_unsent(self, worker: WorkerRecord) -> None:
@@ -514,19 +515,19 @@ class Dispatcher:
         if len(worker.inflight) > len(worker.blocked_tasks):
             return  # Something runs on top of it.
         cpu = _cpu_of(worker.demand)
-        fits = not worker.lent or self.pool.fits(cpu)
+        fits = not worker.lent or worker.pool.fits(cpu)
         news = fits if blocked.found else blocked.searched != self.tables.became_ready
         if blocked.inline and news and len(worker.blocked_tasks) < self.tables.config.inline_depth:
             batch = self._wanted_ready(blocked, worker)
             blocked.found = bool(batch) and not fits
             if batch and fits:
                 if worker.lent:
-                    self.pool.acquire(cpu)
+                    worker.pool.acquire(cpu)
                     worker.lent = False
                 self._assign(worker, batch, now, inline=True)
                 return
         if not worker.lent and cpu:
-            self.pool.release(cpu)
+            worker.pool.release(cpu)
             worker.lent = True
 
     def _wanted_ready(self, blocked: BlockedTask, worker: WorkerRecord) -> list[TaskRecord]:
@@ -592,7 +593,7 @@ class Dispatcher:
     def _may_run_inline(self, task: TaskRecord, worker: WorkerRecord) -> bool:
         queue = self.tables.queue_of(task)
         return (
-            (queue is worker.queue or (queue.job is worker.job and queue.environment == worker.environment))
+            (queue is worker.queue or (queue.job is worker.job and queue.environment == worker.environment and queue.pool.has(worker.pool)))
             and queue.light
             and not queue.away
             and task.function.inline
@@ -621,7 +622,7 @@ class Dispatcher:
 
     def _others_could(self, worker: WorkerRecord) -> bool:
         """Whether another worker could now run what is queued behind a long task."""
-        return worker.queue is None or self.pool.fits(worker.queue.demand)
+        return worker.queue is None or worker.queue.pool.fits(worker.queue.demand)
 
     def on_taken_back(self, now: float, source: Address, message: m.TakenBack) -> None:
         """Requeue tasks that a worker returned. A task that was cancelled by force and has begun is killed."""

@@ -37,7 +37,7 @@ class PlacementRequests:
             if queue.away:
                 continue  # Its tasks are dealt out by their strategy.
             if queue.feasible is None:
-                queue.feasible = self.pool.fits_total(queue.demand)
+                queue.feasible = queue.pool.fits_total(queue.demand)
             if queue.feasible:
                 continue
             if not queue.tasks:

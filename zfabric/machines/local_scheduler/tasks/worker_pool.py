@@ -6,7 +6,7 @@ from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.records import ENDING, HOSTING, IDLE, STARTING, JobRecord, ShapeQueue, WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.effects import KillProcess, SpawnWorker
-from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Demand, Environment
+from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Environment
 
 
 class WorkerPool:
@@ -47,7 +47,7 @@ class WorkerPool:
             for worker in workers
             if worker.state == STARTING and (worker.job is queue.job or worker.job is None) and worker.environment == queue.environment
         )
-        if starting >= min(len(queue.tasks), self._fitting(queue.demand)):
+        if starting >= min(len(queue.tasks), self._fitting(queue)):
             return
         active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
         for worker in workers:
@@ -81,17 +81,19 @@ class WorkerPool:
         for worker in self.tables.workers.values():
             if worker.blocked_tasks:
                 blocked = worker.blocked_tasks[-1]
-                same = may_run_inline and worker.job is queue.job and worker.environment == queue.environment
+                same = (
+                    may_run_inline and worker.job is queue.job and worker.environment == queue.environment and queue.pool.has(worker.pool)
+                )
                 if same and blocked.inline and not blocked.barred and len(worker.blocked_tasks) < depth:
                     plain += 1
                 else:
                     others += 1
         return plain, others
 
-    def _fitting(self, demand: Demand) -> int:
-        """Number of further leases of ``demand`` for which there are resources."""
-        available = dict(self.pool.available())
-        counts = [available.get(name, 0) // amount for name, amount in demand if amount > 0]
+    def _fitting(self, queue: ShapeQueue) -> int:
+        """Number of further leases of a queue's demand for which there are resources."""
+        available = dict(queue.pool.available())
+        counts = [available.get(name, 0) // amount for name, amount in queue.demand if amount > 0]
         return max(1, min(counts)) if counts else self.cpus
 
     def _end_one_idle(self, queue: ShapeQueue) -> bool:

@@ -1,0 +1,72 @@
+"""Which nodes the bundles of a placement group go to: any plan keeps its promises, and a plan is found where one exists."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zfabric.machines.common.resources import covers
+from zfabric.machines.local_scheduler.groups.planning import Plan, plan, total_of
+from zfabric.protocol.options import GROUP_POLICIES, Demand
+
+demands = st.tuples(st.integers(0, 4), st.integers(0, 2)).map(lambda pair: (("CPU", pair[0]), ("disk", pair[1])))
+groups = st.lists(demands, min_size=1, max_size=5).map(lambda found: dict(enumerate(found)))
+rooms = st.lists(st.fixed_dictionaries({"CPU": st.integers(0, 8), "disk": st.integers(0, 4)}), max_size=4).map(
+    lambda found: {bytes([65 + index]): room for index, room in enumerate(found)}
+)
+
+
+def fits(target: Plan, bundles: dict[int, Demand], nodes: dict[bytes, dict[str, int]]) -> bool:
+    return all(covers(room, total_of([bundles[index] for index, node in target.items() if node == each])) for each, room in nodes.items())
+
+
+def keeps(policy: str, target: Plan) -> bool:
+    """Whether a plan is as strict as its policy."""
+    used = set(target.values())
+    return {"STRICT_PACK": len(used) == 1, "STRICT_SPREAD": len(used) == len(target)}.get(policy, True)
+
+
+@given(st.sampled_from(GROUP_POLICIES), groups, rooms)
+def test_a_plan_fits_and_is_found_if_there_is_one(policy: str, bundles: dict[int, Demand], nodes: dict[bytes, dict[str, int]]) -> None:
+    found = plan(policy, bundles, nodes)
+    if found is None:
+        for choice in product(nodes, repeat=len(bundles)):
+            other = dict(zip(bundles, choice, strict=True))
+            assert not (keeps(policy, other) and fits(other, bundles, nodes)), other
+    else:
+        assert found.keys() == bundles.keys()
+        assert fits(found, bundles, nodes)
+        assert keeps(policy, found)
+
+
+@given(groups, rooms)
+def test_packing_takes_one_node_if_one_is_enough(bundles: dict[int, Demand], nodes: dict[bytes, dict[str, int]]) -> None:
+    found = plan("PACK", bundles, nodes)
+    if any(covers(room, total_of([*bundles.values()])) for room in nodes.values()):
+        assert found is not None
+        assert len(set(found.values())) == 1
+
+
+@pytest.mark.parametrize(("policy", "nodes"), [("PACK", 1), ("STRICT_PACK", 1), ("SPREAD", 3), ("STRICT_SPREAD", 3)])
+def test_bundles_that_fit_anywhere_are_packed_or_spread(policy: str, nodes: int) -> None:
+    found = plan(policy, dict.fromkeys(range(3), (("CPU", 1),)), {each: {"CPU": 4} for each in (b"a", b"b", b"c", b"d")})
+    assert found is not None
+    assert len(set(found.values())) == nodes
+
+
+def test_lost_bundles_join_the_others_or_keep_apart_from_them() -> None:
+    nodes = {each: {"CPU": 4} for each in (b"a", b"b", b"c")}
+    bundle = {1: (("CPU", 1),)}
+    assert plan("STRICT_PACK", bundle, nodes, [b"b"]) == {1: b"b"}
+    assert plan("PACK", bundle, {b"a": {"CPU": 4}, b"b": {"CPU": 0}}, [b"b"]) == {1: b"a"}
+    assert plan("STRICT_SPREAD", bundle, nodes, [b"a", b"b"]) == {1: b"c"}
+    assert plan("STRICT_SPREAD", bundle, nodes, [b"a", b"b", b"c"]) is None
+    assert plan("SPREAD", bundle, nodes, [b"a", b"b", b"b"]) == {1: b"c"}
+    assert plan("STRICT_PACK", bundle, {b"a": {"CPU": 4}}, [b"b"]) is None
+
+
+def test_the_node_with_the_least_left_is_packed() -> None:
+    assert plan("STRICT_PACK", {0: (("CPU", 2),)}, {b"a": {"CPU": 8}, b"b": {"CPU": 2}, b"c": {"CPU": 4}}) == {0: b"b"}

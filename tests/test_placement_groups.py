@@ -1,0 +1,306 @@
+"""Placement groups with real processes: reserved on one node and on several, used by tasks and actors, removed, made whole again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from faults import eventually, gone, kill_daemon
+
+import zfabric as zf
+from zfabric.exceptions import ActorDiedError, GetTimeoutError, OptionError, PlacementGroupRemovedError, TaskUnschedulableError
+from zfabric.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from zfabric.util.scheduling_strategies import PlacementGroupSchedulingStrategy as InGroup
+
+PATIENCE = 30
+
+
+def here() -> tuple[str, str | None, int]:
+    """A task: its node, its group, its process."""
+    context = zf.get_runtime_context()
+    return context.get_node_id(), context.get_placement_group_id(), os.getpid()
+
+
+def here_for(_: int) -> tuple[str, str | None, int]:
+    return here()
+
+
+def run_in(group: PlacementGroup | None, index: int = -1, **options: Any) -> Any:
+    return zf.remote(here).options(scheduling_strategy=InGroup(group, index), **options).remote()
+
+
+def state(group: PlacementGroup) -> str:
+    return str(placement_group_table(group)["state"])
+
+
+def free(amount: float) -> Callable[[], bool]:
+    return lambda: zf.available_resources().get("CPU", 0.0) == amount
+
+
+@pytest.fixture(autouse=True)
+def one_node(cluster: Any, request: pytest.FixtureRequest) -> None:
+    if "three" not in request.fixturenames:
+        cluster(num_cpus=3)
+
+
+# --- one node ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_bundles_are_taken_from_the_node_and_used_by_tasks_that_name_them() -> None:
+    group = placement_group([{"CPU": 1}, {"CPU": 1}])
+    assert zf.get(group.ready(), timeout=PATIENCE) == group
+    assert free(1.0)()
+    assert group.bundle_specs == [{"CPU": 1.0}, {"CPU": 1.0}]
+    rows = zf.get([run_in(group, index) for index in (0, 1, -1, -1)], timeout=PATIENCE)
+    assert {name for _, name, _ in rows} == {group.id.hex()}
+    assert zf.get(run_in(None), timeout=PATIENCE)[1] is None
+    node = zf.nodes()[0]["NodeID"]
+    assert placement_group_table(group) == {
+        "placement_group_id": group.id.hex(),
+        "name": "",
+        "bundles": {0: {"CPU": 1.0}, 1: {"CPU": 1.0}},
+        "bundles_to_node_id": {0: node, 1: node},
+        "strategy": "PACK",
+        "state": "CREATED",
+    }
+    assert placement_group_table().keys() == {group.id.hex()}
+
+
+def test_a_group_without_room_waits_and_is_reserved_when_the_other_is_removed() -> None:
+    first, second = placement_group([{"CPU": 2}]), placement_group([{"CPU": 2}])
+    assert first.wait(PATIENCE)
+    task = run_in(second)
+    with pytest.raises(GetTimeoutError, match="PENDING"):
+        zf.get(task, timeout=0.5)
+    assert not second.wait(0.1)
+    assert state(second) == "PENDING"
+    remove_placement_group(first)
+    assert zf.get(task, timeout=PATIENCE)[1] == second.id.hex()
+    eventually(free(1.0), "the resources of the first are free, but for the second's")
+
+
+def test_a_group_does_not_wait_for_a_stream_of_small_tasks() -> None:
+    @zf.remote
+    def small() -> None:
+        time.sleep(0.005)
+
+    pending = [small.remote() for _ in range(3000)]
+    group = placement_group([{"CPU": 3}])
+    assert group.wait(PATIENCE)
+    ended, _ = zf.wait(pending, num_returns=len(pending), timeout=0)
+    assert len(ended) < len(pending)
+    remove_placement_group(group)
+
+
+def test_removal_ends_what_runs_in_the_group_with_an_error_that_says_so(tmp_path: Any) -> None:
+    @zf.remote
+    class Sleeper:
+        def pid(self) -> int:
+            return os.getpid()
+
+        def sleep(self) -> None:
+            time.sleep(600)
+
+    @zf.remote
+    def sleep(path: str) -> None:
+        with open(path, "w") as file:
+            file.write(str(os.getpid()))
+        time.sleep(600)
+
+    group = placement_group([{"CPU": 1}, {"CPU": 1}])
+    actor = Sleeper.options(num_cpus=1, max_restarts=-1, scheduling_strategy=InGroup(group, 0)).remote()
+    pids = [zf.get(actor.pid.remote(), timeout=PATIENCE)]
+    call = actor.sleep.remote()
+    tasks = [sleep.options(scheduling_strategy=InGroup(group, 1)).remote(str(tmp_path / f"{index}")) for index in range(3)]
+    eventually(lambda: (tmp_path / "0").exists() and (tmp_path / "0").read_text() != "", "the first task runs")
+    pids.append(int((tmp_path / "0").read_text()))
+    remove_placement_group(group)
+    remove_placement_group(group)
+    for each in (*tasks, run_in(group), group.ready()):
+        with pytest.raises(PlacementGroupRemovedError, match="removed"):
+            zf.get(each, timeout=PATIENCE)
+    with pytest.raises(ActorDiedError, match="placement group"):
+        zf.get(call, timeout=PATIENCE)
+    with pytest.raises(PlacementGroupRemovedError):
+        group.wait(PATIENCE)
+    eventually(lambda: all(map(gone, pids)), "their processes have ended")
+    eventually(free(3.0), "their resources are free")
+
+
+def test_captured_children_run_in_the_group_and_others_where_they_like() -> None:
+    @zf.remote
+    def parent() -> list[Any]:
+        child = zf.remote(here)
+        outside = [child.options(scheduling_strategy=each) for each in (InGroup(None), "DEFAULT")]
+        assert zf.get_runtime_context().should_capture_child_tasks_in_placement_group
+        return zf.get([child.remote(), *zf.remote(here_for).map([0]), *(each.remote() for each in outside)])
+
+    @zf.remote
+    def grandparent() -> Any:
+        return zf.get(parent.remote()), zf.util.get_current_placement_group()
+
+    group = placement_group([{"CPU": 1}, {"CPU": 1}])
+    rows, found = zf.get(grandparent.options(scheduling_strategy=InGroup(group, 0, True)).remote(), timeout=PATIENCE)
+    assert [name for _, name, _ in rows] == [group.id.hex(), group.id.hex(), None, None]
+    assert found == group
+    assert found.bundle_specs == group.bundle_specs
+
+
+def test_what_no_bundle_has_is_refused_at_the_call() -> None:
+    group = placement_group([{"CPU": 1}, {"CPU": 2}])
+    with pytest.raises(OptionError, match=r"asks for 2 CPU.*bundle 0 has 1 CPU"):
+        run_in(group, 0, num_cpus=2)
+    with pytest.raises(OptionError, match="none of its bundles"):
+        run_in(group, num_cpus=3)
+    with pytest.raises(OptionError, match="from 0 to 1"):
+        InGroup(group, 2)
+    with pytest.raises(TypeError):
+        InGroup("a group")
+    assert zf.get(run_in(group, num_cpus=2), timeout=PATIENCE)[1] == group.id.hex()
+
+    @zf.remote
+    def parent() -> Any:
+        return zf.get(zf.remote(here).options(num_cpus=3).remote())
+
+    with pytest.raises(TaskUnschedulableError, match="no bundle"):
+        zf.get(parent.options(scheduling_strategy=InGroup(group, 0, True)).remote(), timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (([],), "list of dicts"),
+        (({"CPU": 1},), "list of dicts"),
+        (([{}],), "bundle 0 is a dict"),
+        (([{"CPU": 0}],), "asks for nothing"),
+        (([{"CPU": 1}, {"CPU": -1}],), "bundle 1: num_cpus cannot be negative"),
+        (([{"CPU": 1}], "TOGETHER"), "strategy is one of PACK"),
+        (([{"CPU": 1}], "PACK", "", "forever"), "lifetime"),
+        (([{"CPU": 1}] * 501,), "at most 500"),
+    ],
+)
+def test_a_bad_group_is_refused_at_the_call(arguments: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        placement_group(*arguments)
+
+
+def test_a_name_finds_a_group_and_only_one_group_has_it() -> None:
+    group = zf.util.placement_group([{"CPU": 1}], name="trainers")
+    assert zf.util.get_placement_group("trainers") == group
+    with pytest.raises(OptionError, match="called 'trainers' already"):
+        placement_group([{"CPU": 1}], name="trainers")
+    remove_placement_group(group)
+    with pytest.raises(ValueError, match="no placement group"):
+        zf.util.get_placement_group("trainers")
+
+
+def test_groups_outlive_the_daemon() -> None:
+    group, waiting = placement_group([{"CPU": 2}]), placement_group([{"CPU": 2}])
+    before = zf.get(run_in(group), timeout=PATIENCE)
+
+    @zf.remote
+    class Counter:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def count(self) -> int:
+            self.calls += 1
+            return self.calls
+
+    counter = Counter.options(num_cpus=1, scheduling_strategy=InGroup(group)).remote()
+    assert zf.get(counter.count.remote(), timeout=PATIENCE) == 1
+    kill_daemon()
+    assert zf.get(run_in(group), timeout=PATIENCE)[1] == before[1]
+    assert zf.get(counter.count.remote(), timeout=PATIENCE) == 2
+    assert (state(group), state(waiting)) == ("CREATED", "PENDING")
+    assert free(1.0)()
+    remove_placement_group(group)
+    assert waiting.wait(PATIENCE)
+    remove_placement_group(waiting)
+    eventually(free(3.0), "all resources are free")
+
+
+# --- three nodes --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three() -> Iterator[zf.LocalCluster]:
+    """Three nodes of one CPU, with this program connected."""
+    with (
+        zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 2.0}) as made,
+        zf.init(made.address),
+    ):
+        yield made
+
+
+def places_of(group: PlacementGroup) -> list[str]:
+    return list(placement_group_table(group)["bundles_to_node_id"].values())
+
+
+def test_bundles_of_several_nodes_are_reserved_together_and_made_whole_after_a_death(three: zf.LocalCluster) -> None:
+    group = placement_group([{"CPU": 1}] * 3, strategy="STRICT_SPREAD")
+    assert group.wait(PATIENCE)
+    places = places_of(group)
+    assert set(places) == {node.node_id for node in three.nodes}
+    assert [node for node, _, _ in zf.get([run_in(group, index) for index in range(3)], timeout=PATIENCE)] == places
+    assert {node for node, _, _ in zf.get([run_in(group) for _ in range(6)], timeout=PATIENCE)} == set(places)
+    outside = zf.remote(here).remote()
+    with pytest.raises(GetTimeoutError):
+        zf.get(outside, timeout=0.5)
+    other = placement_group([{"CPU": 1}])
+    assert not other.wait(0.1)
+
+    lost = three.nodes.pop()
+    index = places.index(lost.node_id)
+    waiting = run_in(group, index)
+    lost.kill()
+    eventually(lambda: state(group) == "RESCHEDULING", "the group has lost a bundle")
+    remaining = [each for each in range(3) if each != index]
+    assert len(zf.get([run_in(group, each) for each in remaining], timeout=PATIENCE)) == 2
+    new = three.add_node()
+    assert group.wait(PATIENCE)
+    assert places_of(group)[index] == new.node_id
+    assert zf.get([waiting, run_in(group, index)], timeout=PATIENCE)[1][0] == new.node_id
+    remove_placement_group(group)
+    assert other.wait(PATIENCE)
+    assert zf.get(outside, timeout=PATIENCE)[1] is None
+    remove_placement_group(other)
+    eventually(free(3.0), "all resources are free")
+
+
+def test_the_end_of_the_job_frees_its_groups_on_all_nodes(three: zf.LocalCluster) -> None:
+    group = placement_group([{"CPU": 1}] * 3, strategy="SPREAD")
+    pids = [pid for _, _, pid in zf.get([run_in(group, index) for index in range(3)], timeout=PATIENCE)]
+    zf.shutdown()
+    eventually(lambda: all(map(gone, pids)), "nothing of the job runs")
+    with zf.init(three.address):
+        assert placement_group_table() == {}
+        eventually(free(3.0), "all resources are free")
+        assert placement_group([{"CPU": 1}] * 3, strategy="STRICT_SPREAD").wait(PATIENCE)
+
+
+def test_a_group_may_be_made_and_removed_by_a_task_on_another_node(three: zf.LocalCluster) -> None:
+    there = three.nodes[2].node_id
+
+    @zf.remote(num_cpus=0)
+    def made() -> Any:
+        group = placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD", name="made there")
+        zf.get(group.ready())
+        return group, zf.get(run_in(group))
+
+    @zf.remote(num_cpus=0)
+    def removed(group: PlacementGroup) -> None:
+        remove_placement_group(group)
+
+    at = partial(zf.util.scheduling_strategies.NodeAffinitySchedulingStrategy, soft=False)
+    group, row = zf.get(made.options(scheduling_strategy=at(there)).remote(), timeout=PATIENCE)
+    assert row[1] == group.id.hex()
+    assert zf.util.get_placement_group("made there") == group
+    assert zf.get(run_in(group), timeout=PATIENCE)[1] == group.id.hex()
+    zf.get(removed.options(scheduling_strategy=at(there)).remote(group), timeout=PATIENCE)
+    with pytest.raises(PlacementGroupRemovedError):
+        zf.get(run_in(group), timeout=PATIENCE)

@@ -1,0 +1,134 @@
+"""The records of placement groups: one at a group's home, one at each node that has tasks for it, one for each bundle at its node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zfabric.machines.common.resources import ResourcePool, covers
+from zfabric.protocol import messages as m
+from zfabric.protocol.messages import CREATED, PENDING_GROUP
+from zfabric.protocol.options import Demand, GroupTerm
+
+
+class GroupRecord:
+    """A placement group at its home, which decides about it."""
+
+    __slots__ = (
+        "bundles",
+        "detached",
+        "gpus",
+        "id",
+        "name",
+        "namespace",
+        "places",
+        "policy",
+        "reservation",
+        "state",
+        "steps",
+        "target",
+        "watchers",
+    )
+
+    def __init__(self, identifier: bytes, bundles: tuple[Demand, ...], policy: str, name: str, namespace: str, detached: bool) -> None:
+        self.id = identifier
+        self.bundles = bundles
+        self.policy = policy
+        self.name = name
+        self.namespace = namespace
+        self.detached = detached
+        """Whether it outlives its job."""
+        self.state = PENDING_GROUP
+        self.places = [b""] * len(bundles)
+        """The node of each bundle; empty while the bundle is not reserved for good."""
+        self.gpus: dict[int, tuple[int, ...]] = {}
+        """Ids of the GPUs of each bundle, at its node."""
+        self.target: dict[int, bytes] = {}
+        """Where the bundles without a place are being reserved."""
+        self.steps: list[bytes] = []
+        """Nodes of ``target`` that have yet to be asked, the next one last."""
+        self.reservation = 0
+        """The number of the last attempt to reserve it."""
+        self.watchers: set[bytes] = set()
+        """Nodes that have tasks for it."""
+
+    @property
+    def missing(self) -> dict[int, Demand]:
+        """Bundles without a place."""
+        return {index: self.bundles[index] for index, place in enumerate(self.places) if not place}
+
+
+class KnownGroup:
+    """What a node that has tasks for a group knows of it: as in ``GroupState``."""
+
+    __slots__ = ("bundles", "places", "reason", "state")
+
+    def __init__(self, state: m.GroupState) -> None:
+        self.state = state.state
+        self.bundles: tuple[Demand, ...] = tuple(demand for demand, _ in state.rows)
+        self.places: tuple[bytes, ...] = tuple(place for _, place in state.rows)
+        self.reason = state.reason
+
+    def able(self, term: GroupTerm, demand: Demand) -> list[int]:
+        """Indexes of the bundles that a task may use and that have what it asks for."""
+        named = range(len(self.bundles)) if term.bundle < 0 else range(term.bundle, min(term.bundle + 1, len(self.bundles)))
+        return [index for index in named if covers(dict(self.bundles[index]), demand)]
+
+    def all_at(self, node: bytes) -> bool:
+        """Whether the group is whole, and all of it is at one node."""
+        return self.state == CREATED and all(place == node for place in self.places)
+
+
+class Bundle:
+    """A bundle of a group at the node that has reserved it, or is about to."""
+
+    __slots__ = ("committed", "demand", "detached", "ending", "group", "home", "index", "pool", "reservation")
+
+    def __init__(self, group: bytes, index: int, demand: Demand, home: bytes, reservation: int, detached: bool) -> None:
+        self.group = group
+        self.index = index
+        self.demand = demand
+        self.home = home
+        self.reservation = reservation
+        self.detached = detached
+        self.pool: ResourcePool | None = None
+        """What it has, once no task uses those resources any more."""
+        self.committed = False
+        """Whether all of its group is reserved, so that tasks may run in it."""
+        self.ending = False
+        """Whether it is freed once the last process in it has exited."""
+
+
+class GroupPool:
+    """The bundles of a group at this node as one pool. Each demand is met by one of them. ``index`` is negative for all bundles."""
+
+    def __init__(self, bundles: Mapping[bytes, Mapping[int, Bundle]], group: bytes, index: int) -> None:
+        self._bundles = bundles
+        self._group = group
+        self._index = index
+
+    def _pools(self) -> list[ResourcePool]:
+        bundles = self._bundles.get(self._group, {})
+        found = [each for index, each in bundles.items() if self._index in (index, -1, -2) and each.committed and not each.ending]
+        return [each.pool for each in found if each.pool is not None]
+
+    def fits(self, demand: Demand) -> bool:
+        """Whether a bundle has this much now."""
+        return any(pool.fits(demand) for pool in self._pools())
+
+    def fits_total(self, demand: Demand) -> bool:
+        """Whether a bundle could ever have this much: True, since that was checked where the task was submitted."""
+        return True
+
+    def available(self) -> Demand:
+        """What is free in the bundle with most room for one more lease, as in ``ResourcePool``."""
+        return max((pool.available() for pool in self._pools()), default=())
+
+    def acquire(self, demand: Demand) -> ResourcePool:
+        """Take ``demand`` from a bundle that has it; return the pool to which it is released. ``fits`` was true, or the daemon recovers."""
+        pools = self._pools()
+        fitting = [pool for pool in pools if pool.fits(demand)] or [pool for pool in pools if covers(pool.total, demand)]
+        return (fitting or pools or [ResourcePool(())])[0].acquire(demand)
+
+    def has(self, pool: ResourcePool) -> bool:
+        """Whether ``pool`` is that of one of its bundles."""
+        return any(each is pool for each in self._pools())

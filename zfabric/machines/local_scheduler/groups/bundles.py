@@ -1,0 +1,185 @@
+"""The bundles of placement groups that this node has: reserved for a home, used by tasks, freed.
+
+A bundle is taken from the node's resources at once, even if tasks use them: what is free is negative then, so no further task begins, and
+the bundle is reserved once those that run have ended. So a bundle waits for tasks, and never for another bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zfabric.machines.common.resources import GPU, ResourcePool, covers
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.group_records import Bundle
+from zfabric.machines.local_scheduler.groups.planning import total_of
+from zfabric.machines.local_scheduler.records import DONE, HOSTING, WorkerRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, Address
+from zfabric.protocol.options import Demand
+
+
+class Bundles:
+    """The bundles of this node, over the shared tables."""
+
+    def __init__(self, tables: Tables, outcomes: Outcomes, workers: WorkerPool, dispatcher: Dispatcher, actors: ActorDirectory) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self.workers = workers
+        self.dispatcher = dispatcher
+        self.actors = actors
+        self._waiting: list[list[Bundle]] = []
+        """Bundles that were asked for by one message, and wait for the end of tasks."""
+        self._watchers: dict[bytes, dict[str, int]] = {}
+        """Homes that are to be notified when there is more room than this."""
+
+    # -- room --
+
+    def on_ask_room(self, now: float, source: Address, message: m.AskRoom) -> None:
+        """Report what could be reserved here."""
+        home = self.tables.sender_of(source)
+        if home is not None:
+            capacity = self._capacity()
+            free = {name: max(0, min(amount, capacity[name])) for name, amount in self.tables.pool.available() if name in capacity}
+            self._watchers[home] = capacity
+            self.tables.send_to_peer(home, m.NodeRoom(message.survey, tuple(sorted(free.items())), tuple(sorted(capacity.items()))))
+
+    def _capacity(self) -> dict[str, int]:
+        """What could be reserved if no task ran: neither other bundles nor what actors hold."""
+        capacity = dict(self.tables.pool.total)
+        held = [bundle.demand for bundles in self.tables.bundles.values() for bundle in bundles.values()]
+        held += [worker.demand for worker in self.tables.workers.values() if worker.state == HOSTING and worker.pool is self.tables.pool]
+        for name, amount in total_of(held):
+            capacity[name] = capacity.get(name, 0) - amount
+        return capacity
+
+    # -- reserving --
+
+    def on_prepare_bundles(self, now: float, source: Address, message: m.PrepareBundles) -> None:
+        """Take bundles from this node's resources. They are reserved once no task uses those."""
+        home = self.tables.sender_of(source)
+        if home is None:
+            self.tables.counts["refused"] += 1
+            return
+        demands = [demand for _, demand in message.rows]
+        if not covers(self._capacity(), total_of(demands)):
+            self.tables.send_to_peer(home, m.BundlesPrepared(message.group, message.reservation, ()))
+            return
+        made = [Bundle(message.group, index, demand, home, message.reservation, message.detached) for index, demand in message.rows]
+        for bundle in made:
+            self._take(bundle)
+        self._waiting.append(made)
+        self.tables.reserving = True
+
+    def _take(self, bundle: Bundle) -> None:
+        self.tables.pool.acquire(bundle.demand)
+        self.tables.bundles.setdefault(bundle.group, {})[bundle.index] = bundle
+        self.tables.counts["bundles"] += 1
+
+    def on_commit_bundles(self, now: float, source: Address, message: m.CommitBundles) -> None:
+        """All bundles of a group are reserved: tasks may run in those of this node."""
+        for bundle in self.tables.bundles.get(message.group, {}).values():
+            bundle.committed = True
+        self.tables.group_changed(message.group)
+
+    def on_free_bundles(self, now: float, source: Address, message: m.FreeBundles) -> None:
+        """Bundles are no longer needed."""
+        home = self.tables.sender_of(source)
+        bundles = self.tables.bundles.get(message.group, {})
+        named = [bundle for index, bundle in bundles.items() if not message.indexes or index in message.indexes]
+        self._free([bundle for bundle in named if bundle.home == home], message.reason)
+
+    def node_died(self, node: bytes) -> None:
+        """The home of groups is dead: nobody decides about them any more."""
+        self._watchers.pop(node, None)
+        for bundles in list(self.tables.bundles.values()):
+            self._free([bundle for bundle in bundles.values() if bundle.home == node], "the node that had made it is dead")
+
+    def job_ended(self, job: bytes) -> None:
+        """A job has ended, and its groups with it."""
+        for group, bundles in list(self.tables.bundles.items()):
+            if group[:JOB_BYTES] == job:
+                self._free([bundle for bundle in bundles.values() if not bundle.detached], "its job has ended")
+
+    # -- freeing --
+
+    def _free(self, bundles: Iterable[Bundle], reason: str) -> None:
+        """End what runs in these bundles. Their resources are the node's again once its processes are proved dead."""
+        ending = [bundle for bundle in bundles if not bundle.ending]
+        for bundle in ending:
+            bundle.ending = True
+        pools = [bundle.pool for bundle in ending if bundle.pool is not None]
+        text = f"placement group {ending[0].group.hex()} was removed: {reason}" if ending else ""
+        for worker in list(self.tables.workers.values()) if pools else ():
+            if worker.queue is not None and any(worker.pool is pool for pool in pools):
+                self._end(worker, text)
+        for group in {bundle.group for bundle in ending}:
+            self.tables.group_changed(group)
+
+    def _end(self, worker: WorkerRecord, reason: str) -> None:
+        for task in [task for task in worker.inflight.values() if task.state != DONE]:
+            self.outcomes.fail(task, "PlacementGroupRemovedError", f"{task.name}: {reason}", (("function", task.name),))
+        for record in filter(None, map(self.actors.records.get, worker.actors)):
+            record.killed = reason
+        self.dispatcher.abandon(worker)
+        self.workers.end(worker, reason)
+
+    def end_of_turn(self) -> None:
+        """Reserve bundles whose resources no task uses any more; return those of bundles that nothing uses; report that there is room."""
+        for bundles in list(self.tables.bundles.values()):
+            for bundle in [each for each in bundles.values() if each.ending and (each.pool is None or each.pool.idle)]:
+                self._give_back(bundle)
+        self._waiting = [each for each in self._waiting if not self._reserve(each)]
+        self.tables.reserving = bool(self._waiting)
+        capacity = self._capacity() if self._watchers else {}
+        for home, known in list(self._watchers.items()):
+            if any(amount > known.get(name, 0) for name, amount in capacity.items()):
+                del self._watchers[home]
+                self.tables.send_to_peer(home, m.RoomGrew())
+
+    def _reserve(self, bundles: list[Bundle]) -> bool:
+        """Reserve bundles if no task uses their resources any more. Return whether they wait no longer."""
+        if any(bundle.ending for bundle in bundles):
+            return True
+        pool = self.tables.pool
+        if pool.owes(total_of([bundle.demand for bundle in bundles])):
+            return False
+        gpus: dict[int, tuple[int, ...]] = {}
+        for bundle in bundles:
+            amount = dict(bundle.demand).get(GPU, 0)
+            gpus[bundle.index] = pool.acquire_gpus(amount)
+            if amount and not gpus[bundle.index]:  # Halves of two GPUs are no whole one.
+                for each in bundles[: bundles.index(bundle)]:
+                    pool.release_gpus(gpus[each.index], dict(each.demand).get(GPU, 0))
+                return False
+        for bundle in bundles:
+            bundle.pool = ResourcePool(bundle.demand, gpus[bundle.index])
+        rows = tuple(gpus.items())
+        first = bundles[0]
+        self.tables.send_to_peer(first.home, m.BundlesPrepared(first.group, first.reservation, rows))
+        return True
+
+    def _give_back(self, bundle: Bundle) -> None:
+        pool, bundles = self.tables.pool, self.tables.bundles[bundle.group]
+        if bundle.pool is not None:
+            pool.release_gpus(bundle.pool.gpu_ids, dict(bundle.demand).get(GPU, 0))
+        pool.release(bundle.demand)
+        del bundles[bundle.index]
+        if not bundles:
+            del self.tables.bundles[bundle.group]
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to do at the end of a turn."""
+        return bool(self.tables.bundles or self._watchers)
+
+    def restore(self, group: bytes, index: int, demand: Demand, gpus: tuple[int, ...], detached: bool) -> None:
+        """Reserve a bundle of this node's own group again after a restart of the daemon, before its tasks take it up."""
+        bundle = Bundle(group, index, demand, self.tables.node, 0, detached)
+        self._take(bundle)
+        self.tables.pool.acquire_gpus(dict(demand).get(GPU, 0), gpus)
+        bundle.pool = ResourcePool(demand, gpus)
+        bundle.committed = True

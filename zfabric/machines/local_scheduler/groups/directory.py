@@ -1,0 +1,313 @@
+"""Placement groups at their home: made, reserved, made whole again after the death of a node, removed.
+
+A group is reserved in two steps. Its home first asks all nodes what room they have, and chooses a node for each bundle (``planning``).
+It then has these nodes prepare their bundles, one after the other in the order of their numbers, so that of two groups that need the
+same nodes one comes first everywhere. If a node refuses, since another group was faster, all of them are freed and the group is planned
+anew. Once all are prepared the row in the control store says so, and the bundles are committed.
+
+The home of a group is the node of its job's driver, wherever the task ran that made it. If that node dies, the job ends, and all that it
+had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.local_scheduler.group_records import GroupRecord, KnownGroup
+from zfabric.machines.local_scheduler.groups.bundles import Bundles
+from zfabric.machines.local_scheduler.groups.planning import plan, total_of
+from zfabric.machines.local_scheduler.requests import PendingRequests
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, LOCAL_SCHEDULER, Address
+from zfabric.protocol.messages import CREATED, REMOVED, RESCHEDULING
+from zfabric.protocol.options import Demand
+
+SURVEY_SECONDS = 1.0
+"""How long a node may take to report its room. A group is planned without those that do not answer."""
+
+
+class Groups:
+    """The placement groups of this node's jobs, over the shared tables."""
+
+    def __init__(self, tables: Tables, requests: PendingRequests, bundles: Bundles) -> None:
+        self.tables = tables
+        self.requests = requests
+        self.bundles = bundles
+        self._survey = 0
+        """The number of the last question about room."""
+        self._expected: set[bytes] = set()
+        """Nodes that have not answered it."""
+        self._until: float | None = None
+        """When they are waited for no longer."""
+        self._surveyed: set[bytes] = set()
+        """Nodes that were asked."""
+        self._rooms: dict[bytes, tuple[dict[str, int], dict[str, int]]] = {}
+        """What the nodes answered: what is free there, and what would be without tasks."""
+        self._stale = True
+        """Whether there may be more room than the last answers said."""
+
+    # -- requests of clients --
+
+    def create(
+        self, source: Address, token: int, group: bytes, bundles: tuple[Demand, ...], policy: str, name: str, namespace: str, detached: bool
+    ) -> None:
+        """Make a group for a process of this node, or of another one. The answer is (its home, why it was refused)."""
+        job = self.tables.jobs.get(group[:JOB_BYTES])
+        if job is None or job.ended:
+            raise ValueError("the job has ended")
+        if job.home:
+            arguments = (group, bundles, policy, name, namespace, detached)
+            self._relay(source, token, job.home, "create group", arguments)
+            return
+        holder = next((each for each in self.tables.groups.values() if name and (each.namespace, each.name) == (namespace, name)), None)
+        if holder is not None and holder.id != group:
+            self.tables.send(source, m.Answer(token, (b"", f"a placement group is called {name!r} already"), ""))
+            return
+        record = self.tables.groups.setdefault(group, GroupRecord(group, bundles, policy, name, namespace, detached))
+        self._stale = True
+        self._write(record, (source, token, (self.tables.node, "")))
+
+    def remove(self, source: Address, token: int, group: bytes, home: bytes) -> None:
+        """Remove a group, at its home."""
+        if home in self.tables.nodes:
+            self._relay(source, token, home, "remove group", (group, home))
+            return
+        record = self.tables.groups.get(group)
+        if record is None:
+            self.tables.send(source, m.Answer(token, None, ""))
+            return
+        self._remove(record, "remove_placement_group() was called")
+        self.requests.ask(m.Write, (), (("group", group),), then=self._written, about=(source, token, None))
+
+    def _relay(self, source: Address, token: int, home: bytes, what: str, arguments: tuple[Any, ...]) -> None:
+        self.requests.ask_at(LOCAL_SCHEDULER + home, m.Query, what, arguments, then=self._relayed, about=(source, token))
+
+    def _relayed(self, now: float, about: tuple[Address, int], answer: m.Answer) -> None:
+        source, token = about
+        self.tables.send(source, m.Answer(token, answer.payload, answer.error))
+
+    def _write(self, record: GroupRecord, about: tuple[Address, int, Any] | None = None) -> None:
+        """Write a group's row, and then answer who asked for that."""
+        facts = {
+            "bundles": record.bundles,
+            "policy": record.policy,
+            "name": record.name,
+            "namespace": record.namespace,
+            "detached": record.detached,
+            "places": tuple(record.places),
+            "gpus": tuple(record.gpus.items()),
+            "state": record.state,
+        }
+        puts = (("group", record.id, pack_row(facts)),)
+        if about is None:
+            self.requests.ask(m.Write, puts, (), then=self._committed, about=record.id)
+        else:
+            self.requests.ask(m.Write, puts, (), then=self._written, about=about)
+
+    def _written(self, now: float, about: tuple[Address, int, Any], answer: m.Written) -> None:
+        source, token, payload = about
+        self.tables.send(source, m.Answer(token, payload, "" if answer.ok else answer.text))
+
+    # -- room --
+
+    def end_of_turn(self, now: float) -> None:
+        """Ask all nodes for their room, if a group waits for some and there may be more than they last said."""
+        if not any(record.missing and not record.target for record in self.tables.groups.values()) or self._expected:
+            return
+        nodes = {node.token for node in self.tables.nodes.values() if node.process is not None and node.process.ready}
+        nodes.add(self.tables.node)
+        if self._stale or nodes != self._surveyed:
+            self._stale = False
+            self._survey += 1
+            self._rooms = {}
+            self._until = now + SURVEY_SECONDS
+            self._expected, self._surveyed = set(nodes), nodes
+            for node in sorted(nodes, key=self.tables.number_of):
+                self.tables.send_to_peer(node, m.AskRoom(self._survey))
+
+    def on_room(self, now: float, source: Address, message: m.NodeRoom) -> None:
+        """A node reports its room."""
+        node = self.tables.sender_of(source)
+        if node in self._expected and message.survey == self._survey:
+            self._rooms[node] = dict(message.free), dict(message.capacity)
+            self._no_longer_expected(node)
+
+    def on_room_grew(self, now: float, source: Address, message: m.RoomGrew) -> None:
+        """A node has more room than it has reported."""
+        self._stale = True
+
+    def _no_longer_expected(self, node: bytes) -> None:
+        self._expected.discard(node)
+        if not self._expected and self._until is not None:
+            self._until = None
+            self._plan()
+
+    def tick(self, now: float) -> None:
+        """Plan without the nodes that do not answer."""
+        if self._until is not None and now >= self._until:
+            self._surveyed -= self._expected  # They are asked again.
+            self._expected.clear()
+            self._until = None
+            self._plan()
+
+    def next_deadline(self) -> float | None:
+        """When nodes are waited for no longer."""
+        return self._until
+
+    # -- reserving --
+
+    def _plan(self) -> None:
+        """Choose nodes for all groups that wait, the oldest first, and begin to reserve them."""
+        order = sorted(self._rooms, key=self.tables.number_of)
+        free = {node: self._rooms[node][0] for node in order}
+        capacity = {node: self._rooms[node][1] for node in order}
+        for record in self.tables.groups.values():
+            missing = record.missing
+            if not missing or record.target:
+                continue
+            taken = [place for place in record.places if place]
+            target = plan(record.policy, missing, free, taken) or plan(record.policy, missing, capacity, taken)
+            if target is None:
+                continue
+            for node, indexes in _by_node(target).items():
+                for name, amount in total_of([record.bundles[index] for index in indexes]):
+                    free[node][name] = free[node].get(name, 0) - amount
+                    capacity[node][name] -= amount
+            record.target = target
+            record.reservation += 1
+            record.steps = sorted(set(target.values()), key=self.tables.number_of, reverse=True)
+            self._go_on(record)
+
+    def _go_on(self, record: GroupRecord) -> None:
+        """Have the next node prepare its bundles; after the last one the group is whole."""
+        if record.steps:
+            node = record.steps[-1]
+            rows = tuple((index, record.bundles[index]) for index in _by_node(record.target)[node])
+            self.tables.send_to_peer(node, m.PrepareBundles(record.id, record.reservation, record.detached, rows))
+            return
+        for index, node in record.target.items():
+            record.places[index] = node
+        record.target = {}
+        record.state = CREATED
+        self._write(record)
+
+    def on_bundles_prepared(self, now: float, source: Address, message: m.BundlesPrepared) -> None:
+        """A node has reserved bundles, or refuses to."""
+        record = self.tables.groups.get(message.group)
+        node = self.tables.sender_of(source)
+        if record is None or record.reservation != message.reservation or not record.steps or record.steps[-1] != node:
+            return  # Those of an earlier attempt were freed by a message that followed the request.
+        if message.rows:
+            record.steps.pop()
+            record.gpus.update(message.rows)
+            self._go_on(record)
+        else:
+            self._abandon(record)
+
+    def _abandon(self, record: GroupRecord) -> None:
+        """Free what was prepared of a group, and plan it anew."""
+        asked = set(record.target.values()) - set(record.steps[:-1])
+        for node in sorted(asked, key=self.tables.number_of):
+            self.tables.send_to_peer(node, m.FreeBundles(record.id, tuple(_by_node(record.target)[node]), "it is planned anew"))
+        record.target, record.steps = {}, []
+        self._stale = True
+
+    def _committed(self, now: float, group: bytes, answer: m.Written) -> None:
+        """Commit the bundles of a group whose row says that it is whole. (If the disk is full, a restarted daemon reserves it anew.)"""
+        record = self.tables.groups.get(group)
+        if record is not None and record.state == CREATED:
+            for node in sorted(set(record.places), key=self.tables.number_of):
+                self.tables.send_to_peer(node, m.CommitBundles(group))
+            self._notify(record)
+
+    # -- changes --
+
+    def node_died(self, node: bytes) -> None:
+        """A node is dead: the bundles that it had are reserved anew, elsewhere."""
+        for record in self.tables.groups.values():
+            record.watchers.discard(node)
+            if node in record.target.values():
+                self._abandon(record)
+            if node in record.places:
+                record.places = [b"" if place == node else place for place in record.places]
+                record.state = RESCHEDULING
+                self._write(record)
+                self._notify(record)
+                self._stale = True
+        if node in self._expected:
+            self._no_longer_expected(node)
+
+    def job_ended(self, job: bytes) -> None:
+        """A job has ended, and its groups with it."""
+        ended = [record for record in self.tables.groups.values() if record.id[:JOB_BYTES] == job and not record.detached]
+        for record in ended:
+            self._remove(record, "its job has ended")
+        if ended:
+            self.tables.send(self.tables.control_address, m.Write(0, (), tuple(("group", record.id) for record in ended)))
+
+    def _remove(self, record: GroupRecord, reason: str) -> None:
+        del self.tables.groups[record.id]
+        nodes = {*record.places, *record.target.values()} - {b""}
+        for node in sorted(nodes, key=self.tables.number_of):
+            self.tables.send_to_peer(node, m.FreeBundles(record.id, (), reason))
+        record.state = REMOVED
+        record.places = [b""] * len(record.bundles)
+        self._notify(record, reason)
+
+    def on_watch_group(self, now: float, source: Address, message: m.WatchGroup) -> None:
+        """A node has tasks for a group: report its state there, now and after every change."""
+        node, record = self.tables.sender_of(source), self.tables.groups.get(message.group)
+        if node is None:
+            return
+        if record is None:
+            reason = "its home does not know it: it was removed, or its job has ended"
+            self.tables.send_to_peer(node, m.GroupState(message.group, REMOVED, (), reason))
+        else:
+            record.watchers.add(node)
+            self._send_state(node, record)
+
+    def _notify(self, record: GroupRecord, reason: str = "") -> None:
+        for node in sorted(record.watchers, key=self.tables.number_of):
+            self._send_state(node, record, reason)
+
+    def _send_state(self, node: bytes, record: GroupRecord, reason: str = "") -> None:
+        self.tables.send_to_peer(node, _state_of(record, reason))
+
+    @property
+    def active(self) -> bool:
+        """Whether this node is the home of any group."""
+        return bool(self.tables.groups)
+
+    # -- restarts of the daemon --
+
+    def restore(self, rows: m.Rows) -> None:
+        """Restore groups from their rows, and the bundles that this node had of them. Those that were not whole are reserved anew."""
+        for identifier, value in rows:
+            facts: Mapping[str, Any] = unpack_row(value)
+            job = self.tables.jobs.get(identifier[:JOB_BYTES])
+            if not facts["detached"] and (job is None or job.ended):
+                self.tables.send(self.tables.control_address, m.Write(0, (), (("group", identifier),)))
+                continue
+            record = GroupRecord(identifier, facts["bundles"], facts["policy"], facts["name"], facts["namespace"], facts["detached"])
+            record.state, record.gpus = facts["state"], dict(facts["gpus"])
+            record.places = list(facts["places"])
+            for index, place in enumerate(record.places):
+                if place == self.tables.node:
+                    self.bundles.restore(identifier, index, record.bundles[index], record.gpus.get(index, ()), record.detached)
+            record.watchers.add(self.tables.node)
+            self.tables.groups[identifier] = record
+            self.tables.known_groups[identifier] = KnownGroup(_state_of(record))
+
+
+def _state_of(record: GroupRecord, reason: str = "") -> m.GroupState:
+    return m.GroupState(record.id, record.state, tuple(zip(record.bundles, record.places, strict=True)), reason)
+
+
+def _by_node(target: Mapping[int, bytes]) -> dict[bytes, list[int]]:
+    found: dict[bytes, list[int]] = {}
+    for index, node in target.items():
+        found.setdefault(node, []).append(index)
+    return found

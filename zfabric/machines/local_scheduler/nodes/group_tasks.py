@@ -1,0 +1,142 @@
+"""Tasks that are to run in placement groups: how they reach the bundles.
+
+Their queues are *away* (``strategies``) until their group is whole and all of it is at this node. Tasks for bundles of other nodes are
+given to those, tasks for this node's move to a queue whose resources are the bundles'. What has no preference is dealt out by the room
+that each node has of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zfabric.machines.common.resources import describe
+from zfabric.machines.local_scheduler.group_records import KnownGroup
+from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.strategies import why_it_stays
+from zfabric.machines.local_scheduler.records import READY, ShapeQueue
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, Address
+from zfabric.protocol.messages import CREATED, REMOVED
+from zfabric.protocol.options import WHOLE_GROUP, GroupTerm, in_bundle
+
+REMOVED_MAX = 1000
+"""Most removed groups of running jobs that are remembered; of others their home says that it does not know them."""
+SLOTS_MAX = 1000
+"""Most tasks that one bundle counts for when tasks are dealt out."""
+
+
+class GroupTasks:
+    """Tasks in placement groups, over the shared tables."""
+
+    def __init__(self, tables: Tables, outcomes: Outcomes, delegations: Delegations) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self.delegations = delegations
+        self._asked: set[bytes] = set()
+        """Groups about which their homes were asked."""
+        self._dealt = 0
+        """Number of tasks that were dealt out: the next goes to the place after the last one's."""
+
+    def on_group_state(self, now: float, source: Address, message: m.GroupState) -> None:
+        """A group has changed, at its home."""
+        self._changed(message)
+
+    def _changed(self, message: m.GroupState) -> None:
+        known = self.tables.known_groups
+        known.pop(message.group, None)
+        known[message.group] = KnownGroup(message)
+        if message.state == REMOVED:
+            self._asked.discard(message.group)
+            removed = [group for group, each in known.items() if each.state == REMOVED]
+            for group in removed[: len(removed) - REMOVED_MAX]:
+                del known[group]
+        self.tables.group_changed(message.group)
+
+    def node_died(self, node: bytes) -> None:
+        """The home of groups is dead."""
+        lost = [term for queue in self.tables.queues.values() if (term := queue.group) is not None and term.home == node]
+        for group in {term.group for term in lost}:
+            self._changed(m.GroupState(group, REMOVED, (), "the node that had made it is dead"))
+
+    def job_ended(self, job: bytes) -> None:
+        """A job has ended: nothing names its groups any more."""
+        for group in [group for group in self.tables.known_groups if group[:JOB_BYTES] == job]:
+            del self.tables.known_groups[group]
+            self._asked.discard(group)
+
+    def end_of_turn(self, now: float) -> None:
+        """Give the tasks of all queues that are away to the bundles of their groups."""
+        for queue in [queue for queue in self.tables.queues.values() if queue.away and queue.group is not None]:
+            while queue.tasks and queue.tasks[0].state != READY:
+                queue.tasks.popleft()
+            if queue.tasks and queue.group is not None:
+                self._deal(queue, queue.group, now)
+
+    def _deal(self, queue: ShapeQueue, term: GroupTerm, now: float) -> None:
+        if queue.strategy[0][0] == "bundle":
+            self._fail(queue, "PlacementGroupRemovedError", f"placement group {term.group.hex()} was removed")
+            return
+        known = self.tables.known_groups.get(term.group)
+        if known is None:
+            if term.group not in self._asked:
+                self._asked.add(term.group)
+                self.tables.send_to_peer(term.home, m.WatchGroup(term.group))
+            return
+        if known.state == REMOVED:
+            self._fail(queue, "PlacementGroupRemovedError", f"placement group {term.group.hex()} was removed: {known.reason}")
+            return
+        able = known.able(term, queue.demand)
+        if not able:
+            what = f"bundle {term.bundle}" if term.bundle >= 0 else "no bundle"
+            has = f"{what} of its placement group has {'not ' if term.bundle >= 0 else ''}as much"
+            self._fail(queue, "TaskUnschedulableError", f"asks for {describe(queue.demand)}, and {has}: {_described(known)}")
+            return
+        places = [index for index in able if known.places[index] in self.tables.nodes or known.places[index] == self.tables.node]
+        if places and (term.bundle != WHOLE_GROUP or known.state == CREATED):
+            self._give(queue, known, places, now)
+
+    def _give(self, queue: ShapeQueue, known: KnownGroup, indexes: list[int], now: float) -> None:
+        """Deal tasks out in turn to places, of which a bundle has as many as it can run of these tasks at once."""
+        slots = {index: _slots(dict(known.bundles[index]), queue) for index in indexes}
+        row = [known.places[index] for turn in range(max(slots.values())) for index in indexes if turn < slots[index]]
+        tasks = len(queue.tasks)
+        share, more = divmod(tasks, len(row))
+        counts = dict.fromkeys(row, 0)
+        for at in range(len(row)):
+            counts[row[(self._dealt + at) % len(row)]] += share + (at < more)
+        self._dealt += tasks
+        for place, count in counts.items():
+            node = self.tables.nodes.get(place)
+            if node is not None and count:
+                self.delegations.give(queue, node, count, now)
+        if self.tables.node in counts:
+            self._stay(queue)
+            return
+        for task in [task for task in queue.tasks if task.state == READY]:
+            text = f"{task.name} is to run in a placement group that has no bundle on this node, and {why_it_stays(task)}"
+            self.outcomes.fail(task, "TaskUnschedulableError", text, ())
+
+    def _stay(self, queue: ShapeQueue) -> None:
+        """Move what is left to a queue that uses this node's bundles."""
+        moved = self.tables.queue_for(queue.job, (*queue.shape[:5], in_bundle(queue.strategy)))
+        for task in queue.tasks:
+            if task.state == READY:
+                task.facts().demand_queue = moved
+                moved.tasks.append(task)
+        queue.tasks.clear()
+        self.tables.became_ready += 1
+
+    def _fail(self, queue: ShapeQueue, kind: str, text: str) -> None:
+        for task in [task for task in queue.tasks if task.state == READY]:
+            self.outcomes.fail(task, kind, f"{task.name}: {text}", (("function", task.name),))
+
+
+def _slots(bundle: Mapping[str, int], queue: ShapeQueue) -> int:
+    """How many tasks of a queue a bundle can run at once."""
+    return min((bundle[name] // amount for name, amount in queue.demand if amount > 0), default=1) or 1
+
+
+def _described(known: KnownGroup) -> str:
+    return "; ".join(f"{index}: {describe(bundle)}" for index, bundle in enumerate(known.bundles[:8]))

@@ -1,0 +1,33 @@
+"""Placement groups, under Ray's names. This module is also a function: ``zf.util.placement_group(...)`` makes a group."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from zfabric.api.placement_groups import (
+    PlacementGroup,
+    get_current_placement_group,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+__all__ = [
+    "PlacementGroup",
+    "get_current_placement_group",
+    "get_placement_group",
+    "placement_group",
+    "placement_group_table",
+    "remove_placement_group",
+]
+
+
+class _Callable(ModuleType):
+    """The module ``zfabric.util.placement_group``: the import system puts it where Ray has the function of that name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PlacementGroup:
+        return placement_group(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable
