@@ -6,9 +6,11 @@ today. So every question measures its floor beside itself, in turns.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,20 +29,35 @@ READY_BYTES = 32 * 2**20
 
 
 class Echo:
-    """A process that sends back what it gets, over an ipc socket: pyzmq's DEALER here, its ROUTER there, and nothing else.
+    """A process that sends back what it gets: pyzmq's DEALER here, its ROUTER there, and nothing else.
 
-    Use as a context manager. While nothing is sent it takes no CPU.
+    It is reached over an ipc socket, or with ``encrypted`` over TCP with CURVE, as another node is. Use as a context manager. While nothing
+    is sent it takes no CPU.
     """
+
+    def __init__(self, encrypted: bool = False) -> None:
+        self._encrypted = encrypted
 
     def __enter__(self) -> Echo:
         import zmq
 
         self._directory = tempfile.mkdtemp(prefix="zfabric-perf-")
         address = f"ipc://{self._directory}/echo"
-        self._process = subprocess.Popen([sys.executable, "-m", "perf.floors", address], cwd=machine.ROOT, stdin=subprocess.PIPE)
+        keys = [key.decode() for key in zmq.curve_keypair()] if self._encrypted else []
+        if self._encrypted:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        self._process = subprocess.Popen([sys.executable, "-m", "perf.floors"], cwd=machine.ROOT, stdin=subprocess.PIPE)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([address, *keys]).encode() + b"\n")
+        self._process.stdin.flush()
         self._context: zmq.Context[Any] = zmq.Context(1)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        if self._encrypted:
+            public, secret = zmq.curve_keypair()
+            self._socket.curve_serverkey, self._socket.curve_publickey, self._socket.curve_secretkey = keys[0].encode(), public, secret
         self._socket.connect(address)
         self.round_trip_us(100)
         return self
@@ -89,12 +106,14 @@ class Echo:
         return (sum(map(machine.cpu_seconds, pids)) - before) / count * 1e6
 
 
-def _serve(address: str) -> None:
+def _serve(address: str, public: str = "", secret: str = "") -> None:
     """The other process of ``Echo``: until its parent ends."""
     import zmq
 
     context: zmq.Context[Any] = zmq.Context(1)
     socket = context.socket(zmq.ROUTER)
+    if public:
+        socket.curve_server, socket.curve_publickey, socket.curve_secretkey = True, public.encode(), secret.encode()
     socket.bind(address)
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
@@ -213,4 +232,4 @@ def interpreter_mib() -> float:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(*json.loads(sys.stdin.buffer.raw.readline()))  # Unbuffered: what follows is polled.

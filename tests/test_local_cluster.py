@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -116,6 +117,33 @@ def test_a_node_lists_all_and_jobs_of_all_nodes_have_different_numbers(cluster: 
             run_on_both(cluster)
     assert jobs[0] != jobs[1]
     assert listed == [[(node.node_id, node.name, node.address) for node in cluster.nodes]] * 2
+
+
+def test_a_program_that_one_node_can_run_sends_nothing_to_others() -> None:
+    def sent() -> Counter[str]:
+        return Counter({name: int(count) for name, count in query("status")["statistics"].items() if name.startswith("to_nodes_")})
+
+    config = {"node_lease": LEASE, "spill_after": 600.0}  # No start of a worker is long enough that others would be asked for help.
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config=config) as cluster, zf.init(cluster.address):
+        eventually(lambda: sent()["to_nodes_Ready"], "the nodes have registered with each other")
+        before = sent()
+        assert before["to_nodes_RegisterNode"] == 1, "messages are counted once"
+        counter = zf.remote(Counting).remote()
+        assert zf.get([zf.remote(lambda: 1).remote() for _ in range(5)], timeout=60) == [1] * 5
+        assert zf.get([counter.add.remote() for _ in range(20)], timeout=60) == list(range(1, 21))
+        assert zf.get([zf.put(bytes(100 * number)) for number in range(2000)], timeout=60)[-1] == bytes(199_900)
+        assert set(sent() - before) <= {f"to_nodes_{name}" for name in ("LeaseRenewed", "Heartbeat")}
+
+
+class Counting:
+    """An actor."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> int:
+        self.count += 1
+        return self.count
 
 
 def test_options_say_on_which_node_tasks_run(driver: zf.LocalCluster) -> None:

@@ -36,6 +36,16 @@ MODULES = (
     "queued_million",
     "transfer",
     "lineage",
+    "nodes_ready",
+    "nodes_idle",
+    "nodes_beside",
+    "nodes_elsewhere",
+    "nodes_refs",
+    "nodes_placing",
+    "nodes_locality",
+    "nodes_fanout",
+    "nodes_busy",
+    "nodes_killed",
 )
 
 

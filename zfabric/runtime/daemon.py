@@ -206,7 +206,8 @@ class Daemon:
             self.transport.tick(now)
             if cluster is not None:
                 cluster.transport.tick(now)
-                counts.update(cluster.refused())
+                for found in (cluster.refused(), self.core.sent_to_nodes):
+                    dict.update(counts, found)  # A Counter's own would add them.
             counts["refused_frames"] = self.transport.refused + self.core.refused
             counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
         self._stop()

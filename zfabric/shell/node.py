@@ -8,7 +8,7 @@ the end of each ``Store`` by ``committed``. The control store itself holds back 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -110,6 +110,8 @@ class NodeMachines:
         """Messages for machines of this daemon, in order: (role, source, message)."""
         self._outgoing: dict[bytes, list[Envelope]] = {}
         self._to_nodes: dict[bytes, list[Envelope]] = {}
+        self.sent_to_nodes: Counter[str] = Counter()
+        """Messages to the daemons of other nodes, by type. They are shown with the scheduler's counts."""
         self._strangers: set[bytes] = set()
         """Peers that the last sweep found unregistered."""
 
@@ -237,6 +239,7 @@ class NodeMachines:
             self._queue.append((to, role + self.node, message))
         else:
             self._to_nodes.setdefault(node, []).append((to, role, message))
+            self.sent_to_nodes[f"to_nodes_{type(message).__name__}"] += 1
 
     def take_outgoing_to_nodes(self) -> dict[bytes, list[Envelope]]:
         """Take the messages for the daemons of other nodes, by node; ``HEAD`` stands for the head where this node joins.
