@@ -24,10 +24,10 @@ from timeline_arrows import named
 import zfabric as zf
 from zfabric.machines.global_scheduler.policies import Batch, LeastWait, NodeView
 from zfabric.protocol import messages as m
-from zfabric.protocol.options import LOGGED
+from zfabric.protocol.options import LOGGED, SPREAD
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import PURE, Program, mix
-from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
+from zfabric.sim.scenarios import STEADY, call, call_on, get, invoke, make, task
 from zfabric.sim.world import World
 
 pytestmark = pytest.mark.usefixtures("shared_cluster")
@@ -417,3 +417,66 @@ def test_the_walk_of_figure_7_takes_four_messages_on_one_node() -> None:
     steps = [type(message).__name__ for source, to, message in messages if {source, to} & {"driver", "worker1"}]
     path = [name for name in steps if name in ("Put", "Submit", "Dispatch", "Completed", "Results", "Fetch", "Objects")]
     assert path == ["Put", "Submit", "Dispatch", "Completed", "Results"]
+
+
+# --- several nodes ------------------------------------------------------------------------------------------------------------------
+
+
+LARGE = 200_000
+"""Bytes of a value that stays where it was made until it is read."""
+
+
+def test_the_walk_of_figure_7_over_two_nodes_takes_at_most_eight_messages_between_them() -> None:
+    """4.3, figure 7: a is on N1, b on N2, where ``add.remote(a, b)`` runs; N1 gets c. The paper counts nine and seven steps."""
+    statements = [
+        ("put", 0, 7, LARGE, ()),
+        call_on(2, 1, task(6, size=LARGE)),
+        ("wait", (1,), 1, None),
+        ("sleep", 0.5),
+        (*call_on(2, 2, task(5, size=LARGE))[:5], (0, 1), ()),
+        get((2, worth(5, 7, worth(6)))),
+        ("sleep", 0.5),
+    ]
+    world, messages = world_of(*statements, cpus=1, nodes=2)
+    run(world)
+    between = [
+        (index, type(message).__name__)
+        for index, (source, to, message) in enumerate(messages)
+        if {source[-1:], to[-1:]} == {"1", "2"} and not (source + to).count("worker") and type(message).__name__ not in ANYWAY
+    ]
+    began = [index for index, name in between if name == "Delegate"][1]
+    ended = max(index for index, (_, to, message) in enumerate(messages) if to == "driver" and isinstance(message, m.Objects))
+    walk = [name for index, name in between if began <= index <= ended]
+    assert walk[0] == "Delegate"
+    assert {"Delegate", "Ended", "EndsReceived"} <= set(walk)
+    assert len(walk) <= 8, walk
+
+
+ANYWAY = {"RenewLease", "LeaseRenewed", "Heartbeat", "Join", "Joined", "NodeTable", "RegisterNode", "Ready"}
+"""Messages of nodes that do nothing."""
+
+
+def test_figure_7_over_two_nodes_with_small_values_takes_two_messages_and_an_acknowledgement() -> None:
+    """4.3, figure 7, where values are small: they travel with the task and with its end."""
+    call_c = (*call_on(2, 2, task(5))[:5], (0, 1), ())
+    world, messages = world_of(("put", 0, 7, 0, ()), ("put", 1, 9, 0, ()), call_c, get((2, worth(5, 7, 9))), cpus=1, nodes=2)
+    run(world)
+    names = [type(message).__name__ for source, to, message in messages if {source, to} == {"scheduler1", "scheduler2"}]
+    assert [name for name in names if name not in ANYWAY | {"EndJob", "JobGone"}] == ["Delegate", "Ended", "EndsReceived"]
+
+
+def test_tasks_of_a_lost_node_are_run_again_elsewhere_and_the_rest_goes_on() -> None:
+    """5.1, figure 11a: as nodes are removed, tasks that ran there are reconstructed, and new nodes take their share."""
+    spread = (("strategy", SPREAD),)
+    calls = [("call", (slot,), 0, task(slot, ("sleep", 0.3), size=LARGE), spread, (), ()) for slot in range(24)]
+    statements = [*calls, ("sleep", 2.0), get(*((slot, worth(slot)) for slot in range(24)))]
+    world, messages = world_of(*statements, cpus=1, nodes=3, pieces=96)
+    world.at(101.0, lambda: world.nodes[2].end("kill -9"))
+    run(world)
+    begun = Counter(
+        row[0] for _, to, message in messages if to.startswith("worker") and isinstance(message, m.Dispatch) for row in message.rows
+    )
+    there = {row[0] for _, to, message in messages if to.startswith("worker3") and isinstance(message, m.Dispatch) for row in message.rows}
+    again = {identifier for identifier, count in begun.items() if count > 1}
+    assert again
+    assert again <= there, "only what ran on the lost node runs again"
