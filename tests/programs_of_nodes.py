@@ -304,22 +304,26 @@ def streams(size: int) -> None:
 
 
 class Program(NamedTuple):
-    """A program, and whether each of its tasks is submitted once: then only what a dead process had run may run again."""
+    """A program. In ``flat`` ones each task is submitted once, so only what a dead process had run may run again.
+
+    With ``lineage``, values that are lost with a node may need those that were freed: each task may run once more for each lost node.
+    """
 
     run: Callable[[int], None]
     flat: bool = True
+    lineage: bool = False
 
 
 PROGRAMS = {
     "squares": Program(squares),
-    "arrays": Program(arrays),
-    "chain": Program(chain),
-    "shuffle": Program(shuffle),
+    "arrays": Program(arrays, lineage=True),
+    "chain": Program(chain, lineage=True),
+    "shuffle": Program(shuffle, lineage=True),
     "wait_loop": Program(wait_loop),
     "training": Program(training),
     "recursion": Program(recursion, flat=False),
     "nested": Program(nested, flat=False),
     "puts": Program(puts, flat=False),
-    "parameter_server": Program(parameter_server),
+    "parameter_server": Program(parameter_server, lineage=True),
     "streams": Program(streams),
 }

@@ -642,3 +642,74 @@ def test_a_task_is_not_sent_to_its_input_where_it_would_wait_longer() -> None:
     assert len(home.delegated()[NODES[1]]) == 5
     home.submit(row(2, ref(1)))
     assert home.delegated() == {}
+
+
+# --- what rebuilds need -----------------------------------------------------------------------------------------------------------
+
+
+PUT = object_id(task_id(0)[:12] + pack_counter(0), 0x80000000)
+
+
+def home_with_put_argument(size: int = 200_000, nodes: int = 3, **config: Any) -> Home:
+    """A home whose task 1 has made a value on the second node of one that the driver has put, and has no ref to any more."""
+    home = Home(nodes, **config)
+    home.send(CLIENT + DRIVER, m.Put(((PUT, (4096, size), (), False),)))
+    home.submit(row(1, PUT, **({"strategy": on(NODES[1], "soft")} if nodes > 1 else {})))
+    home.send(CLIENT + DRIVER, m.Release((PUT,)))
+    return home
+
+
+def end_there(home: Home) -> None:
+    ended = m.Completed.of(((task_id(1), first_attempt(0, 1), m.OK, (300_000,)),))
+    home.send(b"L" + NODES[1], m.Ended(1, tuple(ended), ()))
+
+
+def freed(home: Home) -> list[bytes]:
+    return [identifier for _, message in home.take(m.Free) for identifier in message.object_ids]
+
+
+def test_what_was_put_is_retained_as_long_as_a_value_of_another_node_may_be_made_of_it_again() -> None:
+    home = home_with_put_argument()
+    assert home.delegated() == {NODES[1]: [1]}
+    end_there(home)
+    assert freed(home) == []
+    home.table(NODES[0], NODES[2])
+    home.send(CLIENT + DRIVER, m.Fetch((ref(1),)))
+    assert home.scheduler.tables.tasks[task_id(1)].attempt != first_attempt(0, 1), "it is made again"
+    home.take(m.Locate)
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    assert PUT in [row[0] for _, message in home.take(m.Locate) for row in message.rows], "for the worker that makes it again"
+
+
+def test_what_was_put_is_freed_with_the_last_row_that_names_it() -> None:
+    home = home_with_put_argument()
+    end_there(home)
+    home.send(CLIENT + DRIVER, m.Release((ref(1),)))
+    assert freed(home) == [PUT]
+    assert home.scheduler.references.inputs_bytes == 0
+
+
+def test_what_was_put_is_freed_with_its_last_ref_on_one_node() -> None:
+    home = home_with_put_argument(nodes=1)
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    home.complete(home.worker, 1, first_attempt(0, 1), m.OK, 300_000)
+    assert freed(home) == [PUT]
+
+
+def test_what_rebuilds_may_need_has_a_bound_and_says_so() -> None:
+    home = home_with_put_argument(lineage_bytes=100_000)
+    end_there(home)
+    assert freed(home) == [PUT]
+    home.table(NODES[0], NODES[2])
+    home.send(CLIENT + DRIVER, m.Fetch((ref(1),)))
+    ((_, answer),) = home.take(m.Objects)
+    ((_, status, payload, _),) = answer.rows
+    assert status == m.FAILED
+    assert "which was put, was freed" in unpack_failure(payload)[1]
+
+
+def test_what_rebuilds_may_need_goes_with_its_job() -> None:
+    home = home_with_put_argument()
+    end_there(home)
+    home.scheduler.jobs.end_all(home.now)
+    assert home.scheduler.references.inputs_bytes == 0

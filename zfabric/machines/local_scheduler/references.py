@@ -14,7 +14,7 @@ from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.records import DONE, NO_HOME, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, StreamUnreferenced
-from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
+from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_put
 from zfabric.protocol.messages import OK, Row
 
 COLLECT_PER_TURN = 20_000
@@ -36,6 +36,9 @@ class References:
         self.lineage_bytes = 0
         self._lineage: OrderedDict[bytes, TaskRecord] = OrderedDict()
         """Finished tasks whose values were freed and whose rows are retained, oldest first."""
+        self.inputs_bytes = 0
+        self._inputs: OrderedDict[bytes, tuple[AnyObject, int]] = OrderedDict()
+        """Values that were put, have no ref any more, and are retained since rebuilds would need them; with their sizes, oldest first."""
         self.evicted = 0
         self.paused = False
         """Whether nothing is freed: other nodes may hold it, and have not registered with this restarted scheduler yet."""
@@ -154,8 +157,9 @@ class References:
     def may_be_dropped(self, task: TaskRecord) -> bool:
         """Whether values of a task need no copy on disk: its options say deterministic, and tasks make everything that it needs.
 
-        A ``put`` value is freed with its last ref, even if retained rows name it that would run again for values still held. A value that
-        was rebuilt once gets its copy: in a small store the task that makes it may itself need the room, and drop it without end.
+        On one node a ``put`` value is freed with its last ref, even if retained rows name it that would run again for values still held.
+        A value that was rebuilt once gets its copy: in a small store the task that makes it may itself need the room, and drop it without
+        end.
         """
         if not task.option("deterministic", False) or (task.rare is not None and task.rare.rebuilt):
             return False
@@ -194,6 +198,12 @@ class References:
         while self.lineage_bytes > self.tables.config.lineage_bytes and self._lineage:
             self.evicted += 1
             self._forget(next(iter(self._lineage.values())))
+        while self.inputs_bytes > self.tables.config.lineage_bytes:
+            record, _ = next(iter(self._inputs.values()))
+            self._forget_input(record)
+            if record.holders is None and record.pins <= 0 and not record.fetchers:
+                self.evicted += 1
+                self._free_now(record)
         return bool(spare)
 
     def absorb(self) -> bool:
@@ -223,6 +233,8 @@ class References:
 
     def clear(self, record: AnyObject) -> None:
         """Free a value, even if it is needed."""
+        if self._inputs:
+            self._forget_input(record)
         if type(record.value) is Stored:
             self.tables.freed.append(record.object_id)
         elif isinstance(record.value, Elsewhere):
@@ -230,6 +242,27 @@ class References:
         self.tables.inline.replace(record, None)
 
     def _free(self, record: AnyObject) -> None:
+        if record.task is not None or not record.named or not self._retain_input(record):
+            self._free_now(record)
+
+    def _retain_input(self, record: AnyObject) -> bool:
+        """Retain a value that was put and that a rebuild may need, although nothing else does. Return False if there is no reason to.
+
+        Where there are other nodes, values are lost with theirs, and the rows that make them name what was put here. There is a bound.
+        """
+        if not self.tables.nodes or not is_put(record.object_id) or record.home or record.status != OK:
+            return False
+        if record.object_id not in self._inputs:
+            size = len(record.value) if type(record.value) is bytes else record.value.size if type(record.value) is Stored else 0
+            self._inputs[record.object_id] = (record, size)
+            self.inputs_bytes += size
+        return True
+
+    def _forget_input(self, record: AnyObject) -> None:
+        _, size = self._inputs.pop(record.object_id, (record, 0))
+        self.inputs_bytes -= size
+
+    def _free_now(self, record: AnyObject) -> None:
         task = record.task
         if not _is_repeatable_error(record):
             self._empty(record)

@@ -51,6 +51,8 @@ class Rebuilding:
             inputs: list[AnyObject] = []
             for object_id_ in task.row[3]:
                 needed = self.tables.find(object_id_)
+                if needed is None and is_put(object_id_):
+                    return f"{reason}, and its input {short(object_id_)}, which was put, was freed with its last ref"
                 if needed is None:
                     return f"{reason}, and the row that makes its input {short(object_id_)} was dropped at the lineage cap"
                 inputs.append(needed)
