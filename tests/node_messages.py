@@ -146,9 +146,9 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         st.tuples(pool.objects, st.integers(1, 6), failures(pool), many(pool.objects, 2)),
     )
     remains = st.one_of(
-        st.tuples(pool.objects, st.booleans(), st.just(PENDING), st.just(b""), many(pool.objects, 2)),
-        st.tuples(pool.objects, st.booleans(), st.just(m.OK), numbers, many(pool.objects, 2)),
-        st.tuples(pool.objects, st.booleans(), st.integers(1, 6), failures(pool), many(pool.objects, 2)),
+        st.tuples(pool.objects, st.booleans(), st.booleans(), st.just(PENDING), st.just(b""), many(pool.objects, 2)),
+        st.tuples(pool.objects, st.booleans(), st.booleans(), st.just(m.OK), numbers, many(pool.objects, 2)),
+        st.tuples(pool.objects, st.booleans(), st.booleans(), st.integers(1, 6), failures(pool), many(pool.objects, 2)),
     )
     amounts, labels = many(st.tuples(texts, st.integers(0, 10**6)), 2), many(st.tuples(texts, texts), 2)
     demand = many(st.tuples(texts, st.integers(-10, 10**5)), 2)
@@ -184,6 +184,9 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "Entrusted": st.builds(m.Entrusted, numbers),
         "Withdraw": st.builds(m.Withdraw, tasks),
         "Remains": st.builds(m.Remains, pool.nodes, many(remains, 3), homes, many(st.tuples(pool.tasks, pool.attempts), 2), st.booleans()),
+        "TookOver": st.builds(m.TookOver, pool.nodes),
+        "RetainRows": st.builds(m.RetainRows, many(pool.objects)),
+        "ReleaseRows": st.builds(m.ReleaseRows, many(pool.objects)),
         "Read": st.builds(m.Read, numbers, st.just(READ_TABLE), many(st.one_of(pool.nodes, payloads), 3)),
         "EndJob": st.builds(m.EndJob, pool.jobs),
         "JobGone": st.builds(m.JobGone, pool.jobs),

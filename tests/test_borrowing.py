@@ -216,7 +216,7 @@ def test_the_home_of_the_job_is_that_of_an_object_whose_home_has_died_and_its_wo
     living = [(each, number, "", "", "", b"", (), (), 0) for number, each in enumerate((HOME_A, SELF), 1)]
     node.send(MEMBER + OWN, m.NodeTable(2, tuple(living)))
     found, complete, borrow, fetch = node.told(HOME_A)
-    assert found == m.Remains(HOME_C, ((OTHER, True, -1, b"", ()),), (), (), False)
+    assert found == m.Remains(HOME_C, ((OTHER, True, False, -1, b"", ()),), (), (), False)
     assert complete == m.Remains(HOME_C, (), (), (), True)
     assert fetch == m.FetchValues((OTHER,))
     node.hear(HOME_A, m.Borrowed(borrow.number))
@@ -342,7 +342,7 @@ def test_a_value_of_a_node_that_was_dead_before_this_one_joined_is_asked_of_the_
     node.end(worker, 1)
     node.send(CONTROL_STORE + OWN, m.Found(question(node), (), False))
     found, borrow, fetch = node.told(HOME_A)
-    assert found == m.Remains(LATE, ((OTHER, True, -1, b"", ()),), (), (), False)
+    assert found == m.Remains(LATE, ((OTHER, True, False, -1, b"", ()),), (), (), False)
     assert fetch == m.FetchValues((OTHER,))
     node.hear(HOME_A, m.Borrowed(borrow.number))
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
@@ -358,7 +358,7 @@ def test_a_value_of_a_node_that_died_here_is_asked_of_the_home_of_the_job_withou
     node.told(HOME_A)
     worker = wanted_of(node, HOME_C)
     found, borrow, fetch = node.told(HOME_A)
-    assert found == m.Remains(HOME_C, ((OTHER, True, -1, b"", ()),), (), (), False)
+    assert found == m.Remains(HOME_C, ((OTHER, True, False, -1, b"", ()),), (), (), False)
     assert (borrow.object_ids, fetch.object_ids) == ((OTHER,), (OTHER,))
     assert node.take(m.Read) == []
     node.end(worker, 1)

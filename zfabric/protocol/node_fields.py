@@ -249,14 +249,14 @@ def _entrust(name: str, fields: tuple[Any, ...]) -> None:
 def _remains(name: str, fields: tuple[Any, ...]) -> None:
     node, objects, homes, attempts, _ = fields
     _node(name, node)
-    columns = check_columns(name, objects, {5}, (BYTES, {bool}, INT, {bytes, int}, TUPLE))
+    columns = check_columns(name, objects, {6}, (BYTES, {bool}, {bool}, INT, {bytes, int}, TUPLE))
     check_ids(name, columns[0], OBJECT_BYTES)
-    for status, value in zip(columns[2], columns[3], strict=False):
+    for status, value in zip(columns[3], columns[4], strict=False):
         if not PENDING <= status <= STAYS or type(value) is not (int if status == OK else bytes):
             _refuse(name, "there is no value, or its size, or an outcome that is not a value")
         if status == OK:
             _numbers(name, value)
-    _refs(name, columns[4])
+    _refs(name, columns[5])
     _homes(name, homes)
     columns = check_columns(name, attempts, {2}, (BYTES, INT))
     check_ids(name, columns[0], TASK_BYTES)
@@ -468,6 +468,9 @@ NODE_CHECKS: dict[str, Check] = {
     "Entrusted": _entrusted,
     "Withdraw": _reclaimed,
     "Remains": _remains,
+    "TookOver": _about_node,
+    "RetainRows": _object_ids,
+    "ReleaseRows": _object_ids,
     "Read": _read,
     "EndJob": _job,
     "JobGone": _job,

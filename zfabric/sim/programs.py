@@ -124,6 +124,8 @@ class ExpectedOutcome(NamedTuple):
     inner: tuple[ExpectedOutcome | Handle, ...] = ()
     touches: frozenset[int] = frozenset()
     """Actors that may have to run before the object exists."""
+    frail: bool = False
+    """Whether it was put, or needs what was put: nothing makes that again if it is lost with its node."""
 
     @property
     def certain(self) -> bool:
@@ -333,17 +335,15 @@ class Author:
             allowed = tuple((slot, scope.slots[slot].number, tuple(sorted(scope.slots[slot].errors))) for slot in unsure)
             scope.statements.append(("peek", allowed))
 
-    @property
-    def _loses_refs(self) -> bool:
-        """Whether objects of refs inside values may be lost: with a daemon, or with the node where the task ran that submitted them."""
+    def _elsewhere(self, model: Model) -> Model:
+        """The model of an object whose ref leaves its body: it may be lost with a daemon, and if it is frail with the node of that body."""
         nodes = self.faults.nodes
-        return self.faults.daemon_crashes > 0 or nodes.restarts + nodes.kills + nodes.stops + nodes.cuts + nodes.clogs > 0
+        frail = isinstance(model, ExpectedOutcome) and model.frail and nodes.kills + nodes.stops + nodes.cuts + nodes.clogs > 0
+        return model.or_else(LOST) if frail or self.faults.daemon_crashes + nodes.restarts > 0 else model
 
     def _open(self, scope: Scope, box: int) -> None:
         index = self.random.randrange(len(scope.slots[box].inner))
-        inner = scope.slots[box].inner[index]
-        if self._loses_refs:
-            inner = inner.or_else(LOST)
+        inner = self._elsewhere(scope.slots[box].inner[index])
         if self.random.random() < 0.5:
             new = scope.slot(inner)
             scope.statements.append(("open", box, index, new))
@@ -357,7 +357,7 @@ class Author:
         number = self.random.randrange(MODULUS)
         boxed = self._boxed(scope)
         inner = scope.models(boxed)
-        slot = scope.slot(ExpectedOutcome(number, NOTHING, inner, reach(inner)))
+        slot = scope.slot(ExpectedOutcome(number, NOTHING, inner, reach(inner), True))
         scope.statements.append(("put", slot, number, self._size(), boxed))
 
     def _boxed(self, scope: Scope) -> tuple[int, ...]:
@@ -383,7 +383,7 @@ class Author:
         total = label
         for slot in dependencies:
             total = mix(total, scope.slots[slot].number or 0)
-        inner = tuple(model.or_else(LOST) if self._loses_refs else model for model in scope.models(boxed))
+        inner = tuple(map(self._elsewhere, scope.models(boxed)))
         touches = reach((*scope.models(dependencies), *inner))
         steady = not (fragile and self.crashing)
         length = (LONG if scope.stoppable else FOREVER) if forever else 0.0
@@ -396,7 +396,10 @@ class Author:
             options.append(("timeout", 0.02 + 0.1 * rng.random()))
         if doomed:
             errors |= STOPPED | {"doomed"} | ({"boom"} if kind == RETRIED else NOTHING)
-        outcomes = tuple((each.or_else(errors) if runs else ExpectedOutcome(None, errors))._replace(touches=touches) for each in outcomes)
+        named = (*(scope.slots[slot] for slot in dependencies), *(each for each in inner if isinstance(each, ExpectedOutcome)))
+        frail = any(each.frail for each in named)
+        outcomes = tuple((each.or_else(errors) if runs else ExpectedOutcome(None, errors)) for each in outcomes)
+        outcomes = tuple(each._replace(touches=touches, frail=frail) for each in outcomes)
         slots = tuple(scope.slot(outcome) for outcome in outcomes)
         scope.statements.append(("call", slots, kind, spec, tuple(options), dependencies, boxed))
         if stop and slots:

@@ -32,6 +32,7 @@ from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
 from zfabric.sim.node import Node, SimDaemon
 from zfabric.sim.node_faults import CLOCKS_APART, RATES_APART, ClusterFaults, choose_node_faults, choose_restarts, slowed_down
+from zfabric.sim.outliving import OutlivingAuthor
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import FOREVER, Author, Program
 from zfabric.sim.surroundings import Clock
@@ -41,6 +42,8 @@ LIMIT = 400.0
 """Virtual seconds within which each phase of a world must end."""
 EVENTS_MAX = 40_000
 CHECK_EVERY = 0.05
+OUTLIVING = 0.4
+"""Share of the worlds of several nodes that have programs whose children outlive their parents."""
 
 
 class Failure(Exception):
@@ -119,7 +122,11 @@ class World:
         author = CircleAuthor if circles else Hoarder if self.hoarding else ActorAuthor if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
         if nodes > 1 and program is None:
-            self.program = slowed_down(self.program, seed)
+            if random.Random(f"{seed}/do children outlive").random() < OUTLIVING:
+                self.program = OutlivingAuthor(f"{seed}/outliving", nodes).write()
+                self.faults = self.faults._replace(nodes=self.faults.nodes._replace(kills=max(1, self.faults.nodes.kills)))
+            else:
+                self.program = slowed_down(self.program, seed)
         if reduced is not None:
             self.faults, self.program = reduced
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))

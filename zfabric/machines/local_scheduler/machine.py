@@ -439,6 +439,7 @@ class LocalScheduler:
         self._send_results()
         if tables.node_table:
             self.borrowing.begin_end_of_turn()
+            self.failover.end_of_turn()
             self.executions.end_of_turn()
             self.delegations.end_of_turn()
             self.fetching.end_of_turn()
@@ -640,6 +641,9 @@ class LocalScheduler:
             m.Entrusted: self.entrusting.on_entrusted,
             m.Withdraw: self.failover.on_withdraw,
             m.Remains: self.failover.on_remains,
+            m.TookOver: self.failover.on_took_over,
+            m.RetainRows: self.borrowing.on_retain_rows,
+            m.ReleaseRows: self.borrowing.on_release_rows,
             m.RetainCopies: self.fetching.on_retain_copies,
             m.RunningDelegated: self.repeats.on_running_delegated,
             m.ClaimValues: self.repeats.on_claim_values,

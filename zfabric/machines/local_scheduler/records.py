@@ -127,7 +127,7 @@ NO_HOME = b"?"
 class BorrowedRecord(ObjectRecord):
     """An object of another node, as far as this one knows it. Its value here is a copy."""
 
-    __slots__ = ("asked", "borrowed", "dropped", "former", "home")
+    __slots__ = ("asked", "borrowed", "dropped", "former", "home", "row_retained")
 
     def __init__(self, identifier: bytes, home: bytes, former: bytes = b"") -> None:
         super().__init__(identifier, None, None)
@@ -140,6 +140,8 @@ class BorrowedRecord(ObjectRecord):
         """The home, if it was asked for the value; else empty."""
         self.dropped = False
         """Whether a copy was dropped for want of room."""
+        self.row_retained = False
+        """Whether the home retains its row for rows of this node, or is about to."""
 
     @property
     def is_needed(self) -> bool:

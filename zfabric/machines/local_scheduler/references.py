@@ -270,16 +270,58 @@ class References:
             self.tables.transitions.append(ActorUnreferenced(task))
         if self.tables.streams and record.object_id[:TASK_BYTES] in self.tables.streams:
             self.tables.transitions.append(StreamUnreferenced(record))
-        if task is None:
+        if isinstance(record, BorrowedRecord):
+            self._free_borrowed(record)
+        elif task is None:
             self.tables.objects.pop(record.object_id, None)
-            if isinstance(record, BorrowedRecord):
-                self.tables.unwanted.append(record.id)
-                if record.borrowed:
-                    self.tables.given_up.append((record.home, record.id))
             if self.tables.orphans:
                 self._forget_orphan(record.object_id)
         elif task.state == DONE and self.tables.tasks.get(task.id) is task:  # Its job may have ended meanwhile.
             self._maybe_forget(task)
+
+    def _free_borrowed(self, record: BorrowedRecord) -> None:
+        """Give up the hold on an object of another node. If rows name it that are retained, its home is to retain its row."""
+        self.tables.unwanted.append(record.id)
+        if record.borrowed:
+            self.tables.given_up.append((record.home, record.id))
+            record.borrowed = False
+        if record.named > 0:
+            record.status = PENDING
+            record.asked = b""
+            if not record.row_retained:
+                record.row_retained = True
+                self.tables.to_retain.append(record)
+            return
+        self.tables.objects.pop(record.id, None)
+        if record.row_retained:
+            self.tables.rows_given_up.append((record.home, record.id))
+
+    def retain_rows_for(self, node: bytes, object_ids: Iterable[bytes]) -> None:
+        """Retain the rows that make these objects, since rows of another node name them."""
+        retained = self.tables.retained_rows.setdefault(node, set())
+        for object_id in object_ids:
+            record = self.tables.find(object_id)
+            if record is not None and object_id not in retained:
+                retained.add(object_id)
+                record.named += 1
+
+    def release_rows_for(self, node: bytes, object_ids: Iterable[bytes]) -> None:
+        """Undo ``retain_rows_for``."""
+        retained = self.tables.retained_rows.get(node, set())
+        for object_id in object_ids:
+            record = self.tables.find(object_id)
+            if object_id in retained:
+                retained.discard(object_id)
+                if record is not None:
+                    record.named -= 1
+                    self.tables.spare.append(record)
+        if not retained:
+            self.tables.retained_rows.pop(node, None)
+
+    def node_gone(self, node: bytes) -> None:
+        """Release everything that a dead node held, requested, or named."""
+        self.process_gone(node)
+        self.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
     def _empty(self, record: AnyObject) -> None:
         self.clear(record)
@@ -328,7 +370,7 @@ class References:
                 if record is None:
                     continue
                 record.named -= 1
-                if record.named <= 0 and record.status != PENDING:
+                if record.named <= 0 and (record.status != PENDING or record.home):
                     self.tables.spare.append(record)
 
     def revive(self, task: TaskRecord) -> None:

@@ -109,6 +109,12 @@ class Tables:
         """Objects of other nodes that a process of this one began to hold since the last turn."""
         self.to_borrow: list[BorrowedRecord] = []
         """Objects whose homes are to register this node as a holder."""
+        self.to_retain: list[BorrowedRecord] = []
+        """Objects whose homes are to retain the rows, since rows of this node name them."""
+        self.rows_given_up: list[tuple[bytes, bytes]] = []
+        """Objects whose rows their homes need not retain for this node any more: (home, object)."""
+        self.retained_rows: dict[bytes, set[bytes]] = {}
+        """Objects of this node whose rows it retains since rows of other nodes name them, by node."""
         self.to_fetch: list[AnyObject] = []
         """Values of other nodes, and of this one that lie elsewhere, that something here waits for."""
         self.unwanted: list[bytes] = []

@@ -128,7 +128,10 @@ from zfabric.protocol.messages.delegation import RunningDelegated as RunningDele
 from zfabric.protocol.messages.delegation import StopDelegated as StopDelegated
 from zfabric.protocol.messages.failover import Entrust as Entrust
 from zfabric.protocol.messages.failover import Entrusted as Entrusted
+from zfabric.protocol.messages.failover import ReleaseRows as ReleaseRows
 from zfabric.protocol.messages.failover import Remains as Remains
+from zfabric.protocol.messages.failover import RetainRows as RetainRows
+from zfabric.protocol.messages.failover import TookOver as TookOver
 from zfabric.protocol.messages.failover import Withdraw as Withdraw
 from zfabric.protocol.messages.groups import CREATED as CREATED
 from zfabric.protocol.messages.groups import GROUP_STATES as GROUP_STATES

@@ -44,10 +44,11 @@ class Withdraw(NamedTuple):
 class Remains(NamedTuple):
     """any node -> home of a job, after the death of ``node``. What the sender has of objects and tasks that were at home there.
 
-    ``objects`` are rows ``(object_id, held, status, value, refs inside)``: whether the sender is a holder; status -1 if the value is not
-    there; OK with the size of a value that the sender retains for the receiver, which is its home from now on; or the outcome that is not a
-    value. ``attempts`` are rows ``(task_id, attempt)`` of tasks that the dead node had delegated to the sender. ``homes`` is as in
-    ``Delegate``. The last of these messages is ``complete``: the sender has nothing more of the dead node.
+    ``objects`` are rows ``(object_id, held, named, status, value, refs inside)``: whether the sender is a holder; whether rows that it
+    retains name the object (``RetainRows``); status -1 if the value is not there; OK with the size of a value that the sender retains for
+    the receiver, which is its home from now on; or the outcome that is not a value. ``attempts`` are rows ``(task_id, attempt)`` of tasks
+    that the dead node had delegated to the sender. ``homes`` is as in ``Delegate``. The last of these messages is ``complete``: the sender
+    has nothing more of the dead node.
     """
 
     node: bytes
@@ -55,3 +56,24 @@ class Remains(NamedTuple):
     homes: Rows
     attempts: Rows
     complete: bool
+
+
+class TookOver(NamedTuple):
+    """any node -> any node. The sender has taken over from a dead node, and has registered at all homes what it needs for that.
+
+    Once all have, what the dead node held is released everywhere.
+    """
+
+    node: bytes
+
+
+class RetainRows(NamedTuple):
+    """any node -> home of objects. Rows that the sender retains name these objects: their tasks are to be retained, not their values."""
+
+    object_ids: Ids
+
+
+class ReleaseRows(NamedTuple):
+    """any node -> home of objects. No row that the sender retains names these objects any more."""
+
+    object_ids: Ids

@@ -24,7 +24,8 @@ class Departures:
         self.tables.processes.pop(process.incarnation, None)
         self.tables.touched.pop(process, None)
         self.direct.driver_gone(process)
-        self.references.process_gone(process.incarnation)
+        if process.kind != "node":  # What a dead node held is released once others have taken over from it.
+            self.references.process_gone(process.incarnation)
         self.actors.process_gone(process.incarnation)
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.ProcessGone(process.incarnation))

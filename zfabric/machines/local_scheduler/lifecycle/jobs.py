@@ -136,6 +136,8 @@ class Jobs:
                 tables.unwanted.append(identifier)
             if record.task is None:
                 deletes.append(("object", identifier))
+        for retained in tables.retained_rows.values():
+            retained.difference_update([each for each in retained if each[:JOB_BYTES] == job.id])
         by_task: list[dict[bytes, Any]] = [tables.streams, tables.orphans, *tables.entrusted.values()]
         for table in by_task:
             for identifier in [each for each in table if each[:JOB_BYTES] == job.id]:

@@ -93,6 +93,9 @@ class Borrowing:
             if record.is_needed:
                 self._borrow(record)
         self.tables.first_held.clear()
+        for home, object_ids in self._take_rows_to_retain().items():
+            for start in range(0, len(object_ids), ROWS_MAX):
+                self.unknown_nodes.send(home, m.RetainRows(tuple(object_ids[start : start + ROWS_MAX])))
         for record in self.tables.to_borrow:
             if not self.unknown_nodes.is_dead(record.home) or self.orphans.rehome(record):
                 by_home[record.home].append(record.id)
@@ -102,6 +105,14 @@ class Borrowing:
                 self._last += 1
                 self._open[self._last] = home
                 self.unknown_nodes.send(home, m.Borrow(self._last, tuple(object_ids[start : start + ROWS_MAX])))
+
+    def _take_rows_to_retain(self) -> dict[bytes, list[bytes]]:
+        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for record in self.tables.to_retain:
+            if record.row_retained and (not self.unknown_nodes.is_dead(record.home) or self.orphans.rehome(record)):
+                by_home[record.home].append(record.id)
+        self.tables.to_retain.clear()
+        return by_home
 
     def send_behind(self, node: bytes, message: m.Message) -> None:
         """Send a message that may end a hold, once all holds of this node that were asked for until now are registered."""
@@ -116,6 +127,13 @@ class Borrowing:
             self._released[home][object_id] = self._last
         self.tables.given_up.clear()
         self._release()
+        rows: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for home, object_id in self.tables.rows_given_up:
+            rows[home].append(object_id)
+        self.tables.rows_given_up.clear()
+        for home, object_ids in rows.items():
+            for start in range(0, len(object_ids) if home in self.tables.nodes else 0, ROWS_MAX):
+                self.tables.send_to_node(home, m.ReleaseRows(tuple(object_ids[start : start + ROWS_MAX])))
 
     def _release(self) -> None:
         """Give up holds, once all that were asked for before are registered."""
@@ -145,8 +163,9 @@ class Borrowing:
 
     def repeat(self, node: bytes) -> None:
         """Borrow again what this node has of another one. What waits for earlier holds waits for these, too: some were dropped."""
-        objects = self.tables.objects.values()
-        self.borrow(node, [each.id for each in objects if isinstance(each, BorrowedRecord) and each.home == node and each.borrowed])
+        objects = [each for each in self.tables.objects.values() if isinstance(each, BorrowedRecord) and each.home == node]
+        self.borrow(node, [each.id for each in objects if each.borrowed])
+        self.tables.to_retain += [each for each in objects if each.row_retained]
         self._behind = deque((self._last, to, message) for _, to, message in self._behind)
         for waiting in self._released.values():
             waiting.update(dict.fromkeys(waiting, self._last))
@@ -207,3 +226,12 @@ class Borrowing:
         if record is None or not record.home:
             return record is not None
         return record.home in self.tables.dead and self.tables.job_home(object_id) == b""
+
+    def on_retain_rows(self, now: float, source: Address, message: m.RetainRows) -> None:
+        """Rows of another node name objects of this one."""
+        if source[1:] in self.tables.nodes:
+            self.references.retain_rows_for(source[1:], message.object_ids)
+
+    def on_release_rows(self, now: float, source: Address, message: m.ReleaseRows) -> None:
+        """No row of another node names these objects any more."""
+        self.references.release_rows_for(source[1:], message.object_ids)

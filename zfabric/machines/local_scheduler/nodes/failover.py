@@ -63,6 +63,10 @@ class _Takeover:
         self.survivors: set[bytes] | None = None
         """Nodes that report; None until this node is notified of the death itself."""
         self.reported: set[bytes] = set()
+        self.done = False
+        """Whether this node has taken over."""
+        self.taken: set[bytes] = set()
+        """Nodes that have taken over."""
         self.copies: defaultdict[bytes, list[_Copy]] = defaultdict(list)
         self.own: list[TaskRecord] = []
         """Attempts that this node has for the dead one."""
@@ -103,6 +107,8 @@ class Failover:
         self.delegations = delegations
         self.reclaiming = reclaiming
         self._takeovers: dict[bytes, _Takeover] = {}
+        self._to_tell: list[tuple[bytes, set[bytes]]] = []
+        """Dead nodes from which this one took over in this turn, and who is to know."""
 
     # -- rows of living nodes --
 
@@ -131,12 +137,16 @@ class Failover:
         for takeover in self._takeovers.values():
             self._forget_reports(takeover, node)
             takeover.reported.add(node)
+            takeover.taken.add(node)
+        self.references.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
     def repeat(self, node: bytes) -> None:
         """Report again that this node has nothing more of those that are dead, and which rows of the other one are here."""
         for dead, over in self.tables.dead.items():
             if not over:
                 self.tables.send_to_node(node, m.Remains(dead, (), (), (), True))
+            elif dead in self._takeovers:
+                self.tables.send_to_node(node, m.TookOver(dead))
         task_ids = tuple(self.tables.entrusted.get(node, ()))
         for start in range(0, len(task_ids), ROWS_MAX):
             self.tables.send_to_node(node, m.Entrusted(0, task_ids[start : start + ROWS_MAX]))
@@ -171,26 +181,39 @@ class Failover:
         if node not in self.tables.nodes:
             self.tables.counts["refused"] += 1
             return
-        over = self.tables.dead.get(message.node, False)
+        over = self.tables.dead.get(message.node, message.node not in self.tables.nodes)
         takeover = _Takeover() if over else self._takeovers.setdefault(message.node, _Takeover())
-        for identifier, held, status, value, contained in message.objects:
-            self._found(message, takeover, node, identifier, held, _Copy(node, status, value, contained, message.homes))
-        if not over:
+        for identifier, held, named, status, value, contained in message.objects:
+            copy = _Copy(node, status, value, contained, message.homes)
+            self._found(takeover, message.node, identifier, (held, named), copy)
+            if over:
+                self._fail_orphan(identifier, message.node)
+        if over:
+            for task_id, attempt in message.attempts:
+                self.tables.send_to_node(node, m.StopDelegated(task_id, attempt, "cancelled", True))
+        else:
             takeover.attempts.update((task_id, (node, attempt)) for task_id, attempt in message.attempts)
         if message.complete:
             takeover.reported.add(node)
             self._advance(now)
 
-    def _found(self, message: m.Remains, takeover: _Takeover, node: bytes, identifier: bytes, held: bool, copy: _Copy) -> None:
+    def _fail_orphan(self, identifier: bytes, dead: bytes) -> None:
+        """Fail an object of which this node is notified after it has taken over: nobody who needed it had known it."""
         record = self.tables.find(identifier)
-        if record is None and (held or copy.status == OK) and self.tables.job_home(identifier) == b"":
-            record = self.tables.objects[identifier] = BorrowedRecord(identifier, message.node)
-            if self.tables.dead.get(message.node, False):
-                self.borrowing.orphans.fail(record)
+        if isinstance(record, BorrowedRecord) and record.home == dead:
+            self.borrowing.orphans.fail(record)
+
+    def _found(self, takeover: _Takeover, dead: bytes, identifier: bytes, needed: tuple[bool, bool], copy: _Copy) -> None:
+        node, (held, named) = copy.node, needed
+        record = self.tables.find(identifier)
+        if record is None and (held or named or copy.status == OK) and self.tables.job_home(identifier) == b"":
+            record = self.tables.objects[identifier] = BorrowedRecord(identifier, dead)
         if record is None:
             return
         if held:
             add_holder(record, node)
+        if named:
+            self.references.retain_rows_for(node, (identifier,))
         if copy.status == PENDING:
             return
         if isinstance(record, BorrowedRecord) and record.status == PENDING:
@@ -236,13 +259,32 @@ class Failover:
 
     # -- taking over --
 
+    def on_took_over(self, now: float, source: Address, message: m.TookOver) -> None:
+        """Another node has taken over from a dead one."""
+        if message.node in self.tables.nodes or message.node in self._takeovers:
+            self._takeovers.setdefault(message.node, _Takeover()).taken.add(source[1:])
+            self._advance(now)
+
     def _advance(self, now: float) -> None:
-        """Take over from the dead nodes on which all living ones have reported."""
+        """Take over from the dead nodes on which all living ones have reported. Once all have, release what the dead ones held."""
         for dead, takeover in list(self._takeovers.items()):
-            if takeover.survivors is not None and not (takeover.survivors & self.tables.nodes.keys()) - takeover.reported:
-                del self._takeovers[dead]
-                self.tables.dead[dead] = True
+            if takeover.survivors is None:
+                continue
+            takeover.survivors &= self.tables.nodes.keys()
+            if not takeover.done and takeover.survivors <= takeover.reported:
+                takeover.done = self.tables.dead[dead] = True
                 self._take_over(dead, takeover, now)
+                self._to_tell.append((dead, takeover.survivors))
+            if takeover.done and takeover.survivors <= takeover.taken:
+                del self._takeovers[dead]
+                self.references.node_gone(dead)
+
+    def end_of_turn(self) -> None:
+        """Tell others that this node has taken over, once it holds what it needs for that."""
+        for dead, survivors in self._to_tell:
+            for node in sorted(survivors & self.tables.nodes.keys()):
+                self.borrowing.send_behind(node, m.TookOver(dead))
+        self._to_tell.clear()
 
     def _take_over(self, dead: bytes, takeover: _Takeover, now: float) -> None:
         """Become the home of what others refer to."""
@@ -251,7 +293,7 @@ class Failover:
         orphans = [each for each in orphans if self.tables.job_home(each.id) == b""]
         for orphan in orphans:
             drop_holder(orphan, self.tables.node)
-        wanted = [each.id for each in orphans if each.is_needed or each.fetchers or each.dependents]
+        wanted = [each.id for each in orphans if each.is_needed or each.named or each.fetchers or each.dependents]
         tasks = self._restore_tasks(dead, rows, wanted, now)
         records: list[AnyObject] = [value for task in tasks.values() for value in task.values()]
         records += self._restore_objects(each for each in orphans if self.tables.find(each.id) is each)
@@ -260,6 +302,7 @@ class Failover:
         for task in tasks.values():
             if row_names(task.row):
                 self.references.retain_row(task)
+        self._retain_foreign_rows(tasks.values())
         self._adopt_values(takeover, records)
         needed = [each for each in records if each.holders is not None or each.pins > 0 or each.fetchers or each.dependents]
         self._adopt_attempts(takeover, {each.task for each in needed if each.task is not None}, now)
@@ -270,6 +313,9 @@ class Failover:
                 self.outcomes.announce(record)
         self._accept_ends(takeover, now)
         self._end_attempts(takeover.own, now)
+        takeover.copies.clear()
+        takeover.attempts.clear()
+        takeover.ends.clear()
         for job in {task.function.queue.job for task in tasks.values()}:
             if job.driver is not None:
                 self.departures.pass_on(dead, job.driver)
@@ -278,6 +324,13 @@ class Failover:
             again = sum(task.state != DONE for task in tasks.values())
             self.tables.write_log("info", f"took over {len(tasks)} tasks of the dead node {dead.hex()}; {again} of them have no outcome")
             self.tables.counts["taken_over"] += len(tasks)
+
+    def _retain_foreign_rows(self, tasks: Iterable[TaskRecord]) -> None:
+        """Have the homes of what these tasks name retain its rows."""
+        for record in (self.tables.find(each) for task in tasks for each in named_by(task)):
+            if isinstance(record, BorrowedRecord) and not record.row_retained:
+                record.row_retained = True
+                self.tables.to_retain.append(record)
 
     def _restore_tasks(self, dead: bytes, rows: dict[bytes, EntrustedRow], wanted: list[bytes], now: float) -> dict[bytes, TaskRecord]:
         """Make records of the tasks that make these objects, and of all that they name: as ended tasks whose values are lost."""

@@ -60,10 +60,11 @@ class Orphans:
         else:
             drop_holder(record, dead)
         record.borrowed = record.is_needed or bool(record.fetchers)
+        record.row_retained = record.named > 0
         if record.asked == dead:
             record.asked = b""
             self.tables.want(record)
-        return (record.id, record.borrowed, *_outcome(record))
+        return (record.id, record.borrowed, record.named > 0, *_outcome(record))
 
     def _move_attempt(self, task: TaskRecord, attempts: defaultdict[bytes, list[m.Row]]) -> None:
         home = self.tables.job_home(task.id)
@@ -74,7 +75,7 @@ class Orphans:
     def _send(self, home: bytes, dead: bytes, objects: list[m.Row], attempts: list[m.Row]) -> None:
         for start in range(0, len(objects), ROWS_MAX):
             rows = tuple(objects[start : start + ROWS_MAX])
-            named = [each for row in rows for each in row[4]]
+            named = [each for row in rows for each in row[5]]
             self.tables.send_to_node(home, m.Remains(dead, rows, self.tables.homes_of(named), (), False))
         for start in range(0, len(attempts), ROWS_MAX):
             self.tables.send_to_node(home, m.Remains(dead, (), (), tuple(attempts[start : start + ROWS_MAX]), False))
@@ -88,9 +89,8 @@ class Orphans:
         """
         home = self.tables.job_home(record.id)
         if home in self.tables.nodes:
-            row = self._move(record, home)
-            record.borrowed = True
-            self.tables.send_to_node(home, m.Remains(record.former, ((row[0], True, PENDING, b"", ()),), (), (), False))
+            object_id, held, named, *_ = self._move(record, home)
+            self.tables.send_to_node(home, m.Remains(record.former, ((object_id, held, named, PENDING, b"", ()),), (), (), False))
             return True
         if home != b"" or self.tables.dead[record.home]:
             self.fail(record)
