@@ -13,6 +13,7 @@ from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, Gr
 from zfabric.machines.local_scheduler.inline_values import InlineValues
 from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
+    NO_HOME,
     PENDING,
     QUEUES_MOST,
     AnyObject,
@@ -250,7 +251,8 @@ class Tables:
         A home that has died is named, too: the receiver may have to register at the home of the job (``nodes/orphans.py``).
         """
         found = ((object_id, self.find(object_id)) for object_id in dict.fromkeys(object_ids))
-        return tuple((object_id, record.former or record.home) for object_id, record in found if isinstance(record, BorrowedRecord))
+        borrowed = [record for _, record in found if isinstance(record, BorrowedRecord) and record.home != NO_HOME]
+        return tuple((record.id, record.former or record.home) for record in borrowed)
 
     def job_home(self, identifier: bytes) -> bytes | None:
         """The home of the job of a task or an object: empty if that is this node, None if it has no such job."""

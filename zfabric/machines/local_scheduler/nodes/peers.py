@@ -137,7 +137,9 @@ class Peers:
             process.ready = False
             if node.token == self.tables.head:
                 self.requests.repeat_to_head()
-        if not first and node.answered != message.daemon:
+        if first:
+            self.jobs.node_joined(node.token)  # What was sent before the table with this node reached it was refused.
+        elif node.answered != message.daemon:
             node.answered = message.daemon
             self.repeats.begin_anew(node)
             self.tables.send_to_node(node.token, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:], message.daemon))
