@@ -20,7 +20,11 @@ from faults import PATIENCE, eventually, kill_daemon
 import zfabric as zf
 from zfabric.page.lines import Output
 from zfabric.page.spans import LANE_MOST, Attempt, TaskStream, _bars
+from zfabric.runtime.log_files import LocalLogFiles
 from zfabric.runtime.logs import log_path, note_worker
+from zfabric.runtime.timeline import TimelineNode
+from zfabric.util.local_cluster import LocalCluster
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 TOKEN = "?token="
 
@@ -194,7 +198,7 @@ def test_progress_counts_every_task_exactly(page: Page, cluster: Any) -> None:
     rows = {row["name"]: row for row in update["progress"]}
     assert (rows["double"]["finished"], rows["double"]["failed"], rows["double"]["waiting"]) == (300, 0, 0)
     assert (rows["wrong"]["finished"], rows["wrong"]["failed"]) == (0, 7)
-    assert update["overview"]["tasks"]["failed"] >= 7
+    assert update["tasks"]["failed"] >= 7
     groups = {group["name"]: group for group in page.ask("errors")["groups"]}
     assert groups["wrong"]["count"] == 7
     assert groups["wrong"]["kind"] == "ValueError"
@@ -240,8 +244,8 @@ def test_details_and_the_graph_of_a_task(page: Page) -> None:
 
 def test_output_is_followed_and_searched(page: Page) -> None:
     zf.get([speak.remote("a needle"), speak.remote("hay")], timeout=PATIENCE)
-    eventually(lambda: any(line[4] == "a needle" for line in page.ask("logs?text=needle")["lines"]), "the line")
-    assert all("needle" in line[4] for line in page.ask("logs?text=NEEDLE")["lines"])
+    eventually(lambda: any(line[5] == "a needle" for line in page.ask("logs?text=needle")["lines"]), "the line")
+    assert all("needle" in line[5] for line in page.ask("logs?text=NEEDLE")["lines"])
     read = page.ask("logs")["read"]
     assert page.ask(f"logs?since={read}")["lines"] == []
 
@@ -281,7 +285,7 @@ def test_a_stream_without_events_is_empty() -> None:
             return (), False
 
     stream = TaskStream(0.0)
-    stream.read(Nothing())
+    stream.read([TimelineNode(Nothing())])
     assert stream.window(100.0) == {"seconds": 60.0, "lanes": [], "merged": 0, "attempts": 0}
 
 
@@ -290,7 +294,7 @@ def test_output_of_rotated_files_and_of_long_ones(tmp_path: Path) -> None:
     note_worker(str(tmp_path), token, 77)
     path = Path(log_path(str(tmp_path), token, "out"))
     path.write_bytes(b"x" * 100_000 + b"\nlast\n")
-    output = Output(str(tmp_path))
+    output = Output(lambda: [("", LocalLogFiles(str(tmp_path)))])
     output.read()
     assert [line.text for line in output.since(0)["lines"]] == ["last"]  # type: ignore[attr-defined]
     path.write_bytes(b"anew\npart")
@@ -372,6 +376,28 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         )
     eventually(lambda: "ended" in browser.find_element(By.ID, "link").text or served.process.poll() is not None, "the end")
     assert served.process.wait(PATIENCE) == 0
+
+
+def test_the_page_shows_all_nodes() -> None:
+    zf.shutdown()
+    with LocalCluster(nodes=2, cpus_per_node=1) as nodes, zf.init(nodes.address):
+        places = [NodeAffinitySchedulingStrategy(node.node_id, soft=False) for node in nodes.nodes]
+        refs = [speak.options(scheduling_strategy=places[i % 2]).remote(f"line {i}") for i in range(20)]
+        zf.get(refs, timeout=PATIENCE)
+        served = Page(nodes.nodes[0].session_directory)
+        served.open()
+        eventually(lambda: {lane["node"] for lane in served.ask("stream")["lanes"]} == {"node1", "node2"}, "bars of both nodes")
+        eventually(lambda: {line[1] for line in served.ask("logs")["lines"]} == {"node1", "node2"}, "output of both nodes")
+        events = urllib.request.urlopen(
+            urllib.request.Request(f"{served.base}/api/events", headers={"Cookie": served.cookie}), timeout=PATIENCE
+        )
+        assert events.readline() == b"event: update\n"
+        update = json.loads(events.readline().removeprefix(b"data: "))
+        events.close()
+        assert [node["name"] for node in update["nodes"]] == ["node1", "node2"]
+        assert update["resources"]["CPU"] == 2
+        assert {row["name"]: row["finished"] for row in update["progress"]} == {"speak": 20}
+        served.close()
 
 
 # --- shown by a program, and in a terminal -----------------------------------------------------------------------------------------

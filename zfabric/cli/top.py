@@ -73,7 +73,8 @@ def plain(text: str) -> str:
 
 
 def _drawing(views: Views, height: int) -> RenderableType:
-    now, rows, workers = views.overview(), views.progress(), views.workers()
+    now, workers = views.overview(), views.workers()
+    rows = now["progress"]
     half = max(2, height // 2)
     return Group(
         _head(now),
@@ -94,7 +95,7 @@ def _more(count: int, what: str) -> list[Text]:
 def _head(now: dict[str, Any]) -> Panel:
     tasks, store, machine = now["tasks"], now["store"], now["machine"]
     used = {name: total - now["available"].get(name, 0.0) for name, total in now["resources"].items()}
-    waiting = sum(tasks[state] for state in ("waiting", "ready", "assigned", "infeasible"))
+    waiting = tasks["waiting"]
     about = "≈" if now["estimated"] else ""
     lines = [
         f"tasks     {now['rate']:,.0f}/s, {tasks['running']:,} running, {tasks['blocked']:,} blocked, {about}{waiting:,} waiting, "

@@ -1,26 +1,29 @@
-"""The newest output of workers, read from the files of this node's session while somebody follows it."""
+"""The newest output of workers of all nodes, read from their log files while somebody follows it."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
+from zfabric.exceptions import FabricError
 from zfabric.runtime.lines import Lines
-from zfabric.runtime.logs import STREAMS, log_path, worker_pids
+from zfabric.runtime.log_files import LogFiles
 
 LINES_MOST = 5_000
 """Most lines that are retained and shown."""
 FIRST_BYTES = 64 * 1024
 """How far back the reading of a file begins."""
-CHUNK_BYTES = 1 << 20
-"""Most bytes of one file per reading."""
+PARTIAL_MOST = 64 * 1024
+"""Most bytes of a line that has not ended."""
 
 
 class Line(NamedTuple):
     """A line of output. ``number`` counts the lines that were read."""
 
     number: int
+    node: str
     pid: int
     stream: str
     name: str
@@ -28,65 +31,61 @@ class Line(NamedTuple):
 
 
 class _File:
-    def __init__(self, path: str) -> None:
-        self.path = path
-        size = os.stat(path).st_size
+    def __init__(self, size: int) -> None:
         self.offset = max(0, size - FIRST_BYTES)
         self.cut = self.offset > 0
         """Whether the first line is only the end of one."""
         self.partial = b""
         self.lines = Lines()
 
-    def read(self) -> list[tuple[str, str]]:
+    def read(self, files: LogFiles, name: str) -> list[tuple[str, str]]:
         """New complete lines, with who wrote them."""
-        try:
-            with open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self.offset:  # It was rotated.
-                    self.offset, self.partial = 0, b""
-                file.seek(self.offset)
-                data = self.partial + file.read(CHUNK_BYTES)
-                self.offset = file.tell()
-        except OSError:
+        size = files.size(name)
+        if size == self.offset:
             return []
+        if size < self.offset:  # It was rotated.
+            self.offset, self.partial = 0, b""
+        new = files.read(name, self.offset) or b""
+        self.offset += len(new)
+        data = self.partial + new
         if self.cut:
             data, self.cut = data.partition(b"\n")[2], False
         end = data.rfind(b"\n") + 1
-        self.partial = data[end:][-CHUNK_BYTES:]
+        self.partial = data[end:][-PARTIAL_MOST:]
         return list(self.lines.read(data[:end])) if end else []
 
 
 class Output:
-    """The lines of all workers whose files are in ``directory``."""
+    """The lines of all workers. ``sources`` gives the log files of each node, by its name."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self._files: dict[str, _File] = {}
+    def __init__(self, sources: Callable[[], list[tuple[str, LogFiles]]]) -> None:
+        self._sources = sources
+        self._files: dict[tuple[str, str], _File] = {}
         self._lines: deque[Line] = deque(maxlen=LINES_MOST)
         self._read = 0
 
     def read(self) -> None:
-        """Read what is new."""
-        for token, pid in worker_pids(self._directory).items():
-            for stream in STREAMS:
-                path = log_path(self._directory, token, stream)
-                if path not in self._files:
-                    try:
-                        self._files[path] = _File(path)
-                    except OSError:
-                        continue
-                for name, text in self._files[path].read():
-                    self._read += 1
-                    self._lines.append(Line(self._read, pid, stream, name, text))
+        """Read what is new. A node that does not answer is left out this time."""
+        for node, files in self._sources():
+            with contextlib.suppress(FabricError):
+                self._read_of(node, files)
+
+    def _read_of(self, node: str, files: LogFiles) -> None:
+        for name, pid, _ in files.names(False):
+            file = self._files.get((node, name))
+            if file is None:
+                file = self._files[node, name] = _File(files.size(name))
+            for writer, text in file.read(files, name):
+                self._read += 1
+                self._lines.append(Line(self._read, node, pid, name.rpartition(".")[2], writer, text))
 
     def since(self, number: int, pid: int | None = None, text: str = "") -> dict[str, object]:
         """Lines after ``number``, of one worker and with a text inside where these are given. ``dropped`` counts those that are gone."""
         first = self._lines[0].number if self._lines else self._read + 1
         wanted = text.lower()
-        rows = [
-            line
-            for line in self._lines
-            if line.number > number
-            and pid in (None, line.pid)
-            and (not wanted or wanted in line.text.lower() or wanted in line.name.lower())
-        ]
+
+        def shown(line: Line) -> bool:
+            return pid in (None, line.pid) and (not wanted or wanted in line.text.lower() or wanted in line.name.lower())
+
+        rows = [line for line in self._lines if line.number > number and shown(line)]
         return {"lines": rows, "read": self._read, "dropped": max(0, first - 1 - number)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import Any, NamedTuple
 
+from zfabric.exceptions import FabricError
 from zfabric.protocol.names import brief
 from zfabric.protocol.trace import read_trace, unmarked, unpack_event
-from zfabric.runtime.timeline import PAGE, Asker
+from zfabric.runtime.timeline import PAGE, TimelineNode
 
 WINDOW_SECONDS = 60.0
 """How far back the stream reaches."""
@@ -36,31 +38,40 @@ class TaskStream:
     """Reads events from where it stopped. ``began`` is the time from which on they are of interest."""
 
     def __init__(self, began: float) -> None:
-        self._after = int(max(0.0, began) * 1e6).to_bytes(8, "big")
+        self._began = began
+        self._after: dict[str, bytes] = {}
+        """The key of the last event read, by node."""
         self.attempts: deque[Attempt] = deque(maxlen=SPANS_MOST)
         self.seen = 0
         """Attempts that have been read in all."""
 
-    def read(self, client: Asker) -> None:
-        """Read what is new."""
+    def read(self, nodes: list[TimelineNode]) -> None:
+        """Read what is new on these nodes. One that does not answer is left out this time."""
+        for node in nodes:
+            with contextlib.suppress(FabricError):
+                self._read_of(node)
+
+    def _read_of(self, node: TimelineNode) -> None:
+        after = self._after.get(node.name) or int(max(0.0, self._began + node.shift) * 1e6).to_bytes(8, "big")
         more = True
         for _ in range(PAGES_MOST):
             if not more:
                 break
-            rows, more = client.query("rows", "event", self._after, PAGE)
+            rows, more = node.asker.query("rows", "event", after, PAGE)
             for _, value in rows:
-                self._add(value)
+                self._add(value, node)
             if rows:
-                self._after = rows[-1][0]
+                after = rows[-1][0]
+        self._after[node.name] = after
 
-    def _add(self, value: bytes) -> None:
+    def _add(self, value: bytes, of: TimelineNode) -> None:
         node, pid, names, trace, kind, _ = unpack_event(value)
         if kind not in ("task", "call"):
             return
-        functions, lane = dict(names), (node.hex()[:8], pid)
+        functions, lane = dict(names), (of.name or node.hex()[:8], pid)
         for task, function, start, seconds in read_trace(trace):
             name, mark = unmarked(functions.get(function) or function.hex()[:8])
-            self.attempts.append(Attempt(lane, name, mark, kind, start, seconds, task))
+            self.attempts.append(Attempt(lane, name, mark, kind, start - of.shift, seconds, task))
             self.seen += 1
 
     def window(self, now: float, seconds: float = WINDOW_SECONDS) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import psutil
@@ -14,8 +15,10 @@ from zfabric.protocol.messages.queries import LIST_LIMIT
 from zfabric.protocol.names import brief
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
+from zfabric.runtime.log_files import LocalLogFiles, LogFiles, RemoteLogFiles
 from zfabric.runtime.session import Session
 from zfabric.runtime.stack_report import process_report
+from zfabric.runtime.timeline import TimelineNode, members
 
 ROWS = 200
 """Rows of a table on one page of it."""
@@ -24,6 +27,8 @@ FAILED_MOST = 500
 ALMOST_FULL = 0.9
 """Share of a store or a disk from which on it is a problem."""
 
+MEMBERS_SECONDS = 5.0
+"""How long a list of the nodes is used for the task stream."""
 ERROR_PREFIX = "has finished with an error: "
 """How the explanation of a task with an error begins."""
 
@@ -45,33 +50,40 @@ class Views:
         self._stream: TaskStream | None = None
         self._metered: TaskStream | None = None
         self._output: Output | None = None
+        self._nodes: list[TimelineNode] = []
+        self._nodes_until = 0.0
 
     # -- what is pushed every second --
 
     def overview(self) -> dict[str, Any]:
-        """Nodes, counts, rates, the store, and what is wrong, the worst first."""
-        status = self._client.query("status")
-        finished = int(status["statistics"].get("tasks_finished", 0))
+        """Nodes, counts, rates, the store, and what is wrong, the worst first; and the progress of each function."""
+        statuses = self._statuses()
+        progress = self.progress()
+        finished = sum(int(status["statistics"].get("tasks_finished", 0)) for status in statuses)
         now = clock()
         rate = 0.0
         if self._before is not None and now > self._before[0] and finished >= self._before[1]:
             rate = (finished - self._before[1]) / (now - self._before[0])
         self._before = now, finished
-        workers = self._client.query("workers")
         memory, disk = psutil.virtual_memory(), psutil.disk_usage(self._session.directory)
+        tasks = _sum(status["tasks"] for status in statuses)
+        # A task that runs elsewhere has a record on two nodes: what waits and runs is counted by functions, at their homes.
+        tasks["waiting"], tasks["running"] = sum(row["waiting"] for row in progress), sum(row["running"] for row in progress)
+        by_name = {status.get("name"): status for status in statuses}
+        nodes = self._client.query("nodes")
         return {
             "session": self._session.identifier,
-            "nodes": self._client.query("nodes"),
-            "resources": status["resources"],
-            "available": status["available"],
-            "tasks": status["tasks"],
-            "estimated": status["estimated"],
+            "nodes": [{**node, **_of_node(by_name.get(node.get("name"), statuses[0]))} for node in nodes],
+            "resources": _sum(status["resources"] for status in statuses),
+            "available": _sum(status["available"] for status in statuses),
+            "tasks": tasks,
+            "estimated": any(row["estimated"] for row in progress),
             "rate": rate,
             "finished": finished,
-            "workers": dict(Counter(worker["state"] for worker in workers)),
-            "actors": status["actors"],
-            "jobs": status["jobs"],
-            "store": status["store"],
+            "workers": dict(Counter(worker["state"] for worker in self._client.query("workers"))),
+            "actors": _sum(status["actors"] for status in statuses),
+            "jobs": statuses[0]["jobs"],
+            "store": _sum(status["store"] for status in statuses),
             "machine": {
                 "cpu": psutil.cpu_percent() / 100.0,
                 "memory": memory.total - memory.available,
@@ -79,36 +91,27 @@ class Views:
                 "disk": disk.used,
                 "disk_total": disk.total,
             },
-            "problems": self._problems(status, memory, disk),
+            "problems": [problem for status in statuses for problem in _problems_of(status)] + self._of_machine(memory, disk),
+            "progress": progress,
         }
 
-    def _problems(self, status: dict[str, Any], memory: Any, disk: Any) -> list[dict[str, str]]:
-        """What is wrong now, with what to do about it."""
+    def _statuses(self) -> list[dict[str, Any]]:
+        """The status of each node that answers, this one's first."""
+        own = self._client.query("status")
+        if self._session.membership() is None:
+            return [own]
+        found = list(self._client.query("statuses"))
+        return sorted(found, key=lambda status: status["node"] != own["node"]) or [own]
+
+    def _of_machine(self, memory: Any, disk: Any) -> list[dict[str, str]]:
+        """What is wrong with this machine."""
         found = []
-        store, counts = status["store"], status["statistics"]
-        if status["recovering"]:
-            found.append(("the daemon was restarted and is recovering", "it takes seconds; `zfabric logs --daemon` says why it ended"))
-        if status["tasks"]["infeasible"]:
-            found.append(
-                (
-                    f"{status['tasks']['infeasible']:,} tasks wait for resources that no node has",
-                    "see the tasks view, and add a node with these resources or lower the demand",
-                )
-            )
-        if store.get("capacity") and store.get("used", 0) > ALMOST_FULL * store["capacity"]:
-            found.append(("the object store is almost full", "values are written to disk; drop refs that nobody needs (memory view)"))
         if memory.available < (1 - ALMOST_FULL) * memory.total:
-            found.append(("the machine is short of memory", "workers may be killed and their tasks run again; run fewer at once"))
+            found.append(_problem("the machine is short of memory", "workers may be killed and their tasks run again; run fewer at once"))
         if disk.free < (1 - ALMOST_FULL) * disk.total:
-            found.append((f"the disk of {self._session.directory} is almost full", "free some: values and rows are written there"))
-        for name, text, advice in (
-            ("workers_died", "workers have died", "their tasks ran again; the errors view and `zfabric logs` say why"),
-            ("memory_kills", "workers were killed for want of memory", "demand memory for large tasks: @zf.remote(memory=…)"),
-            ("lost_with_nodes", "tasks ran again because their node died", "see the nodes"),
-        ):
-            if counts.get(name):
-                found.append((f"{int(counts[name]):,} {text}", advice))
-        return [{"what": what, "advice": advice} for what, advice in found]
+            text = f"the disk of {self._session.directory} is almost full"
+            found.append(_problem(text, "free some: values and rows are written there"))
+        return found
 
     def progress(self) -> list[dict[str, Any]]:
         """How far the tasks of each function are, those with the most left first; with the time that is left at the present speed."""
@@ -129,7 +132,7 @@ class Views:
         """Attempts and calls that have ended since the last call."""
         if self._metered is None:
             self._metered = TaskStream(clock())
-        self._metered.read(self._client)
+        self._metered.read([TimelineNode(self._client)])
         found = list(self._metered.attempts)
         self._metered.attempts.clear()
         return found
@@ -140,8 +143,14 @@ class Views:
         """The task stream of the last minute."""
         if self._stream is None:
             self._stream = TaskStream(clock() - WINDOW_SECONDS)
-        self._stream.read(self._client)
+        self._stream.read(self._members())
         return self._stream.window(clock())
+
+    def _members(self) -> list[TimelineNode]:
+        """The nodes whose events are read; looked up now and then, as that takes several questions."""
+        if not self._nodes or clock() > self._nodes_until:
+            self._nodes, self._nodes_until = members(self._client), clock() + MEMBERS_SECONDS
+        return self._nodes
 
     def tasks(self, states: tuple[str, ...], limit: int) -> Table:
         """Tasks, the running ones first."""
@@ -197,11 +206,19 @@ class Views:
         return {"groups": sorted(groups.values(), key=lambda group: -group["count"]), "more": len(failed) > FAILED_MOST}
 
     def logs(self, since: int, pid: int | None, text: str) -> dict[str, object]:
-        """Output of the workers of this node after line number ``since``."""
+        """Output of the workers of all nodes after line number ``since``."""
         if self._output is None:
-            self._output = Output(self._session.logs)
+            self._output = Output(self._log_files)
         self._output.read()
         return self._output.since(since, pid, text)
+
+    def _log_files(self) -> list[tuple[str, LogFiles]]:
+        """The log files of each node, by its name; this one's are read here."""
+        found: list[tuple[str, LogFiles]] = []
+        for node in self._client.query("nodes"):
+            here = node.get("here", True)
+            found.append((node.get("name", ""), LocalLogFiles(self._session.logs) if here else RemoteLogFiles(self._client, node["node"])))
+        return found
 
     def stacks(self, pid: int | None) -> list[dict[str, Any]]:
         """The stacks of one process, or of all."""
@@ -235,3 +252,52 @@ class Views:
 
 def _table(rows: Any, limit: int) -> Table:
     return {"rows": rows[:limit], "more": len(rows) > limit}
+
+
+def _sum(counts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def _of_node(status: dict[str, Any]) -> dict[str, Any]:
+    """What the table of nodes shows of a node's status."""
+    tasks = status["tasks"]
+    return {
+        "available": status["available"],
+        "queued": sum(tasks[state] for state in ("assigned", "ready", "infeasible", "waiting")),
+        "running": tasks["running"] + tasks["blocked"],
+        "processes": status["workers"],
+        "store_used": status["store"].get("used", 0),
+        "store_capacity": status["store"].get("capacity", 0),
+        "memory": int(status["statistics"].get("memory_used", 0)),
+    }
+
+
+def _problem(what: str, advice: str) -> dict[str, str]:
+    return {"what": what, "advice": advice}
+
+
+def _problems_of(status: dict[str, Any]) -> list[dict[str, str]]:
+    """What is wrong on a node now, with what to do about it."""
+    found = []
+    where = f" on {status['name']}" if "name" in status else ""
+    store, counts = status["store"], status["statistics"]
+    if status["recovering"]:
+        text = f"the daemon{where} was restarted and is recovering"
+        found.append(_problem(text, "it takes seconds; `zfabric logs --daemon` says why it ended"))
+    if status["tasks"]["infeasible"]:
+        text = f"{status['tasks']['infeasible']:,} tasks{where} wait for resources that no node has"
+        found.append(_problem(text, "see the tasks view, and add a node with these resources or lower the demand"))
+    if store.get("capacity") and store.get("used", 0) > ALMOST_FULL * store["capacity"]:
+        text = f"the object store{where} is almost full"
+        found.append(_problem(text, "values are written to disk; drop refs that nobody needs (memory view)"))
+    for name, text, advice in (
+        ("workers_died", "workers have died", "their tasks ran again; the errors view and `zfabric logs` say why"),
+        ("memory_kills", "workers were killed for want of memory", "demand memory for large tasks: @zf.remote(memory=…)"),
+        ("lost_with_nodes", "tasks ran again because their node died", "see the nodes"),
+    ):
+        if counts.get(name):
+            found.append(_problem(f"{int(counts[name]):,} {text}{where}", advice))
+    return found

@@ -57,8 +57,8 @@ class Watcher:
         while self._viewers:
             began = asyncio.get_running_loop().time()
             try:
-                overview, progress = await self.ask(lambda: (self._views.overview(), self._views.progress()))
-                text = f"event: update\ndata: {json.dumps({'overview': overview, 'progress': progress})}\n\n"
+                overview = await self.ask(self._views.overview)
+                text = f"event: update\ndata: {json.dumps(overview)}\n\n"
             except FabricError as error:
                 if not self._session.alive():
                     self._tell(f"event: ended\ndata: {json.dumps('the cluster has ended')}\n\n")

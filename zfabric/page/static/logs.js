@@ -26,12 +26,12 @@ export const logs = {
     try {
       const answer = await ask("logs", { since: this.since, text: this.text, ...(this.pid ? { pid: this.pid } : {}) });
       const rows = answer.lines.slice(-SHOWN);
-      for (const [, pid, stream, name, text] of rows) {
-        this.out.append(el("span", { class: "who" }, `(${name ? `${name} ` : ""}pid=${pid}) `), el("span", { class: stream === "err" ? "err" : undefined }, text), "\n");
+      for (const [, node, pid, stream, name, text] of rows) {
+        this.out.append(el("span", { class: "who" }, `(${name ? `${name} ` : ""}pid=${pid}${node ? ` ${node}` : ""}) `), el("span", { class: stream === "err" ? "err" : undefined }, text), "\n");
       }
       while (this.out.childNodes.length > 3 * SHOWN) this.out.firstChild.remove();
       this.since = answer.read;
-      this.note.textContent = answer.dropped ? `${count(answer.dropped)} older lines are not shown here; “zfabric logs” has them.` : `${count(answer.read)} lines have been read. The workers of this node.`;
+      this.note.textContent = answer.dropped ? `${count(answer.dropped)} older lines are not shown here; “zfabric logs” has them.` : `${count(answer.read)} lines have been read.`;
       if (this.follow) this.out.scrollTop = this.out.scrollHeight;
     } finally {
       this.busy = false;

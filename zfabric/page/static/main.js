@@ -51,7 +51,7 @@ function listen() {
   const events = new EventSource("/api/events");
   events.addEventListener("update", (event) => {
     latest = JSON.parse(event.data);
-    say(`live · session ${latest.overview.session}`);
+    say(`live · session ${latest.session}`);
     if (shown?.update) shown.update(latest);
   });
   events.addEventListener("trouble", (event) => say(JSON.parse(event.data), true));

@@ -15,11 +15,12 @@ export const overview = {
     this.place = place;
     place.append(el("p", { class: "note" }, "waiting for the first answer"));
   },
-  update({ overview: now, progress: rows }) {
+  update(now) {
+    const rows = now.progress;
     const tasks = now.tasks;
     const [cpus, cpusTotal] = used(now, "CPU");
     const about = now.estimated ? "≈ " : "";
-    const waiting = tasks.waiting + tasks.ready + tasks.assigned + tasks.infeasible;
+    const waiting = tasks.waiting;
     const problems = now.problems.map((each) => el("p", { class: "problem", role: "alert" }, el("strong", {}, each.what), each.advice));
     const cards = [
       card("tasks done per second", count(now.rate), `${count(now.finished)} in all`),
@@ -35,6 +36,11 @@ export const overview = {
       ["node", (row) => row.name ?? row.node.slice(0, 8)],
       ["", (row) => (row.head ? "head" : "")],
       ["address", (row) => row.address || "this machine only"],
+      ["CPUs in use", (row) => { const all = row.resources.CPU ?? 0; return `${+(all - (row.available.CPU ?? 0)).toFixed(2)} of ${all}`; }, "right"],
+      ["running", (row) => count(row.running), "right"],
+      ["queued", (row) => count(row.queued), "right"],
+      ["memory of workers", (row) => bytes(row.memory), "right"],
+      ["object store", (row) => `${bytes(row.store_used)} of ${bytes(row.store_capacity)}`, "right"],
       ["resources", (row) => demand(row.resources)],
       ["labels", (row) => Object.entries(row.labels ?? {}).map(([name, value]) => `${name}=${value}`).join(", ") || "–"],
     ], now.nodes);

@@ -80,7 +80,7 @@ export const stream = {
     lanes.forEach((lane, row) => {
       const y = TOP + row * LANE;
       pen.fillStyle = text;
-      pen.fillText(`${lane.node.slice(0, 4)} pid ${lane.pid}`, 4, y + 14);
+      pen.fillText(`${lane.node.length > 7 ? lane.node.slice(0, 6) : lane.node} pid ${lane.pid}`, 4, y + 14);
       for (const bar of lane.bars) {
         const from = Math.max(LEFT, x(bar[0])), to = Math.min(width, x(bar[0] + bar[1]));
         if (to < LEFT || from > width) continue;
