@@ -9,7 +9,7 @@ from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, ta
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, CONTROL_STORE, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, first_attempt
+from zfabric.protocol.ids import CLIENT, CONTROL_STORE, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, TRANSFER_AGENT, first_attempt
 from zfabric.protocol.options import RESOURCE_UNIT
 
 HOME_A, HOME_C = b"\x02node A.", b"\x02node C."
@@ -382,3 +382,160 @@ def test_questions_to_a_dead_node_are_forgotten(node: Executor) -> None:
     assert {request.to[1:] for request in requests.values()} >= {HOME_A, HOME_C}
     table(node, 2, HOME_A, SELF)
     assert HOME_C not in {request.to[1:] for request in node.scheduler.requests._open.values()}
+
+
+# --- large values -------------------------------------------------------------------------------------------------------------------
+
+AGENT = b"\x01agent00"
+SIZE = 5_000_000
+
+
+def with_agent(node: Executor) -> Executor:
+    """Register the transfer agent."""
+    node.send(TRANSFER_AGENT + AGENT, m.Register(m.PROTOCOL_VERSION, "agent", 77, 1, b"", b"", b"", "", ""))
+    node.send(TRANSFER_AGENT + AGENT, m.Ready())
+    node.sent.clear()
+    return node
+
+
+def pulls(node: Executor) -> list[Any]:
+    """What the agent was asked for or told to stop since the last look."""
+    found = [message for to, message in node.sent if to[1:] == AGENT]
+    node.sent = [(to, message) for to, message in node.sent if to[1:] != AGENT]
+    return found
+
+
+def delegated_with_input(node: Executor, number: int, *offer: Any) -> None:
+    """A task of node A arrives whose input is large."""
+    attempt = first_attempt(0, 1)
+    node.hear(HOME_A, m.Delegate(ABOUT, EXPORTED, (row(number, OTHER),), (), ((OTHER, offer, (INNER,)),), ((INNER, HOME_C),), attempt))
+
+
+def sealed(node: Executor) -> list[tuple[Any, ...]]:
+    """Rows of what the object store has taken over since the last look."""
+    return [each for _, message in node.take(m.Sealed) for each in message.rows]
+
+
+def test_an_input_is_copied_before_a_worker_is_free_and_may_be_dropped_until_then(node: Executor) -> None:
+    with_agent(node)
+    delegated_with_input(node, 1, SIZE, HOME_A, HOME_C)
+    assert pulls(node) == [m.Pull(OTHER, SIZE, (HOME_A, HOME_C))]
+    assert node.told(HOME_A) == [], "the offer came with the task"
+    assert [each.object_ids for each in node.told(HOME_C) if type(each) is m.Borrow] == [(INNER,)]
+    node.send(TRANSFER_AGENT + AGENT, m.Pulled(OTHER, 4160, SIZE))
+    assert sealed(node) == [(OTHER, 4160, SIZE, AGENT, True)]
+    node.send(OBJECT_STORE + OWN, m.ObjectsLost(((OTHER, "evicted"),)))
+    assert node.told(HOME_A) == [], "no worker is free for it yet"
+    node.workers()
+    assert node.dispatched() == []
+    assert [type(each) for each in node.told(HOME_A)] == [m.FetchValues]
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (SIZE, HOME_A), (INNER,)),), ((INNER, HOME_C),)))
+    assert pulls(node) == [m.Pull(OTHER, SIZE, (HOME_A,))]
+    node.send(TRANSFER_AGENT + AGENT, m.Pulled(OTHER, 8256, SIZE))
+    assert sealed(node) == [(OTHER, 8256, SIZE, AGENT, False)], "two inputs of one task would drop each other for ever"
+    (worker,) = node.workers()
+    node.send(OBJECT_STORE + OWN, m.Located(((OTHER, worker, 8256, SIZE),)))
+    assert [number for _, number, _ in node.dispatched()] == [1]
+
+
+def test_a_copy_that_no_node_can_give_is_requested_at_its_home_again(node: Executor) -> None:
+    with_agent(node)
+    wanted_of(node, HOME_A)
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (SIZE, HOME_C), ()),), ()))
+    assert pulls(node)[-1] == m.Pull(OTHER, SIZE, (HOME_C,))
+    node.told(HOME_A)
+    node.send(TRANSFER_AGENT + AGENT, m.PullFailed(OTHER, "lost", "nobody has it"))
+    assert node.told(HOME_A) == [m.FetchValues((OTHER,))]
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, b"made again, and small", ()),), ()))
+    rows = [each for _, message in node.take(m.Objects) for each in message.rows]
+    assert rows == [(OTHER, m.OK, b"made again, and small", ())]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("too_large", "ObjectTooLargeError"), ("full", "ObjectStoreFullError"), ("disk", "ObjectStoreFullError")]
+)
+def test_those_who_wait_are_notified_that_this_node_has_no_room(node: Executor, kind: str, error: str) -> None:
+    with_agent(node)
+    worker = wanted_of(node, HOME_A)
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (SIZE, HOME_C), ()),), ()))
+    delegated_with_input(node, 2, SIZE, HOME_A)
+    for home in (HOME_A, HOME_C):
+        for borrow in [each for each in node.told(home) if type(each) is m.Borrow]:
+            node.hear(home, m.Borrowed(borrow.number))
+    node.send(TRANSFER_AGENT + AGENT, m.PullFailed(OTHER, kind, "5 MB are larger than 1 MB"))
+    assert failures(node) == [error]
+    (ended,) = node.told(HOME_A)
+    completed = m.Completed(*ended.completed)
+    assert (completed.statuses, unpack_failure(completed.outputs[0][0])[0]) == ((m.FAILED,), error)
+    node.send(CLIENT + worker, m.Fetch((OTHER,)))
+    assert m.FetchValues((OTHER,)) in node.told(HOME_A), "there may be room by now"
+
+
+def test_a_copy_that_nobody_waits_for_any_more_is_stopped(node: Executor) -> None:
+    with_agent(node)
+    worker = wanted_of(node, HOME_A)
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (SIZE, HOME_C), ()),), ()))
+    node.end(worker, 1)
+    node.send(CLIENT + worker, m.Release((OTHER,)))
+    died(node, worker, None)
+    assert pulls(node)[-1] == m.StopPull(OTHER)
+    node.send(TRANSFER_AGENT + AGENT, m.Pulled(OTHER, 4160, SIZE))  # It was whole by then.
+    assert [each[0] for each in sealed(node)] == [OTHER]
+    assert [message.object_ids for _, message in node.take(m.Free)] == [(OTHER,)]
+
+
+def test_a_home_offers_its_large_value_from_all_who_may_have_it(node: Executor) -> None:
+    worker = node.delegated(1)
+    node.send(CLIENT + worker, m.Put(((PUT, (4096, SIZE), (), False),)))
+    offers = []
+    for reader in (HOME_A, HOME_C, HOME_A):
+        node.hear(reader, m.Borrow(1, (PUT,)), m.FetchValues((PUT,)))
+        (values,) = (each for each in node.told(reader) if type(each) is m.FetchedValues)
+        ((_, _, offer, _),) = values.rows
+        offers.append(offer)
+    assert offers == [(SIZE, SELF), (SIZE, HOME_A, SELF), (SIZE, HOME_C, SELF)]
+
+
+def test_a_copy_is_retained_for_a_home_that_has_lost_its_own(node: Executor) -> None:
+    with_agent(node)
+    worker = wanted_of(node, HOME_A)
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (SIZE, HOME_C), ()),), ()))
+    node.told(HOME_A)
+    node.hear(HOME_A, m.RetainCopies((OTHER,)))
+    assert [type(each) for each in node.told(HOME_A)] == [m.CopyLost], "it is not whole"
+    node.send(TRANSFER_AGENT + AGENT, m.Pulled(OTHER, 4160, SIZE))
+    node.hear(HOME_A, m.RetainCopies((OTHER,)))
+    assert node.told(HOME_A) == []
+    assert [message.object_ids for _, message in node.take(m.Protect)] == [(OTHER,)], "the store is not to drop it any more"
+    node.end(worker, 1)
+    node.send(CLIENT + worker, m.Release((OTHER,)))
+    assert OTHER in node.scheduler.tables.objects
+    node.hear(HOME_A, m.Release((OTHER,)))
+    assert node.take(m.Free) != []
+
+
+def test_a_home_takes_another_copy_before_it_makes_a_lost_value_again(node: Executor) -> None:
+    worker = node.delegated(1)
+    node.send(CLIENT + worker, m.Put(((PUT, (4096, SIZE), (), False),)))
+    node.hear(HOME_C, m.Borrow(1, (PUT,)), m.FetchValues((PUT,)))
+    node.hear(HOME_A, m.Borrow(1, (PUT,)), m.FetchValues((PUT,)))
+    node.told(HOME_A)
+    node.told(HOME_C)
+    node.send(OBJECT_STORE + OWN, m.ObjectsLost(((PUT, "unreadable: the file is damaged"),)))
+    assert node.told(HOME_C) == [m.RetainCopies((PUT,))]
+    node.hear(HOME_C, m.CopyLost(PUT, "it was dropped"))
+    assert node.told(HOME_A) == [m.RetainCopies((PUT,))]
+    node.hear(HOME_A, m.FetchValues((PUT,)), m.CopyLost(PUT, "it was dropped"), m.FetchValues((PUT,)))
+    *_, values = node.told(HOME_A)
+    ((_, status, failure, _),) = values.rows
+    assert (status, unpack_failure(failure)[0]) == (m.FAILED, "ObjectLostError")
+
+
+def test_an_agent_that_serves_others_is_answered_at_once(node: Executor) -> None:
+    with_agent(node)
+    wanted_of(node, HOME_A)
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (SIZE, HOME_C), ()),), ()))
+    pulls(node)
+    node.send(TRANSFER_AGENT + AGENT, m.Fetch((OTHER, INNER)))
+    statuses = [each[1] for message in pulls(node) for each in message.rows]
+    assert statuses == [m.FAILED, m.FAILED], "the reader asks another node meanwhile"

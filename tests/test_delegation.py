@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
 
+from zfabric.config import MiB
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import (
@@ -30,7 +31,7 @@ from zfabric.protocol.ids import (
 from zfabric.protocol.options import NODE_ID, SPREAD, Strategy
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import Program, mix
-from zfabric.sim.scenarios import STEADY, call, get, task
+from zfabric.sim.scenarios import STEADY, call, call_on, get, task
 from zfabric.sim.world import World
 
 TOOL = CLIENT + b"\x03tool..."
@@ -39,7 +40,7 @@ TRACE = Path(__file__).parent / "scenarios" / "delegated.txt"
 
 
 def run(
-    *statements: Any, nodes: int = 2, faults: Faults = STEADY, times: list[float] | None = None, **settings: Any
+    *statements: Any, nodes: int = 2, faults: Faults = STEADY, times: list[float] | None = None, pieces: int = 0, **settings: Any
 ) -> tuple[World, list[tuple[str, str, Any]]]:
     """Run a program on several nodes of one CPU each; return the world and its messages: (from, to, message)."""
     sent: list[tuple[str, str, Any]] = []
@@ -58,6 +59,7 @@ def run(
         observer=observe,
         cpus=1,
         nodes=nodes,
+        pieces=pieces,
         settings={**usual, **settings},
     )
     outcome = world.run()
@@ -149,6 +151,18 @@ def test_a_task_runs_where_its_large_argument_is_without_a_copy() -> None:
     producer, consumer = call(1, task(6, size=3_000_000)), call(2, task(7, ("sleep", 0.01)), needs=(1,))
     _, sent = run(call(0, task(5, ("sleep", 0.5))), producer, consumer, ("drop", 1), get((2, 12934), (0, 162)))
     assert not any(isinstance(message, m.FetchValues | m.Pull) for _, _, message in sent)
+
+
+def test_a_value_for_seven_nodes_leaves_its_home_four_times_at_most() -> None:
+    """Every complete copy serves on: of seven readers that ask at the same time, the home serves some, and they serve the others."""
+    size = 64 * MiB
+    readers = [call_on(number, number, task(6, ("sleep", 0.01)), needs=(0,)) for number in range(2, 9)]
+    expected = get(*((number, mix(mix(6, 7), 0)) for number in range(2, 9)))
+    world, sent = run(("put", 0, 7, size, ()), ("sleep", 1.0), *readers, expected, nodes=8, pieces=40)
+    copied = Counter({node.number: node.sent.total() / size for node in world.nodes})
+    assert copied.total() == 7
+    assert copied[1] <= 4
+    assert not any(isinstance(message, m.ValueRead) for _, _, message in sent), "no daemon has touched its bytes"
 
 
 HOME, OTHER, THIRD = b"\x01home...", b"\x01other..", b"\x01third.."

@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,13 @@ def on(node: LocalNode, function: Callable[..., Any]) -> Any:
 def numbers(size: int, seed: int = 1) -> Any:
     """``size`` MiB of random bytes."""
     return np.random.default_rng(seed).integers(0, 256, size * MiB, dtype=np.uint8)
+
+
+def hold(value: Any, begun: str, over: str) -> None:
+    """Hold a value until the file ``over`` exists. ``begun`` is made first."""
+    Path(begun).touch()
+    while not Path(over).exists():
+        time.sleep(0.01)
 
 
 def digest(value: Any) -> str:
@@ -115,3 +123,50 @@ def test_an_agent_is_killed_in_the_middle_and_the_next_one_goes_on(victim: str) 
         if victim == "reader":
             os.kill(source, signal.SIGCONT)
         assert getting.wait() == expected
+
+
+def test_the_source_dies_in_the_middle_and_another_copy_or_the_task_gives_the_value(tmp_path: Path) -> None:
+    with cluster(4, 240, transfer_patience=0.2) as made:
+        here, there, third, fourth = made.nodes
+        zf.get([on(node, len).remote(b"") for node in made.nodes], timeout=60)  # All nodes have registered.
+        again = zf.remote(numbers).options(scheduling_strategy=NodeAffinitySchedulingStrategy(there.node_id, soft=True)).remote(100)
+        expected = zf.get(on(there, digest).remote(again), timeout=120)
+        getting = stopped_in_the_middle(again, here, there)
+        there.kill()  # The only copy goes with it: the task runs again.
+        assert getting.wait() == expected
+        assert zf.get(on(third, digest).remote(again), timeout=120) == expected
+        kept = on(third, numbers).remote(100, 2)
+        expected = zf.get(on(third, digest).remote(kept), timeout=120)
+        begun, over = tmp_path / "begun", tmp_path / "over"
+        holding = on(fourth, hold).remote(kept, str(begun), str(over))
+        eventually(begun.exists, "the copy on the fourth node")
+        getting = stopped_in_the_middle(kept, here, third)
+        third.kill()  # Now the fourth node has the only copy: the task cannot run again, since its node is gone.
+        assert getting.wait() == expected
+        over.touch()
+        zf.get(holding, timeout=60)
+
+
+def test_a_source_spills_what_it_sends_and_a_reader_without_room_writes_to_disk() -> None:
+    with cluster(2, 160) as made:
+        there = made.nodes[1]
+        first, second = on(there, numbers).remote(100, 1), on(there, numbers).remote(100, 2)
+        expected = zf.get([on(there, digest).remote(each) for each in (first, second)], timeout=120)  # One of them is on disk by then.
+        assert [digest(zf.get(each, timeout=120)) for each in (first, second)] == expected
+        filling = zf.get(zf.put(numbers(100, 3)))
+        third = on(there, numbers).remote(100, 4)
+        assert zf.get(on(there, digest).remote(third), timeout=120) == digest(zf.get(third, timeout=120))
+        assert digest(filling) == digest(numbers(100, 3))
+
+
+def test_a_value_that_is_larger_than_the_readers_store_is_refused_there_with_both_sizes() -> None:
+    with cluster(1, 64) as made:
+        other = made.add_node(object_store_memory=160 * MiB)
+        ref = on(other, numbers).remote(100)
+        assert zf.get(on(other, len).remote(ref), timeout=60) == 100 * MiB
+        for _ in range(2):
+            with pytest.raises(zf.ObjectTooLargeError, match=r"100\.0 MiB .*larger than the whole object store \(6\d\.\d MiB\)"):
+                zf.get(ref, timeout=60)
+        large = on(other, numbers).remote(80)
+        with pytest.raises(zf.ObjectTooLargeError, match="larger than the whole object store"):
+            zf.get(on(made.nodes[0], digest).remote(large), timeout=60)

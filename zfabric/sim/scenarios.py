@@ -47,10 +47,10 @@ def call(slot: int, spec: tuple[Any, ...], kind: int = PLAIN, needs: tuple[int, 
     return ("call", (slot,), kind, spec, (("contains", inside),) if inside else (), needs, inside)
 
 
-def call_on(number: int, slot: int, spec: tuple[Any, ...], inside: tuple[int, ...] = ()) -> tuple[Any, ...]:
+def call_on(number: int, slot: int, spec: tuple[Any, ...], needs: tuple[int, ...] = (), inside: tuple[int, ...] = ()) -> tuple[Any, ...]:
     """Return a statement that submits a task to the node with this number."""
     strategy = ("strategy", (("hard", NODE_ID, "in", (node_identifier(number).hex(),)),))
-    return ("call", (slot,), PLAIN, spec, (strategy, *((("contains", inside),) if inside else ())), NOTHING, inside)
+    return ("call", (slot,), PLAIN, spec, (strategy, *((("contains", inside),) if inside else ())), needs, inside)
 
 
 def make(slot: int, spec: tuple[Any, ...], restarts: int = 0, every: int | None = None) -> tuple[Any, ...]:

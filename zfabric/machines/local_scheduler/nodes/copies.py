@@ -3,8 +3,8 @@
 An agent that is new, after the death of the one before, is asked again for every copy that is missing. Copies under way do not outlive this
 scheduler: whoever needs one asks its next incarnation.
 
-The home of a value names as sources all nodes that it has named the value to before, each time beginning with another one: so every copy
-serves on. A node that was named and has no copy says so to the agent that asks it.
+The home of a value names as sources all nodes that it has named the value to before: so every copy serves on. The reader asks the last of
+these first, and then the node that retains the value. One that was named and has no copy answers so, and the next one is asked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class Copies:
     def __init__(self, tables: Tables, node: bytes) -> None:
         self.tables = tables
         self.node = node
-        self._offers = 0
         self._wanted: dict[bytes, _Copy] = {}
         self._agent: ProcessRecord | None = None
         self._requested = False
@@ -59,11 +58,10 @@ class Copies:
         """Describe a large value to another node, which will have a copy soon: ``(size, node, …)``, the node to ask first in front."""
         value = record.value
         assert isinstance(value, Stored | Elsewhere)
-        size, sources = self.places(value)
-        self._offers += 1
-        first = self._offers % len(sources)
-        value.copies = (*(each for each in copies_of(value) if each != node), node)[-COPIES_MAX:]
-        return (size, *(each for each in sources[first:] + sources[:first] if each != node))
+        size, (retains, *copies) = self.places(value)
+        others = [each for each in copies if each != node]
+        value.copies = (*others, node)[-COPIES_MAX:]
+        return (size, *(each for each in (*others[-1:], retains, *others[:-1]) if each != node))
 
     def places(self, value: Stored | Elsewhere) -> tuple[int, m.Ids]:
         """The size of a value, and the nodes that may have it, the one that retains it in front."""

@@ -151,7 +151,8 @@ class Rebuilding:
         """Have another node retain its copy of a lost value of this one, if there may be such a copy."""
         value = record.value
         assert isinstance(value, Stored | Elsewhere)
-        copies = [each for each in copies_of(value) if each in self.tables.nodes]
+        lost_at = value.place if isinstance(value, Elsewhere) else b""
+        copies = [each for each in copies_of(value) if each in self.tables.nodes and each != lost_at]
         if not copies:
             return False
         place = copies.pop(0)
