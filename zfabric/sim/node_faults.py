@@ -17,6 +17,8 @@ from zfabric.sim.programs import Program
 if TYPE_CHECKING:
     from zfabric.sim.node import Node, Overview
 
+ENLARGED = (70_000, 300_000, 1_500_000, 2_500_000)
+"""Sizes of values that worlds of several nodes make large."""
 CLOCKS_APART = 1e6
 """Largest offset of a node's clock in seconds."""
 RATES_APART = 0.01
@@ -66,6 +68,28 @@ def slowed_down(program: Program, seed: int) -> Program:
     for _ in range(rng.choice((0, 1, 3))):
         statements.insert(rng.randrange(len(statements) + 1), ("sleep", rng.choice((0.5, 1.5, 3.0))))
     return program._replace(statements=tuple(statements))
+
+
+def enlarged(program: Program, seed: int) -> Program:
+    """Make many small values of a program large, in every third world: they are copied from node to node."""
+    rng = random.Random(f"{seed}/large values")
+    if rng.random() < 2 / 3:
+        return program
+    share = rng.choice((0.3, 0.9))
+
+    def size(before: int) -> int:
+        return rng.choice(ENLARGED) if not before and rng.random() < share else before
+
+    def statement(each: tuple[Any, ...]) -> tuple[Any, ...]:
+        if each[0] == "put":
+            return (*each[:3], size(each[3]), each[4])
+        if each[0] == "call":
+            label, doomed, statements, returns = each[3]
+            larger = tuple((size(before), inside) for before, inside in returns)
+            return (*each[:3], (label, doomed, tuple(map(statement, statements)), larger), *each[4:])
+        return each
+
+    return program._replace(statements=tuple(map(statement, program.statements)))
 
 
 def _longer(call: tuple[Any, ...], rng: random.Random) -> tuple[Any, ...]:

@@ -31,7 +31,15 @@ from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
 from zfabric.sim.node import Node, SimDaemon
-from zfabric.sim.node_faults import CLOCKS_APART, RATES_APART, ClusterFaults, choose_node_faults, choose_restarts, slowed_down
+from zfabric.sim.node_faults import (
+    CLOCKS_APART,
+    RATES_APART,
+    ClusterFaults,
+    choose_node_faults,
+    choose_restarts,
+    enlarged,
+    slowed_down,
+)
 from zfabric.sim.outliving import OutlivingAuthor
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import FOREVER, Author, Program
@@ -126,7 +134,7 @@ class World:
                 self.program = OutlivingAuthor(f"{seed}/outliving", nodes).write()
                 self.faults = self.faults._replace(nodes=self.faults.nodes._replace(kills=max(1, self.faults.nodes.kills)))
             else:
-                self.program = slowed_down(self.program, seed)
+                self.program = enlarged(slowed_down(self.program, seed), seed)
         if reduced is not None:
             self.faults, self.program = reduced
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))
