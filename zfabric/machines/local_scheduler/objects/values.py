@@ -108,6 +108,9 @@ class Values:
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
+        if process.kind == "agent":
+            self._supply(process, message.object_ids)
+            return
         rows: list[m.Row] = []
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
@@ -115,12 +118,9 @@ class Values:
                 text = f"object {short(object_id)} is not known here (any more): its last reference was dropped, or its job has ended"
                 rows.append((object_id, FAILED, pack_failure("ObjectFreedError", text), ()))
                 continue
-            if record.status == OK and record.value is None and process.kind != "agent":
+            if record.status == OK and record.value is None:
                 self.rebuilding.make_available(record, "evicted")
             if record.status == PENDING or isinstance(record.value, Elsewhere):
-                if process.kind == "agent":  # It serves other nodes, which know where else to ask.
-                    rows.append((object_id, FAILED, pack_failure("ObjectLostError", "it is not here"), ()))
-                    continue
                 if record.fetchers is None:
                     record.fetchers = set()
                 record.fetchers.add(process.incarnation)
@@ -132,6 +132,18 @@ class Values:
                 rows.append((object_id, record.status, value, record.contained))
         if rows:
             self.tables.send_to_client(process, m.Objects(tuple(rows)))
+
+    def _supply(self, agent: ProcessRecord, object_ids: m.Ids) -> None:
+        """Have values located for the transfer agent, which serves other nodes. These know where else to ask for what is not here."""
+        missing = []
+        for object_id in object_ids:
+            record = self.tables.find(object_id)
+            if record is not None and type(record.value) is Stored:
+                self.outcomes.hand_over(record, agent.incarnation)
+            else:
+                missing.append((object_id, FAILED, pack_failure("ObjectLostError", "it is not here"), ()))
+        if missing:
+            self.tables.send_to_client(agent, m.Objects(tuple(missing)))
 
     def on_located(self, now: float, source: Address, message: m.Located) -> None:
         """Pass on the places of values that the store has pinned for processes."""
