@@ -28,6 +28,8 @@ REVISED = (
     "docs/tour.md",
     "docs/decisions",
     "docs/cli.md",
+    "docs/deploy.md",
+    "docs/security.md",
     "docs/limits.md",
     "docs/migrating-from-ray.md",
     "docs/performance.md",

@@ -135,7 +135,7 @@ class ChunkSockets:
             socket = curve.dealer(self._context, self._keys, row[5], QUEUED_MAX)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
-        socket.connect(row[4])
+        curve.connect(socket, row[4])
         made = self._sources[node] = _Source(row[4], row[5], socket, now)
         self._poll()
         return made

@@ -80,6 +80,7 @@ def listen(context: Context, endpoint: str, keys: KeyPair, queued: int, bound: i
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
         if bound >= 0:
             socket.setsockopt(zmq.USE_FD, bound)
+        socket.setsockopt(zmq.IPV6, _is_ipv6(endpoint))
         socket.bind(endpoint)
     except BaseException:
         socket.close(0)
@@ -98,6 +99,17 @@ def dealer(context: Context, keys: KeyPair, server_key: bytes, queued: int) -> S
         socket.close(0)
         raise
     return socket
+
+
+def connect(socket: Socket, endpoint: str) -> None:
+    """Begin a connection of a ``dealer``."""
+    socket.setsockopt(zmq.IPV6, _is_ipv6(endpoint))
+    socket.connect(endpoint)
+
+
+def _is_ipv6(endpoint: str) -> int:
+    """Whether the host of an endpoint is an IPv6 address; a name stands for an IPv4 address."""
+    return int("[" in endpoint)
 
 
 def _common(socket: Socket, keys: KeyPair, queued: int) -> None:

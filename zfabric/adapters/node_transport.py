@@ -82,7 +82,7 @@ class DialledConnection:
         context = self._transport.context
         self.socket = curve.dealer(context, self.keys, self.server_key, QUEUED_MAX)
         self.observer = curve.observe(context, self.socket, name, curve.OF_DEALER)
-        self.socket.connect(self.address)
+        curve.connect(self.socket, self.address)
 
     def established(self) -> None:
         """Note that the other side has answered."""
@@ -225,6 +225,12 @@ class NodeTransport:
         if own is not None and self._join is not None:
             self._join.close()
             self._join = None
+
+    def admit_joiners(self, role_keys: Iterable[bytes]) -> None:
+        """Let nodes join with these keys from now on, and with no others."""
+        self._role_keys = frozenset(role_keys)
+        self.authenticator.admit(self._role_keys.union(self._by_key))
+        self._look(self.authenticator.socket)
 
     def join(self, address: str, server_key: bytes, role: KeyPair) -> None:
         """Dial the head, to join with the pair of the cluster's key file. ``connect`` with a row of this node ends that."""

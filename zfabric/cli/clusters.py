@@ -43,6 +43,7 @@ def _labels(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 @click.option(
     "--port", type=WholeNumber("port", 0, 65535), metavar="N", help="Port for other nodes; by default 6790 at the head, else any."
 )
+@click.option("--transfer-port", type=WholeNumber("port", 0, 65535), metavar="N", help="Port for large values; by default any.")
 @click.option("--name", metavar="NAME", default="", help="Name of the node in listings and output; by default that of the machine.")
 @click.option("--label", "labels", callback=_labels, multiple=True, metavar="NAME=VALUE", help="A label of the node; may be repeated.")
 @cluster_options
@@ -55,6 +56,7 @@ def start(
     key_file: str | None,
     host: str,
     port: int | None,
+    transfer_port: int | None,
     name: str,
     labels: tuple[tuple[str, str], ...],
     num_cpus: int | None,
@@ -72,7 +74,7 @@ def start(
 
     With --head, other nodes can join it, here or on machines that have its key file: `zfabric start --address ADDRESS --key-file FILE`.
     """
-    cluster = _cluster_settings(head, address, key_file, host, port, name, labels)
+    cluster = _cluster_settings(head, address, key_file, host, (port, transfer_port), name, labels)
     if not is_text(namespace):
         raise click.BadParameter(f"{namespace!r} is not UTF-8", param_hint="--namespace")
     with _alone(), _spinner("starting a cluster"):
@@ -113,11 +115,24 @@ def start(
 
 
 def _cluster_settings(
-    head: bool, address: str | None, key_file: str | None, host: str, port: int | None, name: str, labels: tuple[tuple[str, str], ...]
+    head: bool,
+    address: str | None,
+    key_file: str | None,
+    host: str,
+    ports: tuple[int | None, int | None],
+    name: str,
+    labels: tuple[tuple[str, str], ...],
 ) -> ClusterSettings | None:
     """Return what makes the session a node of a cluster of several; None without --head and --address. Makes the keys of a new head."""
     if not head and not address:
-        given = {"--key-file": key_file, "--host": host, "--port": port, "--name": name, "--label": labels}
+        given = {
+            "--key-file": key_file,
+            "--host": host,
+            "--port": ports[0],
+            "--transfer-port": ports[1],
+            "--name": name,
+            "--label": labels,
+        }
         alone = [option for option, value in given.items() if value]
         if alone:
             raise click.UsageError(f"{', '.join(alone)}: only the nodes of a cluster of several have that; add --head or --address")
@@ -131,9 +146,8 @@ def _cluster_settings(
     path = os.path.abspath(os.path.expanduser(key_file or default_key_file()))
     if head and not os.path.exists(path):
         make_keys(path)
-    if port is None:
-        port = HEAD_PORT if head else 0
-    return ClusterSettings(head, host, port, address or "", path, name, labels, "")
+    port = ports[0] if ports[0] is not None else HEAD_PORT if head else 0
+    return ClusterSettings(head, host.strip("[]"), port, address or "", path, name, labels, "", ports[1] or 0)
 
 
 def _check_store(path: str, settings: Config) -> None:

@@ -10,17 +10,18 @@ import click
 
 from zfabric.cli.options import json_option
 from zfabric.cli.output import print_json, print_table
-from zfabric.runtime.cluster import default_key_file, make_keys
+from zfabric.runtime.cluster import default_key_file, make_keys, revoke_keys
 from zfabric.runtime.keys import read_keys
 from zfabric.runtime.session import HEAD_SUFFIX
+from zfabric.shell.node import SWEEP_EVERY
 
 FINGERPRINT_DIGITS = 16
 _FILE = click.argument("file", required=False)
 
 
-@click.group(short_help="Make and show the keys with which nodes join a cluster.")
+@click.group(short_help="Make, show and revoke the keys with which nodes join a cluster.")
 def keys() -> None:
-    """Make and show the keys with which nodes join a cluster.
+    """Make, show and revoke the keys with which nodes join a cluster.
 
     Who has the key file of a cluster can join it, and run code on it. Copy it to your machines only, by a safe way, and keep its mode 600.
     """
@@ -54,6 +55,19 @@ def list_keys(file: str | None, as_json: bool) -> None:
     print_table(("key", "fingerprint", "for"), [tuple(row.values()) for row in rows])
     here = "this machine can be the head" if os.path.exists(path + HEAD_SUFFIX) else "the head is another machine"
     click.echo(f"\n{path}; {here}")
+
+
+@keys.command(short_help="Have nodes join with a new key alone.")
+@_FILE
+def revoke(file: str | None) -> None:
+    """Replace the key in FILE with which nodes join: copies of FILE made before admit nobody any more, within a few seconds.
+
+    This is done on the head, where FILE.head is. Nodes that have joined have keys of their own, and go on; stop those that should not.
+    """
+    path = _path(file)
+    heads = revoke_keys(path)
+    running = f"the running head takes it within {SWEEP_EVERY:g} seconds" if heads else "no head of these keys runs here"
+    click.echo(f"{path} has a new key to join with; {running}. Copy the file again to machines that are to join.")
 
 
 def _path(file: str | None) -> str:

@@ -34,7 +34,7 @@ SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
             CommandEntry("stop", "clusters", "Stop a cluster, with all its processes and files."),
             CommandEntry("status", "clusters", "Show resources, tasks, object store and jobs."),
             CommandEntry("nodes", "listings", "List the nodes of a cluster, with their addresses and resources."),
-            CommandEntry("keys", "keys", "Make and show the keys with which nodes join a cluster."),
+            CommandEntry("keys", "keys", "Make, show and revoke the keys with which nodes join a cluster."),
             CommandEntry("sessions", "sessions", "List running clusters, and ended ones with retained logs."),
         ),
     ),

@@ -21,7 +21,7 @@ from zfabric.exceptions import ConfigError, ConnectionLostError
 from zfabric.protocol import messages as m
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import RESOURCE_UNIT
-from zfabric.runtime.keys import create_keys, create_server_pair, read_keys, read_server_pair
+from zfabric.runtime.keys import create_keys, create_server_pair, read_keys, read_server_pair, replace_role
 from zfabric.runtime.session import HEAD_SUFFIX, TCP, ClusterSettings, Session, find_sessions, is_cluster_address
 
 LOOPBACK = "127.0.0.1"
@@ -33,11 +33,19 @@ _ANY = ("", "0.0.0.0", "*")
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Split "tcp://host:port". Raises ConfigError for anything else."""
+    """Split "tcp://host:port", or "tcp://[host]:port" of an IPv6 address. Raises ConfigError for anything else."""
     host, _, port = address.removeprefix(TCP).rpartition(":")
+    numeric = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
     if not is_cluster_address(address) or not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
         raise ConfigError(f'{address!r} is no address of a cluster: write "tcp://HOST:PORT", as zfabric start --head prints it')
-    return host, int(port)
+    if ":" in host and not numeric:
+        raise ConfigError(f'{address!r} is no address of a cluster: an IPv6 address is in brackets, as in "tcp://[::1]:6790"')
+    return numeric or host, int(port)
+
+
+def endpoint(host: str, port: int | str) -> str:
+    """Put an address together: "tcp://host:port", or "tcp://[host]:port" of an IPv6 address."""
+    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
 
 
 def reach(address: str) -> str:
@@ -67,13 +75,13 @@ def head_address(settings: ClusterSettings) -> str:
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise ConfigError if the head cannot listen there."""
-    with socket.socket() as probe:
+    """Raise ConfigError if a node cannot listen there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("" if host in _ANY else host, port))
         except OSError as error:
-            raise ConfigError(f"the head cannot listen on host {host}, port {port}: {error.strerror or error}") from None
+            raise ConfigError(f"this node cannot listen on host {host}, port {port}: {error.strerror or error}") from None
 
 
 def own_address(settings: ClusterSettings, port: int, advertised: str) -> str:
@@ -81,9 +89,9 @@ def own_address(settings: ClusterSettings, port: int, advertised: str) -> str:
     if advertised:
         return f"{TCP}{advertised}"
     if settings.host not in _ANY:
-        return f"{TCP}{settings.host}:{port}"
+        return endpoint(settings.host, port)
     if not settings.head:
-        return f"{TCP}{reach(head_address(settings))}:{port}"
+        return endpoint(reach(head_address(settings)), port)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # An address for examples: the kernel chooses a route to it, and nothing is sent.
@@ -123,6 +131,28 @@ def copy_keys(path: str, session: Session, head: bool) -> None:
         shutil.copy(source, target)
 
 
+def revoke_keys(path: str) -> list[Session]:
+    """Replace the key with which nodes ask to join, in the key file and in running heads of this machine. Return their sessions.
+
+    Nodes that have joined have keys of their own, and go on. Raises ConfigError if this is not where the keys were made.
+    """
+    if not os.path.exists(path + HEAD_SUFFIX):
+        raise ConfigError(f"{path} has no {path + HEAD_SUFFIX} beside it: keys are revoked where they were made, on the head")
+    server = read_server_pair(path + HEAD_SUFFIX).public
+    if read_keys(path).server != server:
+        raise ConfigError(f"{path} and {path + HEAD_SUFFIX} are of two clusters")
+    replace_role(path)
+    heads = []
+    for session in find_sessions():
+        cluster = session.cluster()
+        if cluster is not None and cluster.head and read_keys(session.cluster_key).server == server:
+            copy = f"{session.cluster_key}.new"
+            shutil.copy(path, copy)
+            os.replace(copy, session.cluster_key)
+            heads.append(session)
+    return heads
+
+
 def hash_seed(session: Session) -> str:
     """Return the ``PYTHONHASHSEED`` for a session: the user's, if it is set to a number, else that of the cluster."""
     seed = os.environ.get("PYTHONHASHSEED", "")
@@ -133,7 +163,7 @@ def hash_seed(session: Session) -> str:
 
 def bound_address(settings: ClusterSettings, port: int) -> str:
     """Return the endpoint that the daemon binds; port 0 stands for any free one."""
-    return f"{TCP}{'0.0.0.0' if settings.host in _ANY else settings.host}:{port or '*'}"
+    return endpoint("0.0.0.0" if settings.host in _ANY else settings.host, port or "*")
 
 
 def versions(hash_seed: str) -> tuple[tuple[str, str], ...]:
@@ -168,7 +198,8 @@ def _numeric(address: str) -> str:
     """Return an address with its host as a number, so that two names of one host are equal; unchanged if the host has none."""
     host, port = parse_address(address)
     try:
-        return f"{TCP}{socket.gethostbyname(host)}:{port}"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return endpoint(str(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4][0]), port)
     except OSError:
         return address
 

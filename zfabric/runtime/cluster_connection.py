@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,6 +41,8 @@ class ClusterConnection:
         self._settings = settings
         self._node = bytes.fromhex(session.describe()["node"])
         before = session.membership()
+        self._keys_of = _written_at(session.cluster_key)
+        """When the key file was written that is in use."""
         cluster = read_keys(session.cluster_key)
         self._head = "" if settings.head else head_address(settings)
         pair = read_server_pair(session.pair_of(settings))
@@ -68,6 +71,13 @@ class ClusterConnection:
         """Messages that wait until the node may send again, by node."""
         if self.part.table is None and not settings.head:
             self.transport.join(self._head, cluster.server, cluster.node)
+
+    def look_at_keys(self) -> None:
+        """On the head, take over a key file that was written since (``zfabric keys revoke``)."""
+        written = _written_at(self._session.cluster_key) if self._settings.head else self._keys_of
+        if written != self._keys_of:
+            self._keys_of = written
+            self.transport.admit_joiners((read_keys(self._session.cluster_key).node.public,))
 
     def receive(self, now: float, core: NodeMachines, measure: Callable[[], None]) -> None:
         """Pass on what other nodes have sent. ``measure`` is called before a question about this node's status."""
@@ -137,3 +147,8 @@ class ClusterConnection:
     def close(self) -> None:
         """Close every socket. What is not acknowledged is lost."""
         self.transport.close()
+
+
+def _written_at(path: str) -> int:
+    """When a file was written, in nanoseconds."""
+    return os.stat(path).st_mtime_ns

@@ -389,6 +389,8 @@ class Daemon:
             self._sweep_at = now + SWEEP_EVERY
             for incarnation in self.core.sweep(self.transport.peers):
                 self.transport.forget(incarnation)
+            if self.cluster is not None:
+                self.cluster.look_at_keys()
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY
             if not active:

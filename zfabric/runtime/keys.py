@@ -48,6 +48,14 @@ def create_keys(path: str, server: bytes) -> ClusterKeys:
     return ClusterKeys(server, {NODE_ROLE: pair})
 
 
+def replace_role(path: str) -> ClusterKeys:
+    """Replace the pair with which nodes ask to join by a new one: copies of the file made before admit nobody. Raises ConfigError."""
+    keys = read_keys(path)
+    pair = make_pair()
+    _create(path, [("server", keys.server), ("role", NODE_ROLE.encode(), *pair)], replace=True)
+    return ClusterKeys(keys.server, {NODE_ROLE: pair})
+
+
 def create_server_pair(path: str) -> KeyPair:
     """Make a key pair for a head, in a file of its own. Raises ConfigError if the file exists or cannot be written."""
     pair = make_pair()
@@ -78,8 +86,8 @@ def read_server_pair(path: str) -> KeyPair:
     return _pair(path, lines[0][1:])
 
 
-def _create(path: str, lines: list[tuple[str | bytes, ...]]) -> None:
-    """Write a new file that is whole as soon as it is there, and that only its owner can read."""
+def _create(path: str, lines: list[tuple[str | bytes, ...]], replace: bool = False) -> None:
+    """Write a file that is whole as soon as it is there, and that only its owner can read. Only with ``replace`` may there be one."""
     text = _COMMENT + "".join(" ".join(word if isinstance(word, str) else word.decode() for word in line) + "\n" for line in lines)
     temporary = f"{path}.{os.getpid()}.new"
     try:
@@ -89,7 +97,10 @@ def _create(path: str, lines: list[tuple[str | bytes, ...]]) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.link(temporary, path)  # Fails if the file exists: keys are never replaced.
+        if replace:
+            os.replace(temporary, path)
+        else:
+            os.link(temporary, path)  # Fails if the file exists: the keys of a cluster are not lost by accident.
     except FileExistsError:
         raise ConfigError(f"{path} exists: remove it, if no cluster uses it, or name another file") from None
     except OSError as error:

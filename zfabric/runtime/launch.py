@@ -234,11 +234,13 @@ def _checked_cluster(cluster: ClusterSettings) -> ClusterSettings:
     from zfabric.runtime import cluster as joining  # Only nodes of a cluster of several need it.
 
     if cluster.head:
-        cluster = cluster._replace(host=cluster.host or joining.LOOPBACK)
-        joining.check_free(cluster.host, cluster.port)
-        return cluster
-    local = joining.reach(cluster.address) if is_cluster_address(cluster.address) else joining.LOOPBACK
-    return cluster._replace(host=cluster.host or local)
+        local = joining.LOOPBACK
+    else:
+        local = joining.reach(cluster.address) if is_cluster_address(cluster.address) else joining.LOOPBACK
+    cluster = cluster._replace(host=cluster.host or local)
+    for port in (cluster.port, cluster.transfer_port):
+        joining.check_free(cluster.host, port)
+    return cluster
 
 
 def _with_keys(cluster: ClusterSettings, session: Session) -> ClusterSettings:

@@ -206,8 +206,9 @@ class Supervisor:
     def _listen(self, place: str) -> str:
         """Listen at "host:port"; return the endpoint."""
         host, _, port = place.rpartition(":")
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         try:
-            self._transfer = socket.create_server((host, int(port)), backlog=AGENT_BACKLOG)
+            self._transfer = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=AGENT_BACKLOG)
         except OSError as error:
             raise FabricError(f"the transfer agent cannot listen at {place}: {error.strerror}") from None
         return f"tcp://{host}:{self._transfer.getsockname()[1]}"

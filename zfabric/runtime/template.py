@@ -94,7 +94,11 @@ def _as_raised(error: BaseException) -> str:
 
 
 def _fork_worker(specification: Specification, session: Session, channel: Channel, supervisor: int, request: tuple[Any, ...]) -> None:
-    token: bytes = request[0]
+    token, _, _, directory, paths, _ = request
+    missing = next((path for path in (directory, *paths) if path and not os.path.exists(path)), "")
+    if missing:
+        channel.send("failed", token, f"{missing!r} is not on this machine, and the task's runtime_env names it")
+        return
     try:
         middle = os.fork()
     except OSError as error:

@@ -194,7 +194,9 @@ class Membership:
     def _start_failed(self, worker: WorkerRecord, error: str, now: float) -> None:
         self._remove(worker, now)
         self._failed_starts += 1
-        text = f"a worker could not be started: {error}"
+        row = self.tables.node_table.get(self.node)
+        where = f" on node {row[2]} ({self.node.hex()})" if row is not None else ""
+        text = f"a worker could not be started{where}: {error}"
         self.tables.write_log("error", text)
         if worker.environment != NO_ENVIRONMENT and worker.job is not None:
             # The environment is the likeliest reason: its tasks fail with it instead of waiting for ever.

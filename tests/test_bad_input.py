@@ -1,0 +1,338 @@
+"""What a user can get wrong with a cluster of several nodes: each is refused within 10 s, with an error that says what to do.
+
+========================================================================  ==============================================================
+what                                                                      where it is tested
+========================================================================  ==============================================================
+nobody there; no such host; no route; somebody else is there              here
+no key file; one that others can read; one of another cluster             here
+a revoked key                                                             here
+a bind beyond loopback without keys                                       here
+another release, protocol, Python minor, cloudpickle major, hash seed     here, and ``test_registry``: a node that does not fit
+another Python minor version in a program                                 ``test_api``
+a node joins twice                                                        ``test_registry``: another node with the same id
+``--head`` on a port in use; other ports in use                           here
+hard affinity to a node that is unknown, or dies                          ``test_delegation``: a node that does not exist; a death
+a path of ``runtime_env`` that a node does not have                       here
+a value larger than the reader's store                                    ``test_transfer_machine``: a value larger than the store
+========================================================================  ==============================================================
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scheduler_alone import FUNCTION, JOB, OWN, Node, row
+
+import zfabric as zf
+from zfabric.config import Config
+from zfabric.machines.registry import Registry
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import CONTROL_STORE, JOINER, LOCAL_SCHEDULER, MEMBER, REGISTRY, first_attempt
+from zfabric.runtime import cluster as joining
+from zfabric.runtime.cluster import endpoint, parse_address, revoke_keys, versions
+from zfabric.runtime.keys import read_keys
+from zfabric.runtime.launch import launch
+from zfabric.runtime.session import STARTED, ClusterSettings, Session, find_sessions
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+SECONDS = 10.0
+"""Within which each of these is refused."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zf.LocalCluster]:
+    """A head, which tests leave as it is."""
+    with zf.LocalCluster(nodes=1, cpus_per_node=1, object_store_memory=64 * 2**20) as made:
+        yield made
+
+
+def settings(address: str, key_file: str, **more: Any) -> ClusterSettings:
+    """Those of a node that is to join."""
+    return ClusterSettings(False, "", 0, address, key_file, "", (), "")._replace(**more)
+
+
+def head_session(cluster: zf.LocalCluster) -> Session:
+    """The session of the head."""
+    return next(session for session in find_sessions() if session.supervisor()[0] == cluster.nodes[0].pid)
+
+
+def key_file(cluster: zf.LocalCluster, tmp_path: Path) -> str:
+    """A copy of the cluster's key file."""
+    path = tmp_path / "cluster.key"
+    shutil.copy(head_session(cluster).cluster_key, path)
+    path.chmod(0o600)
+    return str(path)
+
+
+def why_not(cluster: ClusterSettings) -> str:
+    """Start a node that cannot join; return what it says, within the time."""
+    began = time.monotonic()
+    launched = launch(kind=STARTED, resources={"CPU": 1.0}, arena_size=0, cluster=cluster)
+    try:
+        with pytest.raises((zf.FabricError, ConnectionError)) as caught:
+            while True:  # The session ends by itself, and its file has the reason.
+                reason = launched.session.failure() or launched.failure()
+                assert launched.session.membership() is None, "it has joined"
+                if reason or not launched.alive():
+                    raise zf.ConnectionLostError(reason)
+                time.sleep(0.01)
+    finally:
+        launched.close()
+    assert time.monotonic() - began < SECONDS + 5.0, "a busy machine may take longer to start a process"
+    return str(caught.value)
+
+
+# --- addresses ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "no-such-host.invalid"])
+def test_where_nobody_is_the_error_names_host_port_and_what_was_tried(host: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = endpoint(host, port)
+    began = time.monotonic()
+    with pytest.raises(zf.ConnectionLostError) as caught:
+        zf.init(address)
+    assert time.monotonic() - began < SECONDS
+    assert address in str(caught.value)
+    assert f"a TCP connection to host {host}, port {port} failed" in str(caught.value)
+
+
+def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind no route, or a firewall that drops: nothing comes back."""
+    monkeypatch.setattr(joining, "REACH_SECONDS", 0.2)
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(8)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        with pytest.raises(zf.ConnectionLostError, match=r"no answer within 0.2 s"):
+            joining.reach(endpoint(*full.getsockname()))
+        for each in waiting:
+            each.close()
+
+
+def test_somebody_else_at_the_address_is_named_with_the_key_file(cluster: zf.LocalCluster, tmp_path: Path) -> None:
+    """A server that is no head of a cluster accepts, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        held: list[socket.socket] = []
+        thread = threading.Thread(target=lambda: _accept_all(other, held), daemon=True)
+        thread.start()
+        port, path = other.getsockname()[1], key_file(cluster, tmp_path)
+        text = why_not(settings(f"tcp://127.0.0.1:{port}", path))
+    assert f"the cluster at host 127.0.0.1, port {port} has not accepted this node" in text
+    assert path in text
+
+
+def _accept_all(server: socket.socket, held: list[socket.socket]) -> None:
+    try:
+        while True:
+            held.append(server.accept()[0])
+    except OSError:
+        return
+
+
+@pytest.mark.parametrize("address", ["tcp://host", "tcp://:5", "tcp://host:0", "tcp://host:65536", "tcp://::1:6790", "tcp://a/b:5"])
+def test_what_is_no_address_is_said(address: str) -> None:
+    with pytest.raises(zf.ConfigError, match="no address of a cluster"):
+        parse_address(address)
+
+
+def test_an_ipv6_address_is_in_brackets() -> None:
+    assert parse_address("tcp://[::1]:6790") == ("::1", 6790)
+    assert endpoint("::1", 6790) == "tcp://[::1]:6790"
+
+
+def test_nodes_meet_at_an_ipv6_address(tmp_path: Path) -> None:
+    path = str(tmp_path / "cluster.key")
+    joining.make_keys(path)
+    head = launch(kind=STARTED, resources={"CPU": 1.0}, cluster=ClusterSettings(True, "::1", 0, "", path, "head", (), ""))
+    try:
+        address = _address_of(head.session)
+        assert address.startswith("tcp://[::1]:")
+        node = launch(kind=STARTED, resources={"CPU": 1.0}, cluster=settings(address, path))
+        try:
+            assert _address_of(node.session).startswith("tcp://[::1]:")
+            with zf.init(address):
+                on = NodeAffinitySchedulingStrategy(str(node.session.describe()["node"]), soft=False)
+                assert len(zf.get(zf.remote(os.urandom).options(scheduling_strategy=on).remote(200_000), timeout=60)) == 200_000
+        finally:
+            node.close()
+    finally:
+        head.close()
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_key_file_and_one_that_others_can_read_are_refused_before_anything_starts(cluster: zf.LocalCluster, tmp_path: Path) -> None:
+    before = find_sessions()
+    with pytest.raises(zf.ConfigError, match=r"there is no key file .*missing: zfabric start --head makes it, on the head; copy it from"):
+        launch(kind=STARTED, cluster=settings(cluster.address, str(tmp_path / "missing")))
+    path = key_file(cluster, tmp_path)
+    os.chmod(path, 0o644)
+    with pytest.raises(zf.ConfigError, match=f"others can read the key file {path}: run chmod 600 {path}"):
+        launch(kind=STARTED, cluster=settings(cluster.address, path))
+    assert [each.directory for each in find_sessions()] == [each.directory for each in before]
+
+
+def test_a_bind_beyond_loopback_needs_keys(tmp_path: Path, cluster: zf.LocalCluster) -> None:
+    with pytest.raises(zf.ConfigError, match="there is no key file"):
+        launch(kind=STARTED, cluster=settings(cluster.address, str(tmp_path / "missing"), host="0.0.0.0"))
+    head = ClusterSettings(True, "0.0.0.0", 0, "", str(tmp_path / "missing"), "", (), "")
+    with pytest.raises(zf.ConfigError, match="there is no key file"):
+        launch(kind=STARTED, cluster=head)
+
+
+def test_keys_of_another_cluster_are_refused(cluster: zf.LocalCluster, tmp_path: Path) -> None:
+    path = str(tmp_path / "other.key")
+    joining.make_keys(path)
+    text = why_not(settings(cluster.address, path))
+    assert "has not accepted this node" in text
+    assert f"The key file must be the one of that cluster: {path}" in text
+
+
+def test_a_revoked_key_admits_nobody_and_nodes_go_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "cluster.key")
+    joining.make_keys(path)
+    head = ClusterSettings(True, "127.0.0.1", 0, "", path, "head", (), "")
+    launched = launch(kind=STARTED, resources={"CPU": 1.0}, arena_size=0, cluster=head)
+    try:
+        old = str(tmp_path / "old.key")
+        shutil.copy(path, old)
+        address = _address_of(launched.session)
+        joined = launch(kind=STARTED, resources={"CPU": 1.0}, arena_size=0, cluster=settings(address, old))
+        try:
+            _address_of(joined.session)
+            before = read_keys(path)
+            assert [each.directory for each in revoke_keys(path)] == [launched.session.directory]
+            after = read_keys(path)
+            assert (after.server, after.node == before.node) == (before.server, False)
+            while not _joins_no_more(address, old):  # The head looks at the file every few seconds.
+                pass
+            assert joined.alive()
+            again = launch(kind=STARTED, resources={"CPU": 1.0}, arena_size=0, cluster=settings(address, path))
+            try:
+                assert _address_of(again.session)
+            finally:
+                again.close()
+        finally:
+            joined.close()
+    finally:
+        launched.close()
+    with pytest.raises(zf.ConfigError, match="keys are revoked where they were made, on the head"):
+        revoke_keys(old)
+
+
+def _address_of(session: Session) -> str:
+    """The address of a node, once it has joined."""
+    while (membership := session.membership()) is None:
+        assert session.alive(), session.failure()
+        time.sleep(0.01)
+    return membership.address
+
+
+def _joins_no_more(address: str, path: str) -> bool:
+    """Whether a node with this key file does not join any more; it is ended at once if it does."""
+    launched = launch(kind=STARTED, resources={"CPU": 1.0}, arena_size=0, cluster=settings(address, path))
+    try:
+        while launched.alive():
+            if launched.session.membership() is not None:
+                return False
+            time.sleep(0.01)
+    finally:
+        launched.close()
+    return True
+
+
+# --- versions -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["zfabric", "Python", "cloudpickle", "PYTHONHASHSEED"])
+def test_another_version_is_refused_with_both(what: str) -> None:
+    ours = versions("7")
+    theirs = tuple((name, "0.0" if name == what else version) for name, version in ours)
+    registry = Registry(REGISTRY + OWN, b"headhead", Config(), CONTROL_STORE + OWN, ours, 0)
+    registry.take_effects(0.0)
+    registry.step(0.0, CONTROL_STORE + OWN, m.Found(1, (), False))
+    registry.take_effects(0.0)
+    join = m.Join(m.PROTOCOL_VERSION, b"nodenode", 0, "n", 1, b"k" * 40, "", "", (), (), theirs)
+    registry.step(0.0, MEMBER + JOINER + b"12345", join)
+    (refused,) = [effect.message for effect in registry.take_effects(0.0)]  # type: ignore[union-attr]
+    assert refused == m.Refused("VersionMismatchError", f"this cluster has {what} {dict(ours)[what]}, the node 0.0")
+
+
+def test_versions_name_all_that_must_be_the_same() -> None:
+    assert [name for name, _ in versions("7")] == ["zfabric", "Python", "cloudpickle", "PYTHONHASHSEED"]
+
+
+# --- ports --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["port", "transfer_port"])
+@pytest.mark.parametrize("head", [True, False])
+def test_a_port_in_use_is_named(cluster: zf.LocalCluster, tmp_path: Path, which: str, head: bool) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        if head:
+            path = str(tmp_path / "cluster.key")
+            joining.make_keys(path)
+            wanted = ClusterSettings(True, "127.0.0.1", 0, "", path, "", (), "")._replace(**{which: port})
+        else:
+            wanted = settings(cluster.address, key_file(cluster, tmp_path), **{which: port})
+        with pytest.raises(zf.ConfigError, match=f"cannot listen on host 127.0.0.1, port {port}: Address already in use"):
+            launch(kind=STARTED, cluster=wanted)
+
+
+# --- paths --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_path_that_a_node_does_not_have_is_named_with_the_node() -> None:
+    here, there = b"thisnode", b"\x02node B."
+    executor = Node()
+    rows = tuple((node, number, f"n{number}", "", "", b"", (), (), 0) for number, node in enumerate((there, here), 1))
+    executor.send(MEMBER + OWN, m.NodeTable(1, rows))
+    executor.send(LOCAL_SCHEDULER + there, m.RegisterNode(m.PROTOCOL_VERSION, there))
+    executor.send(LOCAL_SCHEDULER + there, m.Ready())
+    environment = ("env", ((), "/data/project", ()))
+    given = m.Delegate((JOB, "", there), ((FUNCTION, "f", b"", (environment,)),), (row(1),), (), (), (), first_attempt(0, 1))
+    executor.send(LOCAL_SCHEDULER + there, given)
+    (token,) = [token for token in executor.pids if executor.scheduler.tables.workers[token].environment[1]]
+    executor.send(b"X" + OWN, m.WorkerSpawned(token, 0, "'/data/project' is not on this machine"))
+    ((_, ended),) = executor.take(m.Ended)
+    kind, text, _ = unpack_failure(m.Completed(*ended.completed).outputs[0][0])
+    assert kind == "RuntimeEnvSetupError"
+    assert "'/data/project'" in text
+    assert f"on node n2 ({here.hex()})" in text
+
+
+def test_a_path_that_is_gone_is_an_error_and_not_a_dead_worker(tmp_path: Path) -> None:
+    place, go = tmp_path / "place", tmp_path / "go"
+    place.mkdir()
+
+    def hold() -> None:
+        while not go.exists():
+            time.sleep(0.01)
+
+    with zf.LocalCluster(nodes=1, cpus_per_node=1) as cluster, zf.init(cluster.address):
+        held = zf.remote(hold).remote()
+        found = zf.remote(os.getcwd).options(runtime_env={"working_dir": str(place)}).remote()
+        place.rmdir()
+        go.touch()
+        with pytest.raises(zf.RuntimeEnvSetupError, match=rf"on node node1 .*'{place}' is not on this machine"):
+            zf.get(found, timeout=60)
+        zf.get(held, timeout=60)
