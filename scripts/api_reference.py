@@ -53,6 +53,7 @@ SECTIONS = {
         "JoinableQueue",
         "TimeoutError",
     ),
+    "zfabric.util.joblib": ("zfabric.util.joblib", "register", "ZfabricBackend", "register_ray"),
     "Placement groups": (
         "zfabric.util.placement_group",
         "placement_group",
@@ -97,6 +98,9 @@ INTERNAL = {
     "zfabric.util.multiprocessing.IMapIterator.start_all",
 }
 """Methods without an underscore that only the fabric calls."""
+
+PLUGGED_IN = {"zfabric.util.joblib.ZfabricBackend"}
+"""Classes whose methods another library calls, and documents."""
 
 HEADING = re.compile(r"^#{3,4} (zfabric[\w.]*)$")
 SINCE = re.compile(r"Since (\d[\w.]*)\.$")
@@ -180,7 +184,7 @@ def entries(title: str) -> Iterator[Entry]:
 def with_methods(entry: Entry) -> Iterator[Entry]:
     """A name, and if it is a class, the methods that this package defines."""
     yield entry
-    if isinstance(entry.thing, type) and not issubclass(entry.thing, BaseException):
+    if isinstance(entry.thing, type) and not issubclass(entry.thing, BaseException) and entry.name not in PLUGGED_IN:
         own = [each for each in entry.thing.__mro__ if each.__module__.startswith("zfabric")]
         names = dict.fromkeys(name for each in own for name in vars(each) if not name.startswith("_"))
         for name in names:

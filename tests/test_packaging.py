@@ -44,6 +44,7 @@ def test_metadata_is_in_setup_cfg() -> None:
     configuration.read(ROOT / "setup.cfg")
     assert {"metadata", "options", "tool:pytest", "mypy", "importlinter"} <= set(configuration)
     assert configuration["mypy"]["strict"] == "True"
+    assert {"joblib", "examples", "test", "dev"} <= set(configuration["options.extras_require"])
 
 
 def test_a_build_holds_every_file_of_the_package(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ _MODULES = (
     "actor_pool",
     "executor",
     "iteration",
+    "joblib",
     "local_cluster",
     "metrics",
     "multiprocessing",

@@ -1,0 +1,276 @@
+"""joblib on the cluster, and with it scikit-learn: ``register()``, then ``joblib.parallel_config(backend="zfabric")``.
+
+A batch of calls is one task. joblib measures how long batches take, and chooses their size. Large arrays are stored once for all batches
+of a call of ``Parallel``; results are copies, since programs change what they have computed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from zfabric import api as zf
+from zfabric.api.refs import owner_of
+from zfabric.exceptions import FabricError, OptionError
+from zfabric.util.large_arrays import StoredArrays, pack, unpack
+
+try:
+    from joblib import register_parallel_backend
+    from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
+except ImportError as error:
+    raise ImportError("zfabric.util.joblib needs joblib 1.5 or newer: pip install 'zfabric[joblib]'") from error
+
+DEEPEST = 1
+"""How deep calls of ``Parallel`` inside calls become tasks. Deeper ones run in their task, so that no recursion fills the cluster."""
+LARGE = 2**20
+"""Arrays from this many bytes on are stored, unless ``max_nbytes`` says otherwise: joblib's own default."""
+NAMES_MAX = 100
+"""Most names of functions for which a backend retains a remote function."""
+SHARED_WRITES = (
+    "mmap_mode={!r} shares writes of tasks, and zfabric shares none, since tasks may run on several machines: use 'r' for arrays that are "
+    "only read, 'c' for a copy in each task, or a numpy.memmap of a file that all nodes have"
+)
+
+
+class _Batch:
+    """One batch that was submitted."""
+
+    __slots__ = ("callback", "calls", "error", "ref")
+
+    def __init__(self, calls: Any, callback: Callable[[_Batch], Any] | None) -> None:
+        self.calls = calls
+        self.callback = callback
+        self.ref: zf.ObjectRef | None = None
+        """The ref of its task, from its submission until its results were read."""
+        self.error: BaseException | None = None
+        """Why it could not be submitted."""
+
+
+class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib has no types.
+    """joblib's backend ``"zfabric"``: runs batches of calls as tasks of the cluster, which is started if there is none.
+
+    ``n_jobs`` is the number of batches that run at a time; -1, the default, as many as the cluster has CPUs for. With ``n_jobs=1`` the
+    calls run here, without tasks. ``options`` are those of ``zf.remote``, for the task of each batch: ``num_cpus``, ``num_gpus``,
+    ``max_retries``, ``runtime_env``, … Raises OptionError for invalid ones. ``nesting_level`` is for joblib.
+
+    Arrays of ``max_nbytes`` (1 MiB) or more are read-only in the calls, wherever they are in the arguments; ``mmap_mode="c"`` makes a copy
+    for each batch, ``max_nbytes=None`` for each call. A ``numpy.memmap`` is opened again by its path. Calls of ``Parallel`` inside a call
+    run on the cluster, too.
+
+    >>> import joblib
+    >>> from zfabric.util.joblib import register
+    >>> register()
+    >>> with joblib.parallel_config(backend="zfabric", n_jobs=2):
+    ...     joblib.Parallel()(joblib.delayed(pow)(2, n) for n in range(5))
+    [1, 2, 4, 8, 16]
+    """
+
+    supports_retrieve_callback = True
+    uses_threads = False
+    supports_sharedmem = False
+    default_n_jobs = -1
+    MIN_IDEAL_BATCH_DURATION = 0.05
+    """Seconds. A task costs a fraction of a millisecond, so batches can be shorter than joblib's own, and end more evenly."""
+    MAX_IDEAL_BATCH_DURATION = 0.5
+
+    def __init__(self, nesting_level: int | None = None, **options: Any) -> None:
+        super().__init__(nesting_level=nesting_level)
+        if options.get("num_returns") not in (None, 1):
+            raise OptionError(f"a batch has one value: num_returns={options['num_returns']!r} is for f.remote()")
+        self._options = options
+        self._run = zf.remote(_run_batch).options(**options)
+        self._named: dict[str, Any] = {}
+        """The same remote function with names for listings."""
+        self._lock = threading.Lock()
+        self._stored = StoredArrays()
+        self._least: int | None = LARGE
+        self._copies = False
+        self._open: dict[_Batch, None] = {}
+        """Batches whose outcome joblib waits for."""
+        self._waiting: deque[_Batch] = deque()
+        """Those of them that wait until fewer are submitted."""
+        self._room: int | None = None
+        """How many more batches may be submitted; None for no limit but the cluster's."""
+        self._limit: int | None = None
+        self._ended: SimpleQueue[_Batch | None] | None = None
+        """Batches with an outcome, for the thread that calls joblib back: it reads results, and the program's iterator of calls."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.nesting_level, self._options)
+
+    # -- how many --
+
+    def _slots(self) -> int:
+        """How many batches the cluster can run at a time."""
+        total = zf.cluster_resources()
+        options = self._options
+        demand = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
+        found = [int(total.get(name, 0) / amount) for name, amount in demand.items() if amount]
+        return min(found, default=0) or max(1, int(total.get("CPU", 1)))
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """Return how many batches run at a time. Negative numbers count from the cluster's size: -1 is all, -2 all but one."""
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        if n_jobs is None:
+            return 1
+        return n_jobs if n_jobs > 0 else max(1, self._slots() + 1 + n_jobs)
+
+    def configure(
+        self,
+        n_jobs: int = 1,
+        parallel: Any = None,
+        max_nbytes: int | None = LARGE,
+        mmap_mode: str | None = "r",
+        **_settings: Any,
+    ) -> int:
+        """Prepare for calls of ``parallel``; return how many batches will run at a time. Settings of other backends have no effect.
+
+        Raises OptionError for a ``mmap_mode`` that shares writes.
+        """
+        if mmap_mode in ("r+", "w+") and max_nbytes is not None:
+            raise OptionError(SHARED_WRITES.format(mmap_mode))
+        jobs = self.effective_n_jobs(n_jobs)
+        if jobs == 1:
+            raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
+        self.parallel = parallel
+        self._least = max_nbytes if mmap_mode is not None else None
+        self._copies = mmap_mode == "c"
+        self._limit = self._room = jobs if jobs < self._slots() else None
+        return jobs
+
+    def get_nested_backend(self) -> tuple[ParallelBackendBase, int | None]:
+        """Return the backend of calls of ``Parallel`` inside a call, and how many of their batches run at a time."""
+        level = (self.nesting_level or 0) + 1
+        if level > DEEPEST:
+            return SequentialBackend(nesting_level=level), None
+        return ZfabricBackend(nesting_level=level, **self._options), -1
+
+    # -- one call of Parallel --
+
+    def start_call(self) -> None:
+        """Begin a call of ``Parallel``."""
+        self._stored.clear()
+
+    def stop_call(self) -> None:
+        """End a call: its arrays are released, and nobody is called back any more."""
+        with self._lock:
+            ended, self._ended = self._ended, None
+        if ended is not None:
+            ended.put(None)
+        self._stored.clear()
+
+    def terminate(self) -> None:
+        """Do nothing: the cluster's workers remain."""
+        self.reset_batch_stats()
+
+    def submit(self, func: Any, callback: Callable[[_Batch], Any] | None = None) -> _Batch:
+        """Submit a batch. ``callback`` is called with what this returns once the batch has ended, or could not be pickled."""
+        batch = _Batch(func, callback)
+        with self._lock:
+            self._open[batch] = None
+            if self._ended is None:
+                self._ended = SimpleQueue()
+                threading.Thread(target=self._call_back, args=(self._ended,), name="zfabric-joblib", daemon=True).start()
+            ended = self._ended
+            if self._room is not None and self._room <= 0:
+                self._waiting.append(batch)
+                return batch
+            if self._room is not None:
+                self._room -= 1
+        self._begin(batch, ended)
+        return batch
+
+    def _begin(self, batch: _Batch, ended: SimpleQueue[_Batch | None]) -> None:
+        """Submit the task of a batch. An error is an outcome: joblib waits for one, in another thread perhaps."""
+        calls, batch.calls = batch.calls, None
+        try:
+            packed = pack(calls, self._stored, self._least)
+            batch.ref = ref = self._remote(calls).remote(packed.payload, packed.references, self._copies, *packed.arrays)
+            owner_of(ref).add_done_callback(ref.binary(), lambda _: ended.put(batch))
+        except Exception as error:  # Pickling is user code, and the cluster may be gone.
+            batch.error = error
+            ended.put(batch)
+
+    def _remote(self, calls: Any) -> Any:
+        """Return the remote function whose name in listings is that of the batch's first function."""
+        if "name" in self._options:
+            return self._run
+        function = calls.items[0][0] if getattr(calls, "items", None) else calls
+        name = str(getattr(function, "__qualname__", type(function).__qualname__))
+        found = self._named.get(name)
+        if found is None:
+            if len(self._named) >= NAMES_MAX:
+                self._named.clear()
+            found = self._named[name] = self._run.options(name=name)
+        return found
+
+    def _call_back(self, ended: SimpleQueue[_Batch | None]) -> None:
+        """Run the thread that calls joblib back."""
+        while (batch := ended.get()) is not None:
+            with self._lock:
+                known = batch in self._open
+                self._open.pop(batch, None)
+                following = self._waiting.popleft() if known and self._waiting else None
+                if known and following is None and self._room is not None:
+                    self._room += 1
+            if following is not None:
+                self._begin(following, ended)
+            try:
+                if known and batch.callback is not None:
+                    batch.callback(batch)
+            except BaseException:  # joblib's own error: further batches still end.
+                sys.excepthook(*sys.exc_info())
+            del batch, following
+
+    def retrieve_result_callback(self, out: _Batch) -> Any:
+        """Return the results of a batch, or raise its error."""
+        ref, out.ref = out.ref, None
+        if ref is None:
+            raise out.error or RuntimeError("the results of a batch are read once")
+        return zf.get(ref, copy=True)
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        """Cancel all batches. The backend remains usable."""
+        with self._lock:
+            refs = [batch.ref for batch in self._open if batch.ref is not None]
+            self._open.clear()
+            self._waiting.clear()
+            self._room = self._limit
+        for ref in refs:
+            try:
+                zf.cancel(ref)
+            except FabricError:  # The cluster is gone, and the task with it.
+                return
+
+
+def _restored(nesting_level: int | None, options: dict[str, Any]) -> ZfabricBackend:
+    return ZfabricBackend(nesting_level, **options)
+
+
+def _run_batch(payload: bytes, references: list[zf.ObjectRef], copies: bool, *arrays: Any) -> Any:
+    """Run a batch, in a worker."""
+    register()  # A call may name the backend.
+    return unpack(payload, references, arrays, copies)()
+
+
+def register() -> None:
+    """Register the backend "zfabric" with joblib, in this process and in the calls that it runs.
+
+    >>> import joblib
+    >>> from zfabric.util.joblib import register
+    >>> register()
+    >>> joblib.Parallel(n_jobs=2, backend="zfabric")(joblib.delayed(abs)(n) for n in range(-2, 1))
+    [2, 1, 0]
+    """
+    register_parallel_backend("zfabric", ZfabricBackend)
+
+
+def register_ray() -> None:
+    """Register it as "ray", too: ``ray.util.joblib.register_ray``."""
+    register()
+    register_parallel_backend("ray", ZfabricBackend)

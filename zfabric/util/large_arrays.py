@@ -1,0 +1,148 @@
+"""Pickles a call with its large arrays by reference, wherever they are in it: each is stored once, and read in place by all calls.
+
+Arrays of a file (``numpy.memmap``, and views of one) travel as the file's path, so that writes to them are shared on this machine. Refs
+in a call are retained until it has ended, as those in arguments of tasks are.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+
+from zfabric import api as zf
+from zfabric.adapters.cached_functions import pickler
+
+_Base: Any = pickler()
+
+
+class StoredArrays:
+    """The refs of arrays that were stored, as long as the arrays exist. An array must not be changed while its ref is used."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, tuple[weakref.ref[Any], zf.ObjectRef]] = {}
+        """By the address of the array, which another one may have later."""
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def ref(self, array: Any) -> zf.ObjectRef:
+        """Return the ref of an array; store the array on first use. Raises ObjectStoreFullError."""
+        key = id(array)
+        with self._lock:
+            found = self._refs.get(key)
+            if found is not None and found[0]() is array:
+                return found[1]
+            stored = zf.put(numpy.asarray(array))
+            self._refs[key] = weakref.ref(array, lambda gone: self._forget(key, gone)), stored
+            return stored
+
+    def _forget(self, key: int, gone: weakref.ref[Any]) -> None:
+        """Drop the ref of an array that was collected. Takes no lock: the collector runs at any moment."""
+        found = self._refs.get(key)
+        if found is not None and found[0] is gone:
+            self._refs.pop(key, None)
+
+    def clear(self) -> None:
+        """Drop all refs."""
+        self._refs.clear()
+
+
+class PackedCall(NamedTuple):
+    """A callable as arguments of a task: its pickle, the refs inside it, and its large arrays."""
+
+    payload: bytes
+    references: list[zf.ObjectRef]
+    arrays: list[zf.ObjectRef]
+
+
+class _Pickler(_Base):  # type: ignore[misc]  # Made at run time: cloudpickle has no types.
+    """cloudpickle, but for large arrays, arrays of files and refs."""
+
+    def __init__(self, file: io.BytesIO, stored: StoredArrays, least: int | None) -> None:
+        super().__init__(file, protocol=5)
+        self.references: list[zf.ObjectRef] = []
+        self.arrays: list[zf.ObjectRef] = []
+        self._stored = stored
+        self._least = least
+
+    def reducer_override(self, thing: Any) -> Any:
+        """Reduce arrays and refs to their places in the lists; all else as cloudpickle does."""
+        kind = type(thing)
+        if (kind is numpy.ndarray or kind is numpy.memmap) and not thing.dtype.hasobject:
+            file = _file_of(thing)
+            if file is not None:
+                return _reopened, file
+            if self._least is not None and thing.nbytes >= self._least:
+                self.arrays.append(self._stored.ref(thing))
+                return _array, (len(self.arrays) - 1,)
+        elif kind is zf.ObjectRef:
+            self.references.append(thing)
+            return _reference, (len(self.references) - 1,)
+        return super().reducer_override(thing)
+
+
+def pack(call: Callable[[], Any], stored: StoredArrays, least: int | None) -> PackedCall:
+    """Pickle a call. Arrays of at least ``least`` bytes are stored (None: no array is). Raises what pickling raises."""
+    file = io.BytesIO()
+    made = _Pickler(file, stored, least)
+    made.dump(call)
+    return PackedCall(file.getvalue(), made.references, made.arrays)
+
+
+class _Loading(threading.local):
+    """The parts of the call that this thread unpickles."""
+
+    references: list[zf.ObjectRef] = []
+    arrays: tuple[Any, ...] = ()
+    copies = False
+
+
+_loading = _Loading()
+
+
+def unpack(payload: bytes, references: list[zf.ObjectRef], arrays: tuple[Any, ...], copies: bool) -> Callable[[], Any]:
+    """Unpickle a call. Its large arrays are read-only views of shared memory, or with ``copies`` its own."""
+    before = _loading.references, _loading.arrays, _loading.copies
+    _loading.references, _loading.arrays, _loading.copies = references, arrays, copies
+    try:
+        call: Callable[[], Any] = pickle.loads(payload)
+        return call
+    finally:
+        _loading.references, _loading.arrays, _loading.copies = before
+
+
+def _reference(index: int) -> zf.ObjectRef:
+    return _loading.references[index]
+
+
+def _array(index: int) -> Any:
+    found = _loading.arrays[index]
+    return found.copy() if _loading.copies else found
+
+
+def _file_of(array: Any) -> tuple[Any, ...] | None:
+    """Arguments for ``_reopened`` if an array is memory of a file that others can map; else None."""
+    root = array
+    while root is not None and not (isinstance(root, numpy.memmap) and isinstance(root.base, mmap.mmap)):
+        root = getattr(root, "base", None)
+    if root is None or root.filename is None or root.mode == "c":  # The last one has memory of its own where it was changed.
+        return None
+    start = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    mode = "r+" if root.mode == "w+" else root.mode
+    return str(root.filename), mode, root.offset, root.nbytes, start, array.dtype, array.shape, array.strides
+
+
+def _reopened(
+    path: str, mode: Any, offset: int, size: int, start: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> Any:
+    """Map a file again, and return the array at ``start`` of it."""
+    whole: Any = numpy.memmap(path, numpy.uint8, mode, offset, (size,))
+    return numpy.ndarray(shape, dtype, whole, start, strides)
