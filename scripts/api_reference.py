@@ -53,6 +53,7 @@ SECTIONS = {
         "JoinableQueue",
         "TimeoutError",
     ),
+    "zfabric.util.metrics": ("zfabric.util.metrics", "Counter", "Gauge", "Histogram"),
     "zfabric.util.joblib": ("zfabric.util.joblib", "register", "ZfabricBackend", "register_ray"),
     "Placement groups": (
         "zfabric.util.placement_group",

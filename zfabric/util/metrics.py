@@ -113,7 +113,7 @@ class Metric:
         return {"name": self._name, "description": self._description, "tag_keys": self._keys, "default_tags": dict(self._defaults)}
 
     def set_default_tags(self, default_tags: dict[str, str]) -> Metric:
-        """Set values of tags for all that is recorded from now on. Raises ValueError for a tag that is none of ``tag_keys``."""
+        """Set ``default_tags``, values of tags, for all that is recorded from now on. Raises ValueError for a tag not in ``tag_keys``."""
         self._defaults = dict(self._tags(default_tags))
         return self
 
@@ -145,6 +145,9 @@ def _restored(kind: type[Metric], arguments: tuple[Any, ...], defaults: dict[str
 class Counter(Metric):
     """A number that only grows. Its sum over all processes of a node is served.
 
+    ``name`` and ``description`` are as Prometheus shows them; ``tag_keys`` name the tags that its values may have. Raises ValueError for
+    an invalid name.
+
     >>> from zfabric.util.metrics import Counter
     >>> served = Counter("served", "requests that were answered", tag_keys=("model",))
     >>> served.inc(1, tags={"model": "small"})
@@ -153,7 +156,7 @@ class Counter(Metric):
     kind = "counter"
 
     def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
-        """Add ``value``. Raises ValueError if it is not positive."""
+        """Add ``value``, under ``tags`` (by key). Raises ValueError if it is not positive, or for a tag that is unknown or missing."""
         if not value > 0 or math.isinf(value):
             raise ValueError(f"{self._name}.inc(): a counter grows by a positive number, not {value!r}")
         _record(self._series(tags), float(value), True)
@@ -162,6 +165,9 @@ class Counter(Metric):
 class Gauge(Metric):
     """A number that goes up and down. Each living process has its own, with the tag "pid".
 
+    ``name`` and ``description`` are as Prometheus shows them; ``tag_keys`` name the tags that its values may have. Raises ValueError for
+    an invalid name.
+
     >>> from zfabric.util.metrics import Gauge
     >>> Gauge("queue_length", "requests that wait").set(3)
     """
@@ -169,13 +175,16 @@ class Gauge(Metric):
     kind = "gauge"
 
     def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
-        """Set the value; None is ignored, as in Ray."""
+        """Set the ``value`` under ``tags`` (by key); None is ignored, as in Ray. Raises ValueError for a tag that is unknown or missing."""
         if value is not None:
             _record(self._series(tags), float(value), False)
 
 
 class Histogram(Metric):
     """How values are distributed: counts up to each of ``boundaries`` (ascending, positive), count and sum.
+
+    ``name`` and ``description`` are as Prometheus shows them; ``tag_keys`` name the tags that its values may have. Raises ValueError for
+    an invalid name.
 
     >>> from zfabric.util.metrics import Histogram
     >>> latency = Histogram("latency_seconds", "of answers", boundaries=[0.01, 0.1, 1.0])
@@ -199,7 +208,7 @@ class Histogram(Metric):
         return {**super().info, "boundaries": list(self._bounds)}
 
     def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
-        """Add a value."""
+        """Add a ``value`` under ``tags`` (by key). Raises ValueError for a tag that is unknown or missing."""
         number = float(value)
         if math.isnan(number):
             raise ValueError(f"{self._name}.observe(): {value!r} is no number")
