@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
-from faults import eventually, gone, kill_daemon
+from faults import descendants, eventually, gone, kill_daemon, name_of
 
 import zfabric as zf
 from zfabric.exceptions import ActorDiedError, GetTimeoutError, OptionError, PlacementGroupRemovedError, TaskUnschedulableError
@@ -270,6 +271,22 @@ def test_bundles_of_several_nodes_are_reserved_together_and_made_whole_after_a_d
     assert zf.get(outside, timeout=PATIENCE)[1] is None
     remove_placement_group(other)
     eventually(free(3.0), "all resources are free")
+
+
+def test_groups_outlive_the_daemons_of_their_home_and_of_their_bundles(three: zf.LocalCluster) -> None:
+    group = placement_group([{"CPU": 1}] * 3, strategy="STRICT_SPREAD")
+    pids = {index: zf.get(run_in(group, index), timeout=PATIENCE)[2] for index in range(3)}
+    for node in reversed(three.nodes):  # The home is the last.
+        os.kill(next(pid for pid in descendants(node.pid) if name_of(pid) == "zf-daemon"), signal.SIGKILL)
+        rows = zf.get([run_in(group, index) for index in range(3)], timeout=PATIENCE)
+        assert [row[0] for row in rows] == places_of(group)
+        assert not any(map(gone, pids.values())), "no worker has ended"
+    assert state(group) == "CREATED"
+    waiting = placement_group([{"CPU": 1}])
+    assert not waiting.wait(0.1)
+    remove_placement_group(group)
+    assert waiting.wait(PATIENCE)
+    eventually(free(2.0), "the resources of the first are free")
 
 
 def test_the_end_of_the_job_frees_its_groups_on_all_nodes(three: zf.LocalCluster) -> None:

@@ -100,6 +100,7 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.BundlesPrepared,
             m.CommitBundles,
             m.FreeBundles,
+            m.HoldBundles,
             m.WatchGroup,
             m.GroupState,
             m.Placed,

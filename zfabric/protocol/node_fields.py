@@ -337,10 +337,14 @@ def _prepare_bundles(name: str, fields: tuple[Any, ...]) -> None:
 
 
 def _bundles_prepared(name: str, fields: tuple[Any, ...]) -> None:
-    group, reservation, rows = fields
-    check_ids(name, (group,), TASK_BYTES)
-    columns = check_columns(name, rows, {2}, (INT, TUPLE))
-    _numbers(name, reservation, *columns[0], *chain.from_iterable(columns[1]))
+    check_ids(name, fields[:1], TASK_BYTES)
+    _numbers(name, fields[1])
+
+
+def _hold_bundles(name: str, fields: tuple[Any, ...]) -> None:
+    columns = check_columns(name, fields[0], {3}, (BYTES, INT, {bool}))
+    check_ids(name, columns[0], TASK_BYTES)
+    _numbers(name, *columns[1])
 
 
 def _free_bundles(name: str, fields: tuple[Any, ...]) -> None:
@@ -487,6 +491,7 @@ NODE_CHECKS: dict[str, Check] = {
     "BundlesPrepared": _bundles_prepared,
     "CommitBundles": _group,
     "FreeBundles": _free_bundles,
+    "HoldBundles": _hold_bundles,
     "WatchGroup": _group,
     "GroupState": _group_state,
     "Join": _join,

@@ -16,7 +16,6 @@ class GroupRecord:
     __slots__ = (
         "bundles",
         "detached",
-        "gpus",
         "id",
         "name",
         "namespace",
@@ -40,8 +39,6 @@ class GroupRecord:
         self.state = PENDING_GROUP
         self.places = [b""] * len(bundles)
         """The node of each bundle; empty while the bundle is not reserved for good."""
-        self.gpus: dict[int, tuple[int, ...]] = {}
-        """Ids of the GPUs of each bundle, at its node."""
         self.target: dict[int, bytes] = {}
         """Where the bundles without a place are being reserved."""
         self.steps: list[bytes] = []
@@ -81,7 +78,7 @@ class KnownGroup:
 class Bundle:
     """A bundle of a group at the node that has reserved it, or is about to."""
 
-    __slots__ = ("committed", "demand", "detached", "ending", "group", "home", "index", "pool", "reservation")
+    __slots__ = ("committed", "demand", "detached", "durable", "ending", "group", "home", "index", "pool", "reservation")
 
     def __init__(self, group: bytes, index: int, demand: Demand, home: bytes, reservation: int, detached: bool) -> None:
         self.group = group
@@ -92,6 +89,8 @@ class Bundle:
         self.detached = detached
         self.pool: ResourcePool | None = None
         """What it has, once no task uses those resources any more."""
+        self.durable = False
+        """Whether its row is written, and its home may count on it."""
         self.committed = False
         """Whether all of its group is reserved, so that tasks may run in it."""
         self.ending = False
@@ -106,14 +105,16 @@ class GroupPool:
         self._group = group
         self._index = index
 
-    def _pools(self) -> list[ResourcePool]:
+    def _found(self) -> list[Bundle]:
         bundles = self._bundles.get(self._group, {})
-        found = [each for index, each in bundles.items() if self._index in (index, -1, -2) and each.committed and not each.ending]
-        return [each.pool for each in found if each.pool is not None]
+        return [each for index, each in bundles.items() if self._index in (index, -1, -2) and not each.ending]
+
+    def _pools(self) -> list[ResourcePool]:
+        return [each.pool for each in self._found() if each.pool is not None]
 
     def fits(self, demand: Demand) -> bool:
-        """Whether a bundle has this much now."""
-        return any(pool.fits(demand) for pool in self._pools())
+        """Whether a bundle has this much now, and its group is whole."""
+        return any(each.committed and each.pool is not None and each.pool.fits(demand) for each in self._found())
 
     def fits_total(self, demand: Demand) -> bool:
         """Whether a bundle could ever have this much: True, since that was checked where the task was submitted."""

@@ -204,7 +204,7 @@ class LocalScheduler:
             self.entrusting,
             self.fetching,
         )
-        self.bundles = Bundles(self.tables, self.outcomes, self.workers, self.dispatcher, self.actors)
+        self.bundles = Bundles(self.tables, self.requests, self.outcomes, self.workers, self.dispatcher, self.actors)
         self.groups = Groups(self.tables, self.requests, self.bundles)
         self.recovery = Recovery(
             self.tables,
@@ -288,6 +288,8 @@ class LocalScheduler:
             self.entrusting,
             self.failover,
             self.peer_recovery,
+            self.groups,
+            self.group_tasks,
         )
         self.peers = Peers(
             node,
@@ -701,6 +703,7 @@ class LocalScheduler:
             m.PrepareBundles: self.bundles.on_prepare_bundles,
             m.CommitBundles: self.bundles.on_commit_bundles,
             m.FreeBundles: self.bundles.on_free_bundles,
+            m.HoldBundles: self.bundles.on_hold_bundles,
             m.NodeRoom: self.groups.on_room,
             m.RoomGrew: self.groups.on_room_grew,
             m.BundlesPrepared: self.groups.on_bundles_prepared,

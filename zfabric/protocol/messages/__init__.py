@@ -143,6 +143,7 @@ from zfabric.protocol.messages.groups import BundlesPrepared as BundlesPrepared
 from zfabric.protocol.messages.groups import CommitBundles as CommitBundles
 from zfabric.protocol.messages.groups import FreeBundles as FreeBundles
 from zfabric.protocol.messages.groups import GroupState as GroupState
+from zfabric.protocol.messages.groups import HoldBundles as HoldBundles
 from zfabric.protocol.messages.groups import NodeRoom as NodeRoom
 from zfabric.protocol.messages.groups import PrepareBundles as PrepareBundles
 from zfabric.protocol.messages.groups import RoomGrew as RoomGrew

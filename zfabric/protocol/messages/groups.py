@@ -45,11 +45,11 @@ class PrepareBundles(NamedTuple):
 
 
 class BundlesPrepared(NamedTuple):
-    """node -> home. Bundles are reserved: rows (index, ids of its GPUs); without rows, the node has not as much."""
+    """node -> home. Bundles are reserved, durably; or the node has not as much (``ok`` is false)."""
 
     group: bytes
     reservation: int
-    rows: Rows
+    ok: bool
 
 
 class CommitBundles(NamedTuple):
@@ -67,6 +67,15 @@ class FreeBundles(NamedTuple):
     group: bytes
     indexes: tuple[int, ...]
     reason: str
+
+
+class HoldBundles(NamedTuple):
+    """home -> node, when the daemon of one of them is new. The bundles that the node has for this home.
+
+    Rows (group, index, whether it is committed). The node frees all others of this home.
+    """
+
+    rows: Rows
 
 
 class WatchGroup(NamedTuple):

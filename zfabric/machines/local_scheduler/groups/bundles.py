@@ -9,24 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zfabric.machines.common.resources import GPU, ResourcePool, covers
+from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.group_records import Bundle
 from zfabric.machines.local_scheduler.groups.planning import total_of
 from zfabric.machines.local_scheduler.records import DONE, HOSTING, WorkerRecord
+from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import JOB_BYTES, Address
-from zfabric.protocol.options import Demand
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
 
 
 class Bundles:
     """The bundles of this node, over the shared tables."""
 
-    def __init__(self, tables: Tables, outcomes: Outcomes, workers: WorkerPool, dispatcher: Dispatcher, actors: ActorDirectory) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        requests: PendingRequests,
+        outcomes: Outcomes,
+        workers: WorkerPool,
+        dispatcher: Dispatcher,
+        actors: ActorDirectory,
+    ) -> None:
         self.tables = tables
+        self.requests = requests
         self.outcomes = outcomes
         self.workers = workers
         self.dispatcher = dispatcher
@@ -64,15 +74,26 @@ class Bundles:
         if home is None:
             self.tables.counts["refused"] += 1
             return
+        bundles = self.tables.bundles.get(message.group, {})
+        known = [bundles[index] for index, _ in message.rows if index in bundles]
+        if known:
+            if all(bundle.durable and not bundle.ending for bundle in known) and len(known) == len(message.rows):
+                self._answer(message.group, message.reservation, home, True)  # A daemon between has lost the answer.
+            elif any(bundle.ending for bundle in known):
+                self._answer(message.group, message.reservation, home, False)
+            return
         demands = [demand for _, demand in message.rows]
         if not covers(self._capacity(), total_of(demands)):
-            self.tables.send_to_peer(home, m.BundlesPrepared(message.group, message.reservation, ()))
+            self._answer(message.group, message.reservation, home, False)
             return
         made = [Bundle(message.group, index, demand, home, message.reservation, message.detached) for index, demand in message.rows]
         for bundle in made:
             self._take(bundle)
         self._waiting.append(made)
         self.tables.reserving = True
+
+    def _answer(self, group: bytes, reservation: int, home: bytes, ok: bool) -> None:
+        self.tables.send_to_peer(home, m.BundlesPrepared(group, reservation, ok))
 
     def _take(self, bundle: Bundle) -> None:
         self.tables.pool.acquire(bundle.demand)
@@ -81,9 +102,26 @@ class Bundles:
 
     def on_commit_bundles(self, now: float, source: Address, message: m.CommitBundles) -> None:
         """All bundles of a group are reserved: tasks may run in those of this node."""
+        home = self.tables.sender_of(source)
         for bundle in self.tables.bundles.get(message.group, {}).values():
-            bundle.committed = True
+            bundle.committed |= bundle.home == home and bundle.durable
         self.tables.group_changed(message.group)
+
+    def on_hold_bundles(self, now: float, source: Address, message: m.HoldBundles) -> None:
+        """The bundles that this node has for a home, after a restart of a daemon."""
+        home = self.tables.sender_of(source)
+        if home is not None:
+            self.hold(home, message.rows)
+
+    def hold(self, home: bytes, rows: m.Rows) -> None:
+        """Retain these bundles of a home, and free the others that it has here."""
+        wanted = {(group, index): committed for group, index, committed in rows}
+        for group, bundles in list(self.tables.bundles.items()):
+            own = [bundle for bundle in bundles.values() if bundle.home == home]
+            for bundle in own:
+                bundle.committed |= wanted.get((group, bundle.index), False) and bundle.durable
+            self._free([bundle for bundle in own if (group, bundle.index) not in wanted], "its home does not know it any more")
+            self.tables.group_changed(group)
 
     def on_free_bundles(self, now: float, source: Address, message: m.FreeBundles) -> None:
         """Bundles are no longer needed."""
@@ -111,6 +149,8 @@ class Bundles:
         ending = [bundle for bundle in bundles if not bundle.ending]
         for bundle in ending:
             bundle.ending = True
+            if bundle.pool is None or bundle.pool.idle:
+                self._give_back(bundle)
         pools = [bundle.pool for bundle in ending if bundle.pool is not None]
         text = f"placement group {ending[0].group.hex()} was removed: {reason}" if ending else ""
         for worker in list(self.tables.workers.values()) if pools else ():
@@ -155,18 +195,32 @@ class Bundles:
                 for each in bundles[: bundles.index(bundle)]:
                     pool.release_gpus(gpus[each.index], dict(each.demand).get(GPU, 0))
                 return False
+        puts = []
         for bundle in bundles:
             bundle.pool = ResourcePool(bundle.demand, gpus[bundle.index])
-        rows = tuple(gpus.items())
-        first = bundles[0]
-        self.tables.send_to_peer(first.home, m.BundlesPrepared(first.group, first.reservation, rows))
+            facts = {"home": bundle.home, "demand": bundle.demand, "gpus": gpus[bundle.index], "detached": bundle.detached}
+            puts.append(("group", _key(bundle), pack_row(facts)))
+        self.requests.ask(m.Write, tuple(puts), (), then=self._durable, about=bundles)
         return True
+
+    def _durable(self, now: float, bundles: list[Bundle], answer: m.Written) -> None:
+        """Report bundles whose rows are written. (If the disk is full, they are refused.)"""
+        if any(bundle.ending for bundle in bundles):
+            return
+        first = bundles[0]
+        if answer.ok:
+            for bundle in bundles:
+                bundle.durable = True
+        else:
+            self._free(bundles, answer.text)
+        self._answer(first.group, first.reservation, first.home, answer.ok)
 
     def _give_back(self, bundle: Bundle) -> None:
         pool, bundles = self.tables.pool, self.tables.bundles[bundle.group]
         if bundle.pool is not None:
             pool.release_gpus(bundle.pool.gpu_ids, dict(bundle.demand).get(GPU, 0))
         pool.release(bundle.demand)
+        self.tables.send(self.tables.control_address, m.Write(0, (), (("group", _key(bundle)),)))
         del bundles[bundle.index]
         if not bundles:
             del self.tables.bundles[bundle.group]
@@ -176,10 +230,18 @@ class Bundles:
         """Whether there is anything to do at the end of a turn."""
         return bool(self.tables.bundles or self._watchers)
 
-    def restore(self, group: bytes, index: int, demand: Demand, gpus: tuple[int, ...], detached: bool) -> None:
-        """Reserve a bundle of this node's own group again after a restart of the daemon, before its tasks take it up."""
-        bundle = Bundle(group, index, demand, self.tables.node, 0, detached)
-        self._take(bundle)
-        self.tables.pool.acquire_gpus(dict(demand).get(GPU, 0), gpus)
-        bundle.pool = ResourcePool(demand, gpus)
-        bundle.committed = True
+    def restore(self, rows: m.Rows) -> None:
+        """Reserve the bundles of these rows again after a restart of the daemon, before their tasks take them up."""
+        for key, value in rows:
+            facts = unpack_row(value)
+            group, index = key[:TASK_BYTES], int.from_bytes(key[TASK_BYTES:], "big")
+            bundle = Bundle(group, index, facts["demand"], facts["home"], 0, facts["detached"])
+            self._take(bundle)
+            self.tables.pool.acquire_gpus(dict(bundle.demand).get(GPU, 0), facts["gpus"])
+            bundle.pool = ResourcePool(bundle.demand, facts["gpus"])
+            bundle.durable = True
+
+
+def _key(bundle: Bundle) -> bytes:
+    """The key of a bundle's row. That of a group, at its home, is its id."""
+    return bundle.group + bundle.index.to_bytes(2, "big")

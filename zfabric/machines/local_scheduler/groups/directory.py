@@ -21,7 +21,7 @@ from zfabric.machines.local_scheduler.groups.planning import plan, total_of
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import JOB_BYTES, LOCAL_SCHEDULER, Address
+from zfabric.protocol.ids import JOB_BYTES, LOCAL_SCHEDULER, TASK_BYTES, Address
 from zfabric.protocol.messages import CREATED, REMOVED, RESCHEDULING
 from zfabric.protocol.options import Demand
 
@@ -98,7 +98,6 @@ class Groups:
             "namespace": record.namespace,
             "detached": record.detached,
             "places": tuple(record.places),
-            "gpus": tuple(record.gpus.items()),
             "state": record.state,
         }
         puts = (("group", record.id, pack_row(facts)),)
@@ -200,9 +199,8 @@ class Groups:
         node = self.tables.sender_of(source)
         if record is None or record.reservation != message.reservation or not record.steps or record.steps[-1] != node:
             return  # Those of an earlier attempt were freed by a message that followed the request.
-        if message.rows:
+        if message.ok:
             record.steps.pop()
-            record.gpus.update(message.rows)
             self._go_on(record)
         else:
             self._abandon(record)
@@ -285,21 +283,37 @@ class Groups:
 
     def restore(self, rows: m.Rows) -> None:
         """Restore groups from their rows, and the bundles that this node had of them. Those that were not whole are reserved anew."""
-        for identifier, value in rows:
+        self.bundles.restore(tuple(row for row in rows if len(row[0]) > TASK_BYTES))
+        for identifier, value in [row for row in rows if len(row[0]) == TASK_BYTES]:
             facts: Mapping[str, Any] = unpack_row(value)
             job = self.tables.jobs.get(identifier[:JOB_BYTES])
             if not facts["detached"] and (job is None or job.ended):
                 self.tables.send(self.tables.control_address, m.Write(0, (), (("group", identifier),)))
                 continue
             record = GroupRecord(identifier, facts["bundles"], facts["policy"], facts["name"], facts["namespace"], facts["detached"])
-            record.state, record.gpus = facts["state"], dict(facts["gpus"])
+            record.state = facts["state"]
             record.places = list(facts["places"])
-            for index, place in enumerate(record.places):
-                if place == self.tables.node:
-                    self.bundles.restore(identifier, index, record.bundles[index], record.gpus.get(index, ()), record.detached)
             record.watchers.add(self.tables.node)
             self.tables.groups[identifier] = record
             self.tables.known_groups[identifier] = KnownGroup(_state_of(record))
+        self.bundles.hold(self.tables.node, self._held_by(self.tables.node))
+
+    def repeat(self, node: bytes) -> None:
+        """Report to a node which of its bundles this one needs, since the daemon of one of them is new; ask again what is unanswered."""
+        self.tables.send_to_peer(node, m.HoldBundles(self._held_by(node)))
+        for record in self.tables.groups.values():
+            if record.steps and record.steps[-1] == node:
+                self._go_on(record)
+        self._stale = True
+
+    def _held_by(self, node: bytes) -> m.Rows:
+        """The bundles of this node's groups at a node: placed there, or being reserved."""
+        rows = []
+        for record in self.tables.groups.values():
+            asked = {} if node in record.steps[:-1] else record.target
+            places = [*enumerate(record.places), *asked.items()]
+            rows += [(record.id, index, record.state == CREATED) for index, place in places if place == node]
+        return tuple(rows)
 
 
 def _state_of(record: GroupRecord, reason: str = "") -> m.GroupState:

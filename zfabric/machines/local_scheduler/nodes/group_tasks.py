@@ -54,6 +54,13 @@ class GroupTasks:
                 del known[group]
         self.tables.group_changed(message.group)
 
+    def repeat(self, node: bytes) -> None:
+        """Watch the groups of a home again, since its daemon or this one is new."""
+        terms = {queue.group.group for queue in self.tables.queues.values() if queue.group is not None and queue.group.home == node}
+        for group in sorted(terms):
+            self._asked.add(group)
+            self.tables.send_to_peer(node, m.WatchGroup(group))
+
     def node_died(self, node: bytes) -> None:
         """The home of groups is dead."""
         lost = [term for queue in self.tables.queues.values() if (term := queue.group) is not None and term.home == node]

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
+from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.records import DONE, BorrowedRecord, Elsewhere, NodeRecord, Stored
@@ -41,6 +43,8 @@ class Repeats:
         entrusting: Entrusting,
         failover: Failover,
         peer_recovery: PeerRecovery,
+        groups: Groups,
+        group_tasks: GroupTasks,
     ) -> None:
         self.tables = tables
         self.references = references
@@ -52,6 +56,8 @@ class Repeats:
         self.entrusting = entrusting
         self.failover = failover
         self.peer_recovery = peer_recovery
+        self.groups = groups
+        self.group_tasks = group_tasks
 
     # -- what this node repeats --
 
@@ -88,6 +94,8 @@ class Repeats:
             self.tables.send_to_node(token, m.RetainedValues(rows, self._homes(rows)))
         self.entrusting.repeat(token)
         self.failover.repeat(token)
+        self.groups.repeat(token)
+        self.group_tasks.repeat(token)
         self.tables.send_to_node(token, m.Ready())
         self.executions.repeat_ends(node)
         self.jobs.node_joined(token)
