@@ -247,7 +247,7 @@ class PeerRecovery:
             assert before is not None
             del self.tables.objects[object_id]
             self.recovery.known_here(object_id)
-            record = self.tables.find(object_id) or self._lose(object_id)
+            record = self.tables.find(object_id) or self._came_meanwhile(object_id, before) or self._lose(object_id)
             for holder in holders_of(before):
                 add_holder(record, holder)
             record.pins += before.pins
@@ -257,6 +257,17 @@ class PeerRecovery:
             if record.status != PENDING:
                 self.outcomes.announce(record)
             self.tables.spare.append(record)
+
+    def _came_meanwhile(self, object_id: bytes, before: AnyObject) -> ObjectRecord | None:
+        """Restore an object that a process of this node has promised or given since: it is at home here. None if none has."""
+        if before.status == PENDING and not self.tables.promises.actor(object_id):
+            return None
+        record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+        value = before.value
+        self.tables.inline.replace(before, None)
+        self.tables.inline.replace(record, value)
+        record.status, record.contained, record.durable = before.status, before.contained, before.durable
+        return record
 
     def _is_homeless(self, record: AnyObject | None) -> bool:
         return record is not None and record.home == NO_HOME
