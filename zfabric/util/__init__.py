@@ -46,6 +46,7 @@ _MODULES = (
     "progress",
     "queue",
     "scheduling_strategies",
+    "state",
 )
 
 

@@ -88,7 +88,7 @@ class ResourcePool:
     uses it meanwhile: ``available`` may be negative for a while. Ask ``fits`` before a new task is started.
 
     >>> pool = ResourcePool(demand_of(num_cpus=2))
-    >>> pool.acquire(demand_of(num_cpus=1.5)); pool.fits(demand_of(num_cpus=1))
+    >>> _ = pool.acquire(demand_of(num_cpus=1.5)); pool.fits(demand_of(num_cpus=1))
     False
     """
 

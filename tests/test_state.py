@@ -1,0 +1,110 @@
+"""Lists and summaries under Ray's names, against tasks, actors and values that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import running_cluster
+from faults import PATIENCE, eventually
+
+import zfabric as zf
+from zfabric.util import state
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    with running_cluster(num_cpus=1) as context:
+        yield context
+
+
+@zf.remote
+def doubled(x: int) -> int:
+    return 2 * x
+
+
+@zf.remote(max_retries=0)
+def fails() -> None:
+    raise ValueError("no")
+
+
+@zf.remote(num_cpus=50)
+def never() -> None:
+    pass
+
+
+@zf.remote
+class Person:
+    def name(self) -> str:
+        return "somebody"
+
+
+def test_tasks_by_state_and_by_name() -> None:
+    refs = [doubled.remote(i) for i in range(5)] + [fails.remote()]
+    zf.wait(refs, num_returns=6, timeout=PATIENCE)
+    waiting = never.remote()
+    rows = state.list_tasks(filters=[("name", "=", "doubled")])
+    assert [row.state for row in rows] == ["FINISHED"] * 5
+    assert {row["task_id"] for row in rows} == {ref.hex()[:-8] for ref in refs[:5]}
+    assert [row.state for row in state.list_tasks(filters=[("func_or_class_name", "=", "fails")])] == ["FAILED"]
+    assert [row.state for row in state.list_tasks(filters=[("name", "=", "never")])] == ["PENDING_NODE_ASSIGNMENT"]
+    assert len(state.list_tasks(filters=[("state", "=", "finished"), ("name", "!=", "never")], limit=3)) == 3
+    found = state.get_task(refs[0].hex()[:-8])
+    assert found is not None
+    assert found.attempt_number == 0
+    assert state.get_task("00") is None
+    zf.cancel(waiting)
+
+
+def test_a_summary_counts_what_nobody_refers_to_any_more() -> None:
+    before = state.summarize_tasks()["cluster"]["summary"].get("doubled", {}).get("state_counts", {}).get("FINISHED", 0)
+    zf.get([doubled.remote(i) for i in range(20)], timeout=PATIENCE)
+    after = state.summarize_tasks()["cluster"]["summary"]["doubled"]
+    assert after["state_counts"]["FINISHED"] == before + 20
+    assert after["type"] == "NORMAL_TASK"
+
+
+def test_actors_alive_and_dead() -> None:
+    person = Person.options(name="someone").remote()
+    zf.get(person.name.remote(), timeout=PATIENCE)
+    (row,) = state.list_actors(filters=[("name", "=", "someone")])
+    assert (row.state, row.class_name) == ("ALIVE", "Person")
+    found = state.get_actor(row.actor_id)
+    assert found is not None
+    assert found.pid == row.pid
+    assert state.summarize_actors()["cluster"]["summary"]["Person"]["state_counts"]["ALIVE"] == 1
+    zf.kill(person)
+    eventually(lambda: not state.list_actors(filters=[("name", "=", "someone"), ("state", "=", "ALIVE")]), "the actor's end")
+
+
+def test_objects_nodes_jobs_and_workers() -> None:
+    ref = zf.put(b"x" * 5000)
+    (row,) = state.get_objects(ref.hex())
+    assert row.object_size >= 5000
+    assert state.summarize_objects()["cluster"]["summary"]["put"]["total_size_bytes"] >= 5000
+    (node,) = state.list_nodes()
+    assert node.resources_total["CPU"] == 1
+    assert state.get_node(node.node_id) == node
+    assert [job.status for job in state.list_jobs()] == ["RUNNING"]
+    assert all(worker.pid for worker in state.list_workers(filters=[("state", "=", "idle")]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"limit": 0}, ValueError, "limit is a number of rows"),
+        ({"limit": 10_001}, ValueError, "limit is a number of rows"),
+        ({"filters": [("name", "~", "x")]}, ValueError, "a filter is"),
+        ({"filters": [("colour", "=", "x")]}, ValueError, "there is no column 'colour'; there are node_id"),
+        ({"limits": 5}, TypeError, "has no argument 'limits'"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments: dict[str, Any], kind: type, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        state.list_nodes(**arguments)
+
+
+def test_a_row_says_which_columns_it_has() -> None:
+    with pytest.raises(AttributeError, match="this row has no 'colour'; it has node_id"):
+        _ = state.list_nodes()[0].colour
