@@ -150,6 +150,19 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         st.tuples(pool.objects, st.booleans(), st.booleans(), st.just(m.OK), numbers, many(pool.objects, 2)),
         st.tuples(pool.objects, st.booleans(), st.booleans(), st.integers(1, 6), failures(pool), many(pool.objects, 2)),
     )
+    states, attempts = st.integers(m.CREATING, m.DEAD), pool.attempts
+    locations = st.tuples(pool.tasks, states, pool.nodes | st.just(b""), attempts, st.booleans(), pool.tasks | st.just(b""), failures(pool))
+    calls = st.tuples(pool.tasks, texts, payloads) | st.builds(
+        lambda head, named, settings: (*head, named, (None,) * len(named), settings),
+        st.tuples(pool.tasks, texts, payloads),
+        many(pool.objects, 2),
+        st.none() | options(pool),
+    )
+    inside = many(many(pool.objects, 2), 2)
+    call_ends = st.one_of(
+        st.tuples(pool.tasks, exactly(INCARNATION_BYTES), st.just(m.OK), many(payloads | pool.numbers, 2), inside),
+        st.tuples(pool.tasks, exactly(INCARNATION_BYTES), st.integers(1, 6), many(failures(pool), 2), inside),
+    )
     amounts, labels = many(st.tuples(texts, st.integers(0, 10**6)), 2), many(st.tuples(texts, texts), 2)
     demand = many(st.tuples(texts, st.integers(-10, 10**5)), 2)
     questions = st.tuples(pool.tokens, demand, pool.numbers, seconds, many(st.tuples(pool.nodes, pool.tokens), 2))
@@ -188,6 +201,14 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "RetainRows": st.builds(m.RetainRows, many(pool.objects)),
         "ReleaseRows": st.builds(m.ReleaseRows, many(pool.objects)),
         "Read": st.builds(m.Read, numbers, st.just(READ_TABLE), many(st.one_of(pool.nodes, payloads), 3)),
+        "FindActors": st.builds(m.FindActors, tasks),
+        "ActorLocations": st.builds(m.ActorLocations, many(locations, 3)),
+        "KillActor": st.builds(m.KillActor, pool.tasks, st.booleans()),
+        "CallerGone": st.builds(m.CallerGone, exactly(INCARNATION_BYTES)),
+        "RelayedCalls": st.builds(m.RelayedCalls, pool.tasks, pool.attempts, many(calls, 3), exactly(INCARNATION_BYTES), homes),
+        "RelayedReceipt": st.builds(m.RelayedReceipt, pool.tasks, tasks, st.booleans(), exactly(INCARNATION_BYTES)),
+        "StopRelayed": st.builds(m.StopRelayed, pool.tasks, pool.tasks, st.sampled_from(sorted(STOP_REASONS))),
+        "CallsEnded": st.builds(m.CallsEnded, numbers, many(call_ends, 3), homes),
         "EndJob": st.builds(m.EndJob, pool.jobs),
         "JobGone": st.builds(m.JobGone, pool.jobs),
         "JobOutput": st.builds(

@@ -73,6 +73,8 @@ function_rows = st.tuples(function_ids, texts, small_bytes, options)
 object_rows = st.tuples(object_ids, numbers, values, many(object_ids))
 
 incarnations = st.binary(min_size=INCARNATION_BYTES, max_size=INCARNATION_BYTES)
+callers = st.binary(min_size=2 * INCARNATION_BYTES, max_size=2 * INCARNATION_BYTES)
+"""Callers of other nodes."""
 dependencies = st.lists(st.tuples(object_ids, small_bytes | st.none()), max_size=3)
 call_rows = st.tuples(task_ids, texts, small_bytes) | st.builds(
     lambda head, pairs, settings: (*head, tuple(name for name, _ in pairs), tuple(value for _, value in pairs), settings),
@@ -127,7 +129,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Call", "actor_id"): task_ids,
     ("Call", "rows"): many(call_rows),
     ("Returned", "rows"): many(st.tuples(task_ids, numbers, outputs)),
-    ("CallOutcomes", "rows"): many(st.tuples(task_ids, incarnations, numbers, outputs, many(many(object_ids)))),
+    ("CallOutcomes", "rows"): many(st.tuples(task_ids, incarnations | callers, numbers, outputs, many(many(object_ids)))),
     ("ExpectResults", "rows"): many(st.one_of(st.tuples(object_ids, task_ids), st.tuples(object_ids, task_ids, numbers))),
     ("HostedActors", "rows"): many(st.tuples(task_rows, numbers)),
     ("CallTimes", "names"): many(st.tuples(function_ids, texts)),
@@ -155,7 +157,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("LogAppended", "made"): many(object_ids),
     ("Checkpoint", "part"): st.integers(0, 3),
     ("Checkpoint", "parts"): st.integers(4, CHECKPOINT_PARTS_MAX),
-    ("ReplayProgress", "callers"): many(incarnations),
+    ("ReplayProgress", "callers"): many(incarnations | callers),
     **{("CallCounts", field): log_numbers for field in ("ended", "waits_for")},
     ("OutcomesReceived", "call_ids"): many(task_ids),
     ("StopCall", "call_id"): task_ids,
@@ -244,7 +246,7 @@ def atoms(messages: list[Any]) -> list[Any]:
 
 def longer(message: Any) -> Any:
     """The same with longer texts and lists."""
-    if isinstance(message, m.Completed | m.Delegate | m.Ended | m.StopDelegated | m.Join):
+    if isinstance(message, m.Completed | m.Delegate | m.Ended | m.StopDelegated | m.StopRelayed | m.Join):
         return message
     if isinstance(message, m.PrepareBundles | m.GroupState):
         last = message.rows[-1:]
@@ -625,7 +627,8 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("LogAppended", 6, (TASK, 0, 1, 1, b"", (), ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     ("Checkpoint", 7, (TASK, 0, 1, 1, 0, 1, b"", ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     ("OutcomesReceived", 1, (TASK, (), True), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
-    ("ReplayProgress", 3, (TASK, 0, 0, ()), b"8" * INCARNATION_BYTES, [TASK, "8" * INCARNATION_BYTES, 7]),
+    ("ReplayProgress", 3, (TASK, 0, 0, ()), b"8" * INCARNATION_BYTES, [OBJECT, "8" * INCARNATION_BYTES, 7]),
+    ("ReplayProgress", 3, (TASK, 0, 0, ()), b"8" * 2 * INCARNATION_BYTES, [OBJECT]),
     ("CallTimes", 0, ((), b"", ()), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
     ("CallTimes", 2, ((), b"", ()), (TASK, (OBJECT,)), [(TASK,), (TASK, OBJECT), (TASK + b"x", (OBJECT,)), (TASK, (OBJECT + b"x",))]),
     (

@@ -213,6 +213,17 @@ def test_programs_end_with_the_right_values_on_several_nodes(nodes: int, seeds: 
     assert failures == {}
 
 
+def test_programs_with_actors_end_with_the_right_values_on_several_nodes() -> None:
+    failures, relayed = {}, 0
+    for seed in range(60):
+        outcome = command.run_seed(seed, actors=True, nodes=3)
+        relayed += outcome.states["CallsEnded"]
+        if outcome.failure:
+            failures[seed] = outcome.failure
+    assert failures == {}
+    assert relayed > 0
+
+
 def test_every_kind_of_fault_of_nodes_is_reached() -> None:
     missing = set(command.EXPECTED_OF_NODES)
     for seed in range(200):

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, NODE_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX, group_of
 from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES
 
@@ -269,7 +269,8 @@ _MAYBE_TUPLE: set[type] = {tuple, type(None)}
 _PLAIN_CALL = (bytes, str, bytes)
 
 
-def _call(name: str, fields: tuple[Any, ...]) -> None:
+def check_call(name: str, fields: tuple[Any, ...]) -> None:
+    """Check an actor, a number, and rows of calls."""
     check_ids(name, fields[:1], TASK_BYTES)
     rows = fields[2]
     if len(rows) == 1 and type(rows[0]) is tuple and tuple(map(type, rows[0])) == _PLAIN_CALL and len(rows[0][0]) == TASK_BYTES:
@@ -284,10 +285,17 @@ def _call(name: str, fields: tuple[Any, ...]) -> None:
             check_options(name, options or ())
 
 
-def _reported(name: str, fields: tuple[Any, ...]) -> None:
+def check_callers(name: str, callers: tuple[Any, ...]) -> None:
+    """Check names of callers: processes of this node, or of another one, whose id follows."""
+    if not set(map(type, callers)) <= BYTES or not set(map(len, callers)) <= {INCARNATION_BYTES, INCARNATION_BYTES + NODE_BYTES}:
+        raise MalformedFrame(f"{name}: a caller is {INCARNATION_BYTES} bytes, and {NODE_BYTES} more if it is on another node")
+
+
+def check_reported(name: str, fields: tuple[Any, ...]) -> None:
+    """Check rows of outcomes of calls."""
     columns = check_columns(name, fields[0], {5}, (BYTES, BYTES, INT, TUPLE, TUPLE))
     check_ids(name, columns[0], TASK_BYTES)
-    check_ids(name, columns[1], INCARNATION_BYTES)
+    check_callers(name, columns[1])
     for contained in columns[4]:
         if not set(map(type, contained)) <= TUPLE:
             raise MalformedFrame(f"{name}: refs are rows of ids")
@@ -347,7 +355,7 @@ def _checkpoint(name: str, fields: tuple[Any, ...]) -> None:
 
 def _replaying(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, fields[:1], TASK_BYTES)
-    check_ids(name, fields[3], INCARNATION_BYTES)
+    check_callers(name, fields[3])
 
 
 def _counted(name: str, fields: tuple[Any, ...]) -> None:
@@ -356,7 +364,8 @@ def _counted(name: str, fields: tuple[Any, ...]) -> None:
         raise MalformedFrame(f"{name}: calls are counted from 0, below {LOG_NUMBERS_MAX}")
 
 
-def _taken(name: str, fields: tuple[Any, ...]) -> None:
+def check_taken(name: str, fields: tuple[Any, ...]) -> None:
+    """Check an actor and ids of calls."""
     check_ids(name, fields[:1], TASK_BYTES)
     check_ids(name, fields[1], TASK_BYTES)
 
@@ -368,9 +377,9 @@ def _one_task(name: str, fields: tuple[Any, ...]) -> None:
 ROW_CHECKS: dict[str, Check] = {
     "FindActors": _task_ids,
     "ActorLocations": _whereabouts,
-    "Call": _call,
+    "Call": check_call,
     "Returned": _results,
-    "CallOutcomes": _reported,
+    "CallOutcomes": check_reported,
     "OutcomesRecorded": _task_ids,
     "ExpectResults": _expect,
     "HostedActors": _hosting,
@@ -381,7 +390,7 @@ ROW_CHECKS: dict[str, Check] = {
     "LogCommitted": _one_task,
     "ReplayProgress": _replaying,
     "CallCounts": _counted,
-    "OutcomesReceived": _taken,
+    "OutcomesReceived": check_taken,
     "KillActor": _one_task,
     "ActorExiting": _one_task,
     "RetireActor": _one_task,

@@ -154,6 +154,16 @@ def address(role: bytes, incarnation: bytes) -> Address:
     return role + incarnation
 
 
+def remote_caller(incarnation: bytes, node: bytes) -> bytes:
+    """The name of a caller to an actor on another node: its incarnation, and its node's id, which other callers lack."""
+    return incarnation + node
+
+
+def node_of_caller(caller: bytes) -> bytes:
+    """The node of an actor's caller; empty if it is the actor's own."""
+    return caller[INCARNATION_BYTES:]
+
+
 def split_ids(joined: bytes, length: int) -> list[bytes]:
     """Split concatenated ids of ``length`` bytes each."""
     return [joined[start : start + length] for start in range(0, len(joined), length)]

@@ -18,11 +18,15 @@ from zfabric.protocol.fields import (
     TUPLE,
     Check,
     MalformedFrame,
+    check_call,
+    check_callers,
     check_columns,
     check_completed,
     check_exports,
     check_few_ids,
     check_ids,
+    check_reported,
+    check_taken,
     check_task_rows,
 )
 from zfabric.protocol.ids import ATTEMPT_MAX, INCARNATION_BYTES, JOB_BYTES, NODE_BYTES, NODE_NUMBER_MAX, OBJECT_BYTES, TASK_BYTES
@@ -288,6 +292,42 @@ def _job_output(name: str, fields: tuple[Any, ...]) -> None:
         _refuse(name, f"a level is one of {sorted(LEVELS)}")
 
 
+# -- calls of actors --
+
+
+def _relayed(name: str, fields: tuple[Any, ...]) -> None:
+    check_call(name, fields)
+    _attempts(name, fields[1])
+    check_callers(name, fields[3:4])
+    _homes(name, fields[4])
+
+
+def _receipt(name: str, fields: tuple[Any, ...]) -> None:
+    check_taken(name, fields)
+    check_callers(name, fields[3:4])
+
+
+def _stop_relayed(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:2], TASK_BYTES)
+    if fields[2] not in STOP_REASONS:
+        _refuse(name, f"a call is stopped for one of {sorted(STOP_REASONS)}")
+
+
+def _caller(name: str, fields: tuple[Any, ...]) -> None:
+    check_callers(name, fields[:1])
+
+
+def _calls_ended(name: str, fields: tuple[Any, ...]) -> None:
+    number, rows, homes = fields
+    _numbers(name, number)
+    check_reported(name, (rows,))
+    for _, _, status, outputs, _ in rows:
+        if not 0 <= status <= STAYS or not set(map(type, outputs)) <= ({bytes, int} if status == OK else BYTES):
+            _refuse(name, "a value is bytes or its size, an error is bytes")
+        _numbers(name, *(value for value in outputs if type(value) is int))
+    _homes(name, homes)
+
+
 # -- global schedulers --
 
 
@@ -476,6 +516,11 @@ NODE_CHECKS: dict[str, Check] = {
     "RetainRows": _object_ids,
     "ReleaseRows": _object_ids,
     "Read": _read,
+    "RelayedCalls": _relayed,
+    "RelayedReceipt": _receipt,
+    "StopRelayed": _stop_relayed,
+    "CallsEnded": _calls_ended,
+    "CallerGone": _caller,
     "EndJob": _job,
     "JobGone": _job,
     "JobOutput": _job_output,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from zfabric.machines.worker import LEFT, Gate, Invocation, Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER
+from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER, node_of_caller
 from zfabric.protocol.messages import FAILED, INTERRUPTED, Row
 from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.call_groups import Group
@@ -163,5 +163,7 @@ class Reporter:
 
 
 def receiver_of(item: Item | Invocation) -> bytes:
-    """Return the process that may get the outcome directly: a call's caller, or a task's driver if it submitted directly."""
-    return item.caller if isinstance(item, Invocation) else item.driver
+    """Return the process that may get the outcome directly: a call's caller on this node, or a task's driver if it submitted directly."""
+    if isinstance(item, Invocation):
+        return b"" if node_of_caller(item.caller) else item.caller
+    return item.driver

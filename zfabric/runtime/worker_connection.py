@@ -14,7 +14,7 @@ from zfabric.adapters.sockets import Transport
 from zfabric.adapters.task_errors import HeldRefs
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import TASK_BYTES, WORKER, control_of
+from zfabric.protocol.ids import ACTOR, TASK_BYTES, WORKER, control_of
 from zfabric.protocol.messages import Row, Rows
 from zfabric.runtime.connection import Connection
 from zfabric.runtime.hosting import Host
@@ -96,20 +96,26 @@ class WorkerConnection(Connection):
     def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         if to == WORKER:
             self.worker.step(now, source, message)
+        elif to == ACTOR:
+            self._take_calls(now, source, message)
         else:
             super()._deliver(now, to, source, message)
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
-        timed = self.worker.mailbox.timed
         if not worker_takes(self.worker, source[1:], message):
             super()._deliver_from_peer(now, to, source, message)
         elif type(message) is m.Call:
-            before = self.worker.next_deadline() if timed else None
-            self.worker.step(now, source, message)
-            if timed and self.worker.next_deadline() != before:
-                self.control_transport.wake()
+            self._take_calls(now, source, message)
         else:
             self.worker.step(now, source, message)
+
+    def _take_calls(self, now: float, source: bytes, message: Any) -> None:
+        """Queue calls. The control thread stops those whose time is up, and is woken if that is earlier than it knows."""
+        timed = self.worker.mailbox.timed
+        before = self.worker.next_deadline() if timed else None
+        self.worker.step(now, source, message)
+        if timed and self.worker.next_deadline() != before:
+            self.control_transport.wake()
 
     # -- sending --
 

@@ -151,6 +151,8 @@ EXPECTED_OF_NODES = (
     "searched",
 )
 """The same for worlds of several nodes."""
+EXPECTED_OF_RELAYS = ("RelayedCalls", "RelayedReceipt", "StopRelayed", "CallsEnded", "KillActor", "CallerGone")
+"""The same for actors in them."""
 
 SHRUNK_MOST = 3
 """Failing seeds of one run that are shrunk. A fault that fails many worlds is found in the first."""
@@ -297,7 +299,11 @@ def survey(
         print("caught" if failed else "NOT caught")
         return not failed
     expected = (
-        EXPECTED_OF_NODES if nodes > 1 else EXPECTED_OF_CIRCLES if circles else EXPECTED_STATES + (EXPECTED_OF_ACTORS if actors else ())
+        (EXPECTED_OF_RELAYS if actors else EXPECTED_OF_NODES)
+        if nodes > 1
+        else EXPECTED_OF_CIRCLES
+        if circles
+        else EXPECTED_STATES + (EXPECTED_OF_ACTORS if actors else ())
     )
     missing = [name for name in expected if not states[name]] if len(seeds) >= 200 else []
     print(f"{len(states)} states reached" + (f"; never: {', '.join(missing)}" if missing else ""))

@@ -181,11 +181,11 @@ class ActorAuthor(Author):
     def _outlives(self, restarts: int, retries: int) -> bool:
         """Whether an actor survives all faults of its processes: not if a daemon may lose its row while its process dies."""
         killers = self.faults.worker_crashes or self.faults.pressure or self.deaths
-        return restarts < 0 and retries < 0 and not (self.faults.daemon_crashes and killers)
+        return restarts < 0 and retries < 0 and not (self.faults.daemons_die and killers)
 
     def _inner(self, scope: Scope, boxed: tuple[int, ...]) -> tuple[Any, ...]:
         models = scope.models(boxed)
-        return tuple(model.or_else(LOST) for model in models) if self.faults.daemon_crashes else models
+        return tuple(model.or_else(LOST) for model in models) if self.faults.daemons_die else models
 
     def _invoke(self, scope: Scope, slot: int) -> None:
         rng = self.random
@@ -214,7 +214,7 @@ class ActorAuthor(Author):
             errors |= STOPPED | {"doomed"}
         if (self.crashing or self.deaths or self.stops) and scope.depth > 0:  # ``cancel`` with ``force`` kills a process, too.
             errors |= LOST  # Only the caller has the result until it has offered it to others.
-        if self.faults.daemon_crashes and any(each.inner for each in outcomes):
+        if self.faults.daemons_die and any(each.inner for each in outcomes):
             errors |= LOST  # Only the daemon has values with refs inside until callers fetch them.
         runs = handle.born and all(scope.slots[each].number is not None for each in dependencies)
         touches = reach((handle, *scope.models(dependencies), *scope.models(boxed)))
@@ -262,4 +262,48 @@ class ActorAuthor(Author):
         return (spec[0], spec[1], statements, returns), outcomes
 
 
-__all__ = ["GONE", "ActorAuthor"]
+class TravellingActorAuthor(ActorAuthor):
+    """Writes programs in which most arguments and values have handles inside, so that actors are called from several nodes."""
+
+    def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
+        super().__init__(seed, faults, cpus, large)
+        self.travels = random.Random(f"{seed}/handles that travel")
+        nodes = faults.nodes
+        self._fails = nodes.restarts + nodes.kills + nodes.stops + nodes.cuts + nodes.clogs > 0
+        self.left = self.travels.choice((8, 16, 24))
+        self.calls_left = self.travels.choice((16, 32, 48))
+        self.depth_max = self.travels.choice((2, 3, 4))
+
+    def _statement(self, scope: Scope) -> None:
+        """Have a task or call often call the actors to which it has handles."""
+        if not scope.depth or not scope.handles or scope.depth >= self.depth_max or self.travels.random() < 0.3:
+            super()._statement(scope)
+            return
+        slot = self.travels.choice(list(scope.handles))
+        for _ in range(self.travels.randrange(1, 4)):
+            if self.calls_left > 0:
+                self._invoke(scope, slot)
+
+    def _make(self, scope: Scope) -> None:
+        before = set(scope.handles)
+        super()._make(scope)
+        if self._fails:  # Actors die with their nodes.
+            for slot in scope.handles.keys() - before:
+                scope.handles[slot] = scope.handles[slot].or_else(GONE | LOST)
+
+    def _invoke(self, scope: Scope, slot: int) -> None:
+        before = set(scope.slots)
+        super()._invoke(scope, slot)
+        if self._fails:
+            for each in scope.slots.keys() - before:
+                scope.slots[each] = scope.slots[each].or_else(GONE | LOST)
+
+    def _inside(self, scope: Scope, below: int) -> tuple[int, ...]:
+        chosen = super()._inside(scope, below)
+        if self.travels.random() < 0.2:
+            return chosen
+        handles = [slot for slot, handle in scope.handles.items() if handle.ordinal < below and slot not in chosen]
+        return (*chosen, *handles[:2])
+
+
+__all__ = ["GONE", "ActorAuthor", "TravellingActorAuthor"]

@@ -20,7 +20,7 @@ from zfabric.machines.common.log_format import LOG
 from zfabric.machines.common.row_format import unpack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import PREFIX_BYTES, TASK_BYTES, short
+from zfabric.protocol.ids import INCARNATION_BYTES, PREFIX_BYTES, TASK_BYTES, short
 from zfabric.protocol.messages import ALIVE, FAILED
 from zfabric.sim.logged import READONLY
 from zfabric.sim.programs import LOST
@@ -105,8 +105,9 @@ class CallInvariants:
         running = sum(1 for frame in worker.stack if type(frame.item) is type(item) and frame.item.actor_id == item.actor_id)
         if running >= max(1, worker.beside.size):
             self.world.fail(f"{worker.name} begins call {short(call_id)} while another one of its actor runs or waits")
-        made = self._made[item.caller, call_id]
-        before = self._begun.setdefault((item.caller, call_id), [])
+        caller = item.caller[:INCARNATION_BYTES]  # Behind it is the node of a caller on another one.
+        made = self._made[caller, call_id]
+        before = self._begun.setdefault((caller, call_id), [])
         if here in before:
             self.world.fail(f"call {short(call_id)} begins twice on {worker.name}")
         if call_id in self._not_run:

@@ -293,13 +293,14 @@ _ACTIONS: dict[str, Any] = {
 
 
 def _fetched(state: _State, identifier: bytes) -> Running:
-    """Get a large argument of a call. It must exist as long as the caller lives, which holds it."""
+    """Get a large argument of a call. It must exist as long as the caller lives, which holds it, and the node of each value."""
     state.process.machine.references.add(identifier)
     state.held.append(identifier)
     ((status, data),) = yield ("get", (identifier,), None)
     kind, value = state.look(identifier, status, data)
-    if value is None and not state.process.world.faults.daemon_crashes and state.process.world.caller_lives(state.process.top):
-        state.process.world.fail(f"{state.process.name}: the argument {identifier.hex()} of a call is {kind}")
+    world = state.process.world
+    if value is None and not world.faults.daemons_die and world.caller_lives(state.process.top) and all(node.up for node in world.nodes):
+        world.fail(f"{state.process.name}: the argument {identifier.hex()} of a call is {kind}")
     if value is None:
         raise Doomed
     return value

@@ -17,7 +17,7 @@ from zfabric.machines.registry.machine import NUMBERS_KEY, TABLE
 from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import REGISTRY, object_id, short
+from zfabric.protocol.ids import REGISTRY, TASK_BYTES, object_id, short
 from zfabric.protocol.messages import FAILED, OK, Envelope
 from zfabric.sim.programs import LOST, unpack_value
 
@@ -112,6 +112,8 @@ class Invariants:
         record = daemon.scheduler.tables.find(identifier)
         if record is not None and record.task is not None and record.task.function.actor is not None:
             return  # Nobody gets the value of a handle.
+        if value == b"" and any(identifier[:TASK_BYTES] in node.daemon.scheduler.tables.actors for node in self.world.nodes if node.up):
+            return  # The same of a handle to an actor of another node.
         if value is None and record is not None:
             status = record.status  # The process is to fetch the value, and receives this.
         before = self._outcomes.setdefault(record, status) if record is not None else status

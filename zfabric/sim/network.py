@@ -73,6 +73,11 @@ class Faults(NamedTuple):
     nodes: NodeFaults = NodeFaults()
     """In a world of several nodes."""
 
+    @property
+    def daemons_die(self) -> bool:
+        """Whether daemons are killed, alone."""
+        return self.daemon_crashes > 0 or self.nodes.restarts > 0
+
 
 class NodeConnection:
     """A connection that the daemon of one node has dialled to that of another. ``ended`` is called when the dialler notices its end."""

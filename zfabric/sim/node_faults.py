@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zfabric.protocol.options import SPREAD
 from zfabric.sim.network import NodeFaults
 from zfabric.sim.programs import Program
 
@@ -90,6 +91,22 @@ def enlarged(program: Program, seed: int) -> Program:
         return each
 
     return program._replace(statements=tuple(map(statement, program.statements)))
+
+
+def spread_out(program: Program, seed: int) -> Program:
+    """Spread a share of a program's tasks over the nodes: what they call is then often on another one."""
+    rng = random.Random(f"{seed}/spread")
+    share = rng.choice((0.0, 0.3, 0.8))
+    return program._replace(statements=tuple(_spread(each, rng, share) for each in program.statements))
+
+
+def _spread(statement: tuple[Any, ...], rng: random.Random, share: float) -> tuple[Any, ...]:
+    if statement[0] not in ("call", "make", "invoke"):
+        return statement
+    label, doomed, statements, *rest = statement[3]
+    spec = (label, doomed, tuple(_spread(each, rng, share) for each in statements), *rest)
+    strategy = (("strategy", SPREAD),) if statement[0] == "call" and rng.random() < share else ()
+    return (*statement[:3], spec, (*strategy, *statement[4]), *statement[5:])
 
 
 def _longer(call: tuple[Any, ...], rng: random.Random) -> tuple[Any, ...]:

@@ -240,7 +240,7 @@ class Author:
         self.stops = self.random.random() < 0.4
         self.deaths = self.random.random() < 0.3
         self.tasks = 0
-        daemons = faults.daemon_crashes or faults.nodes.restarts
+        daemons = faults.daemons_die
         self.crashing = bool(faults.worker_crashes or daemons or faults.pressure or faults.start_failures)
 
     def write(self) -> Program:

@@ -17,7 +17,7 @@ from zfabric.machines.worker import CLOSED, LEAVE, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PEERS
 from zfabric.protocol.failures import left_for_good, pack_failure, refs_in
-from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES, WORKER, Address, call_value, control_of, object_id
+from zfabric.protocol.ids import ACTOR, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, Address, call_value, control_of, object_id
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
@@ -100,7 +100,7 @@ class WorkerProcess(Process):
 
     def deliver_from_daemon(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
         """Pass a message of the daemon to its machine."""
-        if to == WORKER and sender == self.daemon:
+        if to in (WORKER, ACTOR) and sender == self.daemon:
             self.worker.step(self.now, source, message)
         else:
             super().deliver_from_daemon(sender, to, source, message)

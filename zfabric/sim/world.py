@@ -18,11 +18,11 @@ from zfabric.config import Config, MiB
 from zfabric.machines.local_scheduler import ALONE_AFTER, ASSIGNED, LEASED, TaskRecord
 from zfabric.machines.worker import Invocation, Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import Address, control_of, is_control
+from zfabric.protocol.ids import INCARNATION_BYTES, Address, control_of, is_control
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.messages import Envelope
 from zfabric.shell.process import FRAME_ROWS
-from zfabric.sim.actors import ActorAuthor
+from zfabric.sim.actors import ActorAuthor, TravellingActorAuthor
 from zfabric.sim.bodies import StackFrame
 from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.circles import CircleAuthor, WaitGraph
@@ -39,6 +39,7 @@ from zfabric.sim.node_faults import (
     choose_restarts,
     enlarged,
     slowed_down,
+    spread_out,
 )
 from zfabric.sim.outliving import OutlivingAuthor
 from zfabric.sim.processes import Process
@@ -104,7 +105,7 @@ class World:
         apart = {"quiesce_seconds": quiesce, **_direct_submission(random.Random(f"{seed}/introductions"))}
         if nodes > 1:
             apart["spill_after"] = random.Random(f"{seed}/spilling").choice((0.001, 0.004, 0.02))
-            self.faults = self.faults._replace(daemon_crashes=0)
+            self.faults = self.faults._replace(daemon_crashes=0, full_disk=0)  # No node can join then.
             if faults is None:
                 apart["node_lease"] = random.Random(f"{seed}/leases").choice((2.0, 3.0))
                 self.faults = self.faults._replace(nodes=(choose_restarts if restarts else choose_node_faults)(seed))
@@ -127,10 +128,13 @@ class World:
         self.cancellers: dict[bytes, set[bytes]] = {}
         """Incarnations of the processes that have cancelled each task."""
         self.hoarding = actors and program is None and hoards(seed)
-        author = CircleAuthor if circles else Hoarder if self.hoarding else ActorAuthor if actors else Author
+        usual = TravellingActorAuthor if nodes > 1 else ActorAuthor
+        author = CircleAuthor if circles else Hoarder if self.hoarding else usual if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
         if nodes > 1 and program is None:
-            if random.Random(f"{seed}/do children outlive").random() < OUTLIVING:
+            if actors:
+                self.program = spread_out(slowed_down(self.program, seed), seed)
+            elif random.Random(f"{seed}/do children outlive").random() < OUTLIVING:
                 self.program = OutlivingAuthor(f"{seed}/outliving", nodes).write()
                 self.faults = self.faults._replace(nodes=self.faults.nodes._replace(kills=max(1, self.faults.nodes.kills)))
             else:
@@ -280,7 +284,7 @@ class World:
 
     def caller_lives(self, frame: StackFrame) -> bool:
         """Whether the process that made the call which this body runs still lives."""
-        caller = frame.item.caller if type(frame.item) is Invocation else b""
+        caller = frame.item.caller[:INCARNATION_BYTES] if type(frame.item) is Invocation else b""
         return any(each.incarnation == caller for each in self.processes())
 
     def who(self, incarnation: bytes) -> str:

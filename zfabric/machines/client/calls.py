@@ -26,7 +26,18 @@ from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, has_left, pack_failure, refs_in, unpack_failure
-from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, PREFIX_BYTES, TASK_BYTES, Address, call_value, control_of, short
+from zfabric.protocol.ids import (
+    ACTOR,
+    CALL_RETURN,
+    CONTROL,
+    LOCAL_SCHEDULER,
+    PREFIX_BYTES,
+    TASK_BYTES,
+    Address,
+    call_value,
+    control_of,
+    short,
+)
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.messages.rows import CALL_OPTIONS, DEPENDENCIES, METHOD, VALUES
 from zfabric.protocol.names import brief
@@ -366,9 +377,11 @@ class Calls:
             self._advance(target)
             self.progress()
         elif target.incarnation:
-            control = control_of(target.incarnation)
             self._stopped[call_id] = reason
-            self._orders.append(Send(CONTROL + control, m.StopCall(call_id, reason)))
+            if target.address[:1] == ACTOR:
+                self._orders.append(Send(CONTROL + control_of(target.incarnation), m.StopCall(call_id, reason)))
+            else:
+                self._orders.append(Send(target.address, m.StopRelayed(target.actor_id, call_id, reason)))
         return True
 
     def kill(self, actor_id: bytes, no_restart: bool) -> None:
@@ -387,7 +400,7 @@ class Calls:
         target = next(iter(self._full))
         if target.keeps or len(target.outbox) != 1:
             return None
-        send = Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, tuple(target.outbox)))
+        send = Send(target.address, m.Call(target.actor_id, target.attempt, tuple(target.outbox)))
         target.outbox = []
         self._full.clear()
         self.queued = 0
@@ -399,14 +412,14 @@ class Calls:
         for target, others in self._receipts.items():
             if target.incarnation:
                 calls = (*target.sent, *(row[0] for row in target.unsent())) if others else tuple(target.unacknowledged)
-                sends.append(Send(ACTOR + target.incarnation, m.OutcomesReceived(target.actor_id, calls, others)))
+                sends.append(Send(target.address, m.OutcomesReceived(target.actor_id, calls, others)))
         for target in self._full:
             rows = target.outbox
             if target.keeps:  # Once acknowledged, an outcome of an earlier life is unknown to the actor.
                 rows = [row for row in rows if row[0] in target.sent]
             for start in range(0, len(rows), ROWS_MAX):
                 batch = tuple(rows[start : start + ROWS_MAX])
-                sends.append(Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, batch)))
+                sends.append(Send(target.address, m.Call(target.actor_id, target.attempt, batch)))
         sends += self._orders
         for target in self._receipts:
             target.unacknowledged = []
@@ -585,8 +598,12 @@ class Calls:
             if state != DEAD and actor_id in self.killed and (self.killed[actor_id] or not changed):
                 state = CREATING  # This life is about to end: calls made since the kill are for the next one.
             moved = target.incarnation and (incarnation, attempt) != (target.incarnation, target.attempt)
+            relayed = target.address[:1] == source[:1] == LOCAL_SCHEDULER and attempt == target.attempt and incarnation == source[1:]
             target.state, target.failure, target.incarnation, target.attempt = state, failure, incarnation, attempt
-            if moved:
+            target.address = source if incarnation == source[1:] else ACTOR + incarnation
+            if moved and relayed:  # The same life, by way of another daemon.
+                self._repeat(target)
+            elif moved:
                 self._interrupted(target, executing)
             if incarnation and incarnation != before and target.keeps:
                 self._receipts[target] = True
@@ -595,6 +612,21 @@ class Calls:
             self._advance(target)
             if state == DEAD and not target.sent and target.handle not in self._entries:
                 self.targets.pop(actor_id, None)  # It was called by a handle that does not count.
+
+    def on_repeat_calls(self, now: float, source: Address, message: m.RepeatCalls) -> None:
+        """Send calls of an actor on another node again."""
+        target = self.targets.get(message.actor_id)
+        if target is not None and target.address == source:
+            self._repeat(target)
+
+    def _repeat(self, target: Target) -> None:
+        """Send all calls again that were sent to the present life of an actor on another node, and what it retains outcomes for."""
+        self.queued += len(target.sent) - len(target.outbox)
+        target.outbox = list(target.sent.values())
+        if target.outbox:
+            self._full[target] = None
+        if target.keeps:
+            self._receipts[target] = True
 
     def _interrupted(self, target: Target, executing: bytes) -> None:
         """Repeat, ask about or fail the calls that were sent to a process which is gone. Some may have run."""

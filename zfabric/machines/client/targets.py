@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from zfabric.protocol.ids import FIRST_RETURN, PREFIX_BYTES, call_value
+from zfabric.protocol.ids import FIRST_RETURN, PREFIX_BYTES, Address, call_value
 from zfabric.protocol.messages import CREATING, Row
 from zfabric.protocol.messages.rows import CALL_OPTIONS
 from zfabric.protocol.options import option
@@ -16,6 +16,7 @@ class Target:
 
     __slots__ = (
         "actor_id",
+        "address",
         "attempt",
         "failure",
         "incarnation",
@@ -40,6 +41,8 @@ class Target:
         """Whether the actor retains outcomes, beyond its process, until they are acknowledged: it is logged, or has checkpoints."""
         self.state = CREATING
         self.incarnation = b""
+        self.address: Address = b""
+        """Where calls are sent: the actor's process, or the local scheduler if that is on another node."""
         self.attempt = 0
         """The attempt number of its present life."""
         self.failure = b""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
 from zfabric.machines.local_scheduler.records import BlockedTask, TaskRecord, WorkerRecord
-from zfabric.protocol.messages import CREATING
+from zfabric.protocol.messages import CREATING, Row
 
 
 class ActorRecord:
@@ -93,6 +93,28 @@ class ActorRecord:
     def class_name(self) -> str:
         """Name of its class."""
         return self.task.function.name
+
+
+class RemoteActorRecord:
+    """An actor of another node that processes of this one call, as its home reports it."""
+
+    __slots__ = ("asked", "attempt", "failure", "home", "id", "node", "row", "state", "watchers")
+
+    def __init__(self, identifier: bytes, home: bytes) -> None:
+        self.id = identifier
+        self.home = home
+        """The node of its record; empty as long as that is not known, which is so if the handle is a weak one."""
+        self.asked: set[bytes] = set()
+        """Nodes that were asked whether they are its home, and have not answered."""
+        self.node = b""
+        """The node to which calls are sent, if it is alive."""
+        self.state = CREATING
+        self.attempt = 0
+        self.failure = b""
+        self.row: Row = ()
+        """Its location as processes here receive it; empty before the first report."""
+        self.watchers: set[bytes] = set()
+        """Processes of this node that call it."""
 
 
 class LogBlock(NamedTuple):

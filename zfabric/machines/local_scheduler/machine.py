@@ -47,6 +47,8 @@ from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.nodes.remote_actors import RemoteActors
+from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
 from zfabric.machines.local_scheduler.nodes.spilling import Spilling
 from zfabric.machines.local_scheduler.nodes.strategies import Strategies
@@ -78,10 +80,13 @@ from zfabric.machines.local_scheduler.tasks.starvation import Starvation
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import (
+    ActorLifeEnded,
     ActorTaskEnded,
     ActorUnreferenced,
     ActorUnwanted,
     AgentReady,
+    CallerExited,
+    CallsEndReceived,
     DetachedActorDied,
     JobOver,
     NodeFoundDead,
@@ -245,6 +250,8 @@ class LocalScheduler:
             self.deliver,
         )
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, node)
+        self.remote_callers = RemoteCallers(self.tables, self.references, self.outcomes, self.borrowing, self.executions)
+        self.remote_actors = RemoteActors(self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, node)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
         self.group_tasks = GroupTasks(self.tables, self.outcomes, self.delegations)
         self.locality = Locality(self.tables, self.delegations)
@@ -305,6 +312,8 @@ class LocalScheduler:
             self.cluster_queries,
             self.repeats,
             self.peer_recovery,
+            self.remote_callers,
+            self.remote_actors,
             daemons,
         )
         self.reports = Reports(
@@ -325,6 +334,9 @@ class LocalScheduler:
             RemakeEnded: self.remakes.on_ended,
             RemakeWanted: self.remakes.on_wanted,
             DetachedActorDied: self.detached.on_died,
+            ActorLifeEnded: self.remote_callers.on_life_ended,
+            CallerExited: self.remote_actors.on_caller_exited,
+            CallsEndReceived: self.remote_callers.on_end_received,
             StreamMakerEnded: self.streams.on_maker_ended,
             StreamUnreferenced: self.streams.on_unreferenced,
             NodeFoundDead: self.fetching.on_node_found_dead,
@@ -443,6 +455,8 @@ class LocalScheduler:
             self.borrowing.begin_end_of_turn()
             self.failover.end_of_turn()
             self.executions.end_of_turn()
+            self.remote_actors.end_of_turn()
+            self.remote_callers.end_of_turn()
             self.delegations.end_of_turn()
             self.fetching.end_of_turn()
             self.borrowing.end_of_turn()
@@ -649,6 +663,11 @@ class LocalScheduler:
             m.RetainCopies: self.fetching.on_retain_copies,
             m.RunningDelegated: self.repeats.on_running_delegated,
             m.ClaimValues: self.repeats.on_claim_values,
+            m.ActorLocations: self.remote_actors.on_actor_locations,
+            m.RelayedCalls: self.remote_callers.on_relayed_calls,
+            m.RelayedReceipt: self.remote_callers.on_relayed_receipt,
+            m.CallsEnded: self.remote_actors.on_calls_ended,
+            m.CallerGone: self.remote_callers.on_caller_gone,
             m.RetainedValues: self.repeats.on_retained_values,
         }
         return {
@@ -673,10 +692,13 @@ class LocalScheduler:
             m.WaitDetails: self.deadlocks.on_wait_details,
             m.TakenBack: self.dispatcher.on_taken_back,
             m.Cancel: self.stopping.on_cancel,
-            m.FindActors: self.actors.on_find_actors,
+            m.FindActors: self.remote_actors.on_find_actors,
+            m.Call: self.remote_actors.on_call,
+            m.OutcomesReceived: self.remote_actors.on_outcomes_received,
+            m.StopRelayed: self.remote_actors.on_stop_relayed,
             m.ExpectResults: self.call_results.on_expect_results,
             m.CallOutcomes: self.call_results.on_call_outcomes,
-            m.KillActor: self.actors.on_kill_actor,
+            m.KillActor: self.remote_actors.on_kill_actor,
             m.ActorExiting: self.actors.on_actor_exiting,
             m.ActorEnded: self.actors.on_actor_ended,
             m.HostDelays: self.deadlocks.on_host_delays,

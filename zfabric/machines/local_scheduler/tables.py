@@ -8,7 +8,7 @@ from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.common.resources import ResourcePool
-from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord
+from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, RemoteActorRecord
 from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.inline_values import InlineValues
 from zfabric.machines.local_scheduler.promises import Promises
@@ -130,6 +130,13 @@ class Tables:
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
+        self.remote_actors: dict[bytes, RemoteActorRecord] = {}
+        """Actors of other nodes that processes of this one call, by id."""
+        self.relayed_ends: list[tuple[WorkerRecord, Row, tuple[bytes, ...]]] = []
+        """Outcomes of relayed calls that actors of this node reported since the last turn: (worker, row of ``CallOutcomes``, refs inside,
+        which are pinned)."""
+        self.behind_ends: list[tuple[bytes, m.Message]] = []
+        """Messages for other nodes that go behind the ends of attempts and calls of this turn: (node, message)."""
         self.logs: dict[bytes, ActorLog] = {}
         """Logs of actors' calls, by actor id."""
         self.remakes: dict[bytes, bytes] = {}

@@ -56,6 +56,25 @@ class DetachedActorDied(NamedTuple):
     job: JobRecord
 
 
+class ActorLifeEnded(NamedTuple):
+    """A life of an actor of this node has ended: calls that were relayed to it have no outcome."""
+
+    actor_id: bytes
+
+
+class CallerExited(NamedTuple):
+    """A process of this node has exited, which may have called actors of other nodes."""
+
+    incarnation: bytes
+
+
+class CallsEndReceived(NamedTuple):
+    """Another node has taken in the outcomes of calls in a message with this number; their actors retain them until then."""
+
+    node: bytes
+    number: int
+
+
 class StreamMakerEnded(NamedTuple):
     """A task that makes a stream has its outcome, or values of a call's stream cannot be read."""
 
@@ -114,6 +133,9 @@ Transition = (
     | ActorUnwanted
     | ActorUnreferenced
     | DetachedActorDied
+    | ActorLifeEnded
+    | CallerExited
+    | CallsEndReceived
     | StreamMakerEnded
     | StreamUnreferenced
     | NodeFoundDead

@@ -36,8 +36,8 @@ LEFT = "its actor ended itself"
 """Why calls are stopped that run beside the one that ends the actor."""
 REPORTS = (m.Completed, m.Yielded)
 """Reports that a restarted daemon must receive, since the one before may not have."""
-FROM_PEERS = (m.Call, m.SubmitDirect, m.OutcomesReceived)
-"""Messages that other processes send directly. A checkpoint waits for none of them."""
+FROM_PEERS = (m.Call, m.SubmitDirect, m.OutcomesReceived, m.RelayedCalls, m.RelayedReceipt)
+"""Messages of other processes, which send most of them directly. A checkpoint waits for none of them."""
 
 
 class Worker:
@@ -255,6 +255,7 @@ class Worker:
             self.yields.end(item.row[0])
         if baton is not None and baton.is_killed(item.actor_id):
             baton.ended_with(item.actor_id, item.row[0])
+            self.mailbox.relayed.pop(item.row[0], None)
             self.yields.release(item.row[:1])
             return False
         if item.row[0] in self.abandoned:
@@ -442,7 +443,11 @@ class Worker:
 
     def on_outcomes_received(self, now: float, source: Address, message: m.OutcomesReceived) -> None:
         """Handle a caller's acknowledgement of outcomes."""
-        self.mailbox.acknowledged(source, *message)
+        self.mailbox.acknowledged(source[1:], *message)
+
+    def on_relayed_receipt(self, now: float, source: Address, message: m.RelayedReceipt) -> None:
+        """Handle the same of a caller on another node."""
+        self.mailbox.acknowledged(message.caller, message.actor_id, message.call_ids, message.others)
 
     def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
         """End an actor that has no handle any more, or was killed."""
@@ -574,6 +579,8 @@ class Worker:
             m.StopWorker: self.on_stop_worker,
             m.AllowYields: self.on_allow_yields,
             m.Call: self.mailbox.accept,
+            m.RelayedCalls: self.mailbox.accept_relayed,
+            m.RelayedReceipt: self.on_relayed_receipt,
             m.StopCall: self.on_stop_call,
             m.CallerGone: self.on_caller_gone,
             m.OutcomesRecorded: self.on_outcomes_recorded,

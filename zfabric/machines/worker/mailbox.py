@@ -18,8 +18,9 @@ from zfabric.machines.worker.items import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import pack_failure, refs_inside
-from zfabric.protocol.ids import CLIENT, TASK_BYTES, Address, short
+from zfabric.protocol.ids import CLIENT, TASK_BYTES, Address, node_of_caller, short
 from zfabric.protocol.messages import FAILED, OK, Row
+from zfabric.protocol.messages.rows import CALL_OPTIONS
 from zfabric.protocol.options import option
 
 STOPPED_MAX = 1000
@@ -69,6 +70,8 @@ class Mailbox:
         """Calls of this process to itself whose outcomes have left and may not have arrived."""
         self.took: list[Row] = []
         """Rows (call id, dependencies) of calls with values among their arguments: for the timeline."""
+        self.relayed: dict[bytes, int] = {}
+        """Calls of processes of other nodes that have no outcome, with the actor's attempt."""
         self._unsent_reports: list[Row] = []
         """Rows of ``_reported`` that leave with the next frame."""
 
@@ -80,8 +83,8 @@ class Mailbox:
             if self.shared is not None:
                 return
             text = f"actor {short(actor_id)} does not live in this process (any more)"
-            outcome = (FAILED, (pack_failure("ActorUnavailableError", text, (("outcome", "not run"),)),))
-            self._returned.setdefault(caller, []).extend((row[0], *outcome) for row in message.rows)
+            for row in message.rows:
+                self._answer(caller, row[0], FAILED, (pack_failure("ActorUnavailableError", text, (("outcome", "not run"),)),))
             return
         attempt = known[1]
         log = self.logs.get(actor_id) if self.logs else None
@@ -98,7 +101,7 @@ class Mailbox:
                 if dependencies:
                     self.took.append((call_id, dependencies))
                 if options is not None and option(options, "ask", False) and (log is None or method not in log.readonly):
-                    self._returned.setdefault(caller, []).append((call_id, FAILED, (_not_in_checkpoint(actor_id, method),)))
+                    self._answer(caller, call_id, FAILED, (_not_in_checkpoint(actor_id, method),))
                     continue
             item = Invocation((call_id, b"", arguments, dependencies), attempt, values, (), actor_id, method, caller, options)
             (self.groups.get(option(options, "concurrency_group"), self.queue) if self.groups else self.queue).append(item)
@@ -109,6 +112,25 @@ class Mailbox:
             if timeout is not None:
                 self.timed[call_id] = now + timeout
                 self.deadlines.add(now + timeout, call_id)
+
+    def accept_relayed(self, now: float, source: Address, message: m.RelayedCalls) -> None:
+        """Queue calls of a process of another node, to which the local scheduler sends the outcomes.
+
+        All of them have options: the short ways to a caller are for calls without any. Calls that are here already are dropped: they come
+        again after a daemon's restart.
+        """
+        known, reported = self.relayed, self._reported
+        new = tuple(row for row in message.rows if known.get(row[0]) != message.attempt and row[0] not in reported)
+        known.update((row[0], message.attempt) for row in new)
+        rows = tuple((*row[:CALL_OPTIONS], row[CALL_OPTIONS] or ()) if len(row) > 3 else (*row, (), (), ()) for row in new)
+        self.accept(now, CLIENT + message.caller, m.Call(message.actor_id, message.attempt, rows))
+
+    def _answer(self, caller: bytes, call_id: bytes, status: int, outputs: Row) -> None:
+        """Send an outcome that concerns nobody but the caller."""
+        if node_of_caller(caller):
+            self._report(call_id, caller, status, outputs, ())
+        else:
+            self._returned.setdefault(caller, []).append((call_id, status, outputs))
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool = True) -> bool:
         """Send the outcome of a call that ran. Return whether it is held back until the log of its actor is durable.
@@ -126,7 +148,7 @@ class Mailbox:
         if plain and refs_inside(status, outputs):
             plain = False
         if plain and item.options is not None:  # The end of a stream goes behind its values, through the scheduler.
-            plain = not option(item.options, "contains") and option(item.options, "stream") is None
+            plain = not option(item.options, "contains") and option(item.options, "stream") is None and not node_of_caller(item.caller)
         if plain:
             self._returned.setdefault(item.caller, []).append((item.row[0], status, outputs))
         else:
@@ -134,6 +156,8 @@ class Mailbox:
 
     def _report(self, call_id: bytes, caller: bytes, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
         row = self._reported[call_id] = (call_id, caller, status, outputs, contained)
+        if node_of_caller(caller):
+            self.relayed.pop(call_id, None)
         self._unsent_reports.append(row)
 
     def recorded(self, call_ids: Iterable[bytes]) -> None:
@@ -149,7 +173,8 @@ class Mailbox:
                     value if status != OK or (type(value) is bytes and not refs) else None
                     for value, refs in zip(outputs, named, strict=False)
                 )
-                self._returned.setdefault(caller, []).append((call_id, status, values))
+                if not node_of_caller(caller):  # Otherwise it was recorded there.
+                    self._returned.setdefault(caller, []).append((call_id, status, values))
 
     def unrecorded(self) -> tuple[m.Message, ...]:
         """Messages that repeat unconfirmed outcomes and log rows to a restarted daemon."""
@@ -201,7 +226,7 @@ class Mailbox:
         if refs_inside(kept.status, kept.outputs) or (len(row) > 3 and option(row[5], "stream") is not None):
             self._report(call_id, caller, kept.status, kept.outputs, ())
         else:
-            self._returned.setdefault(caller, []).append((call_id, kept.status, kept.outputs))
+            self._answer(caller, call_id, kept.status, kept.outputs)
         return True
 
     def durable(self, actor_id: bytes, upto: int) -> None:
@@ -213,11 +238,11 @@ class Mailbox:
             self.written += [value[0] for value in outputs if type(value) is tuple]
             self._leave(item, status, outputs, contained)
 
-    def acknowledged(self, source: Address, actor_id: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
+    def acknowledged(self, caller: bytes, actor_id: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
         """Release retained outcomes that a caller has acknowledged."""
         log = self.logs.get(actor_id)
         if log is not None:
-            log.acknowledged(source[1:], call_ids, others)
+            log.acknowledged(caller, call_ids, others)
 
     def report_remade(self, log: CallLog, call: LoggedCall, outputs: Row, contained: tuple[Row, ...]) -> None:
         """Report values of a call that a replay made again and its caller may lack. Values that somebody has are dropped."""
@@ -259,7 +284,7 @@ class Mailbox:
                 failure = pack_failure("TaskTimeoutError", text, (("actor", short(item.actor_id)), ("outcome", "unknown")))
                 before = log.give_up(call_id, (failure,))
                 self.dropped += [value[0] for value in before.outputs if type(value) is tuple]
-                self._returned.setdefault(item.caller, []).append((call_id, FAILED, (failure,)))
+                self._answer(item.caller, call_id, FAILED, (failure,))
 
     # -- actors that share this process --
 
@@ -272,6 +297,7 @@ class Mailbox:
         """Drop queued calls of an actor without an outcome: the scheduler notifies callers of its end."""
         for item in queues.of(actor_id):
             self.timed.pop(item.row[0], None)
+            self.relayed.pop(item.row[0], None)
         queues.drop(actor_id)
 
     # -- ends of callers, and sending --

@@ -34,6 +34,7 @@ from zfabric.protocol.messages import (
     placement,
     queries,
     registration,
+    relays,
     tasks,
     transfer,
     values,
@@ -172,6 +173,11 @@ from zfabric.protocol.messages.registration import Refused as Refused
 from zfabric.protocol.messages.registration import Register as Register
 from zfabric.protocol.messages.registration import RegisterAgain as RegisterAgain
 from zfabric.protocol.messages.registration import Welcome as Welcome
+from zfabric.protocol.messages.relays import CallsEnded as CallsEnded
+from zfabric.protocol.messages.relays import RelayedCalls as RelayedCalls
+from zfabric.protocol.messages.relays import RelayedReceipt as RelayedReceipt
+from zfabric.protocol.messages.relays import RepeatCalls as RepeatCalls
+from zfabric.protocol.messages.relays import StopRelayed as StopRelayed
 from zfabric.protocol.messages.rows import Ids as Ids
 from zfabric.protocol.messages.rows import Row as Row
 from zfabric.protocol.messages.rows import Rows as Rows
@@ -242,6 +248,7 @@ SECTIONS: tuple[ModuleType, ...] = (
     delegation,
     failover,
     groups,
+    relays,
     cluster,
     transfer,
     node,

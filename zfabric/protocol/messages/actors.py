@@ -20,25 +20,35 @@ DEAD = 2
 
 
 class FindActors(NamedTuple):
-    """client -> local scheduler. The client calls these actors; ``ActorLocations`` answers now, and whenever a location changes."""
+    """client, local scheduler of another node -> local scheduler. The sender calls these actors.
+
+    ``ActorLocations`` answers now, and whenever a location changes.
+    """
 
     actor_ids: Ids
 
 
 class ActorLocations(NamedTuple):
-    """local scheduler -> client. Rows ``(actor_id, state, incarnation, attempt, lives_on, executing, failure)``.
+    """local scheduler -> client, local scheduler of another node. Where actors are.
+
+    Rows ``(actor_id, state, incarnation, attempt, lives_on, executing, failure)``.
 
     ``incarnation`` is the process in which the actor lives, empty while it is CREATING or DEAD. ``attempt`` tells its lives apart, since
     two may be in the same process. ``lives_on`` says whether the process of its last life still runs, as the process of lightweight
     actors may. ``executing`` is the call that was running when that life ended, empty if none. ``failure`` is a packed failure
     (``protocol.failures``) if it is DEAD.
+
+    If the actor is on another node, ``incarnation`` is the daemon that sends this: it relays calls (``relays``). Between nodes it is the
+    node to which calls are to be sent.
     """
 
     rows: Rows
 
 
 class Call(NamedTuple):
-    """client -> actor. Calls, in order: rows ``(call_id, method, arguments[, dependencies, values, options])``.
+    """client -> actor, or the local scheduler that stands for it. Calls, in order.
+
+    Rows ``(call_id, method, arguments[, dependencies, values, options])``.
 
     ``values`` are those of the dependencies, inline, or None where the actor is to fetch them itself. ``attempt`` is the life of the
     actor that the calls are for. Calls for an earlier life are not run; the caller is notified of the end of that life.
@@ -93,7 +103,10 @@ class ExpectResults(NamedTuple):
 
 
 class KillActor(NamedTuple):
-    """client -> local scheduler. End the actor at once, and its process unless others share it; with ``no_restart`` for good."""
+    """client, local scheduler of another node -> local scheduler. End the actor at once, and its process unless others share it.
+
+    With ``no_restart`` it ends for good.
+    """
 
     actor_id: bytes
     no_restart: bool
@@ -240,8 +253,9 @@ class CallCounts(NamedTuple):
 
 
 class OutcomesReceived(NamedTuple):
-    """client -> actor. The client has the outcomes of these calls of its own, and the actor releases them. With ``others``: of all but
-    these.
+    """client -> actor, or the local scheduler that stands for it. The client has the outcomes of these calls of its own.
+
+    The actor releases them. With ``others``: of all but these.
 
     Sent with ``others`` to each new incarnation, ahead of the calls that are repeated, and without from time to time.
     """
@@ -253,6 +267,8 @@ class OutcomesReceived(NamedTuple):
 
 class CallerGone(NamedTuple):
     """local scheduler -> worker control. A process that may have called an actor here has ended.
+
+    local scheduler -> local scheduler of another node. The process may have called an actor there.
 
     local scheduler -> client. A host of lightweight actors has ended, in which the client may have called one.
     """

@@ -24,7 +24,14 @@ from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
-from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnreferenced, ActorUnwanted, DetachedActorDied
+from zfabric.machines.local_scheduler.transitions import (
+    ActorLifeEnded,
+    ActorTaskEnded,
+    ActorUnreferenced,
+    ActorUnwanted,
+    CallerExited,
+    DetachedActorDied,
+)
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
@@ -195,6 +202,8 @@ class ActorDirectory:
 
     def _died(self, record: ActorRecord, failure: bytes) -> None:
         """Record that an actor is dead for good, and notify its callers."""
+        if self.tables.nodes:
+            self.tables.transitions.append(ActorLifeEnded(record.id))
         record.state = DEAD
         record.failure = failure
         record.worker = None
@@ -226,7 +235,10 @@ class ActorDirectory:
             if record is None:
                 text = f"actor {short(actor_id)} is not known here (any more): its last handle was dropped, or its job has ended"
                 row = (actor_id, DEAD, b"", 0, True, b"", pack_failure("ActorDiedError", text))
-                self.tables.send_to_client(process, m.ActorLocations((row,)))
+                if process.incarnation in self.tables.nodes:
+                    self.tables.behind_ends.append((process.incarnation, m.ActorLocations((row,))))
+                else:
+                    self.tables.send_to_client(process, m.ActorLocations((row,)))
             else:
                 record.watchers.add(process.incarnation)
                 self._notify(record, (process.incarnation,))
@@ -238,11 +250,16 @@ class ActorDirectory:
         message = m.ActorLocations((row,))
         for incarnation in sorted(incarnations):
             watcher = self.tables.processes.get(incarnation)
-            if watcher is not None:
+            if watcher is not None and incarnation in self.tables.nodes:
+                here = self.outcomes.node if where else b""
+                self.tables.behind_ends.append((incarnation, m.ActorLocations(((*row[:2], here, *row[3:]),))))
+            elif watcher is not None:
                 self.tables.send_to_client(watcher, message)
 
     def process_gone(self, incarnation: bytes) -> None:
         """Notify actors that a caller has exited, and fail the results that it had promised."""
+        if self.tables.nodes:
+            self.tables.transitions.append(CallerExited(incarnation))
         # It may have called actors of a shared process that have no record any more.
         called: dict[bytes, WorkerRecord] = {token: worker for token, worker in self.tables.workers.items() if worker.shared}
         for record in self.records.values():
@@ -369,6 +386,8 @@ class ActorDirectory:
         limit: int = record.task.option("max_restarts", 0)
         why = record.killed or ("" if limit < 0 or record.restarts < limit else "no restart is left" if limit else "it has no restarts")
         if not why:
+            if self.tables.nodes:
+                self.tables.transitions.append(ActorLifeEnded(record.id))
             record.task.facts().retries += 1
             record.lived_before = True
             record.state = CREATING
@@ -416,6 +435,9 @@ class ActorDirectory:
             self._retiring.pop(record, None)
             if self.named.get((record.namespace, record.name)) is record:
                 del self.named[record.namespace, record.name]
+            self.tables.transitions.append(ActorLifeEnded(record.id))
+        for identifier in [each for each in self.tables.remote_actors if each[:JOB_BYTES] == job.id]:
+            del self.tables.remote_actors[identifier]
         for identifier in self.tables.promises:
             if identifier[:JOB_BYTES] == job.id:
                 self.tables.promises.remove(identifier)

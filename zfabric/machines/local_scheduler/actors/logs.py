@@ -28,7 +28,7 @@ from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, node_of_caller
 from zfabric.protocol.messages import DEAD, FAILED, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import option
@@ -92,7 +92,7 @@ class ActorLogs:
         for caller in message.callers:
             if caller in self.tables.processes:
                 record.watchers.add(caller)
-            else:
+            elif node_of_caller(caller) not in self.tables.nodes:
                 self.tables.send_to_control(worker, m.CallerGone(caller))
 
     def on_call_counts(self, now: float, source: Address, message: m.CallCounts) -> None:

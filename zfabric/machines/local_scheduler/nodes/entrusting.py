@@ -43,7 +43,7 @@ class Entrusting:
         while agenda:
             record = self.tables.find(agenda.pop())
             task = record.task if record is not None else None
-            if task is None or (task.rare is not None and task.rare.entrusted):
+            if task is None or task.function.actor is not None or (task.rare is not None and task.rare.entrusted):
                 continue
             job = task.function.queue.job
             if job.home in self.tables.nodes:

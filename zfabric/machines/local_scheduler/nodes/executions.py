@@ -31,6 +31,7 @@ from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
+from zfabric.machines.local_scheduler.transitions import CallsEndReceived
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import Address, node_of, short, unpack_counter
@@ -119,7 +120,8 @@ class Executions:
         found = [(task.id, task.attempt) for task in self.tables.tasks.values() if task.function.delegated and task.submitter == home.token]
         found += [(task.id, task.attempt) for task, *_ in self.tables.delegated_ends if task.submitter == home.token]
         for message in home.unreceived:
-            found += [(task_id, attempt) for task_id, attempt, _, _ in m.Completed(*message.completed).rows]
+            if isinstance(message, m.Ended):
+                found += [(task_id, attempt) for task_id, attempt, _, _ in m.Completed(*message.completed).rows]
         return tuple(found)
 
     def repeat_ends(self, home: NodeRecord) -> None:
@@ -244,18 +246,24 @@ class Executions:
                 self.references.unpin(report.named)
                 continue
             completed = tuple(m.Completed.of(tuple(report.rows), tuple(report.extras)))
-            self.entrusting.entrust(report.named)
-            message = m.Ended(home.next_end, completed, self.tables.homes_of(report.named))
-            home.unreceived.append(message)
-            home.pinned[home.next_end] = tuple(report.named)
-            self.borrowing.send_behind(node, message)
-            home.next_end += 1
+            self.report(home, m.Ended(home.next_end, completed, self.tables.homes_of(report.named)), report.named)
+
+    def report(self, home: NodeRecord, message: m.Ended | m.CallsEnded, named: Iterable[bytes]) -> None:
+        """Send ends to another node; retain them, and the pins of what they name, until it has taken them in."""
+        self.entrusting.entrust(named)
+        home.unreceived.append(message)
+        home.pinned[home.next_end] = tuple(named)
+        self.borrowing.send_behind(home.token, message)
+        home.next_end += 1
 
     def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> None:
         """A home has taken in reports, and is registered as a holder of what they name."""
         home = self.tables.nodes.get(source[1:])
         while home is not None and home.unreceived and home.unreceived[0].number <= message.number:
-            self.references.unpin(home.pinned.pop(home.unreceived.popleft().number))
+            received = home.unreceived.popleft()
+            self.references.unpin(home.pinned.pop(received.number))
+            if isinstance(received, m.CallsEnded):
+                self.tables.transitions.append(CallsEndReceived(source[1:], received.number))
 
 
 class _Report:

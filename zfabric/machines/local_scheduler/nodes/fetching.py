@@ -112,6 +112,9 @@ class Fetching:
         for node, record in wanted:
             if node not in self.tables.nodes:
                 continue
+            if self.tables.find(record.object_id) is not record:  # It was freed since it was requested.
+                self.tables.send_to_node(node, m.FetchedValues(((record.object_id, OK, (), ()),), ()))
+                continue
             if type(record.value) is bytes and record.status == OK and len(record.value) > self.tables.config.inline_bytes:
                 self.references.move_to_arena(record)
             value = record.value

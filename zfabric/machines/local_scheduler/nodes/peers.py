@@ -15,6 +15,8 @@ from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
+from zfabric.machines.local_scheduler.nodes.remote_actors import RemoteActors
+from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
 from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
@@ -49,6 +51,8 @@ class Peers:
         cluster_queries: ClusterQueries,
         repeats: Repeats,
         peer_recovery: PeerRecovery,
+        remote_callers: RemoteCallers,
+        remote_actors: RemoteActors,
         daemons: int,
     ) -> None:
         self.node = node
@@ -64,6 +68,8 @@ class Peers:
         self.cluster_queries = cluster_queries
         self.repeats = repeats
         self.peer_recovery = peer_recovery
+        self.remote_callers = remote_callers
+        self.remote_actors = remote_actors
         self.daemons = daemons
         self._version = 0
         self._early: dict[bytes, m.RegisterNode] = {}
@@ -144,6 +150,7 @@ class Peers:
             self.repeats.begin_anew(node)
             self.tables.send_to_node(node.token, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:], message.daemon))
             self.repeats.send(node)
+            self.remote_actors.repeat(node.token)
         if message.peer == self.tables.address[1:]:
             node.registered = True
 
@@ -191,6 +198,8 @@ class Peers:
         self.cluster_queries.node_died(node.token)
         self.peer_recovery.node_died(node.token, now)
         self.tables.transitions.append(NodeGone(node.token))
+        self.remote_callers.node_died(node.token)
+        self.remote_actors.node_died(node.token)
 
     def _end_orphans(self, home: bytes, now: float) -> None:
         """Stop the tasks that a dead node had delegated to this one, with all that they submitted: nobody will ever read it."""

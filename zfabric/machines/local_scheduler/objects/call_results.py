@@ -15,7 +15,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import refs_in
-from zfabric.protocol.ids import Address, call_value
+from zfabric.protocol.ids import Address, call_value, node_of_caller
 from zfabric.protocol.messages import OK
 
 
@@ -54,7 +54,30 @@ class CallResults:
         if worker is None:
             self.tables.counts["refused"] += 1
             return
-        for call_id, caller, status, outputs, contained in message.rows:
+        rows = message.rows
+        remote = [row for row in rows if node_of_caller(row[1])]
+        if remote:
+            for row in remote:
+                self._relay(worker, row)
+            rows = tuple(row for row in rows if not node_of_caller(row[1]))
+            if not rows:
+                return
+        self.take(worker, rows)
+        recorded = tuple(row[0] for row in rows)
+        if self.tables.store_address is None or not any(type(value) is tuple for row in rows for value in row[3]):
+            self.tables.send_to_control(worker, m.OutcomesRecorded(recorded))
+        else:  # Until the store has recorded values in the arena, only the actor can report them again.
+            self.requests.ask_store("nothing", (), then=self._taken_over, about=(worker.token, recorded))
+
+    def _relay(self, worker: WorkerRecord, row: m.Row) -> None:
+        """Have an outcome sent to another node at the end of the turn. The actor may release at once what the outcome names."""
+        named = names_of_outcome(row)
+        self.outcomes.references.pin(named)
+        self.tables.relayed_ends.append((worker, row, named))
+
+    def take(self, worker: WorkerRecord, rows: m.Rows) -> None:
+        """Record outcomes of calls that processes of this node made, and send them to the callers. ``worker`` is where the actor lives."""
+        for call_id, caller, status, outputs, contained in rows:
             returned = tuple(
                 self._take_value(
                     worker, caller, call_value(call_id, index), status, value, contained[index] if index < len(contained) else ()
@@ -66,11 +89,6 @@ class CallResults:
             receiver = self.tables.processes.get(caller)
             if receiver is not None:
                 self.tables.send_to_client(receiver, m.Returned(((call_id, status, returned),)))
-        recorded = tuple(row[0] for row in message.rows)
-        if self.tables.store_address is None or not any(type(value) is tuple for row in message.rows for value in row[3]):
-            self.tables.send_to_control(worker, m.OutcomesRecorded(recorded))
-        else:  # Until the store has recorded values in the arena, only the actor can report them again.
-            self.requests.ask_store("nothing", (), then=self._taken_over, about=(worker.token, recorded))
 
     def _taken_over(self, now: float, about: tuple[bytes, tuple[bytes, ...]], answer: m.Answer) -> None:
         """Confirm outcomes to the actor: the object store has recorded their values."""
@@ -113,3 +131,9 @@ class CallResults:
         if found.status == PENDING:
             self.tables.promises.remove(identifier)
             self.outcomes.settle_value(found, status, payload)
+
+
+def names_of_outcome(row: m.Row) -> m.Ids:
+    """Refs inside the values, or the error, of a row of ``CallOutcomes``."""
+    _, _, status, outputs, contained = row
+    return tuple(each for refs in contained for each in refs) if status == OK else refs_in(outputs[0]) if outputs else ()

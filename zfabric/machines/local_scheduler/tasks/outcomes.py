@@ -436,7 +436,11 @@ class Outcomes:
                     self.drop_copy(worker, object_id(task.id, index), value)
             status, outputs, extra, contained = STAYS, (), None, ()
         elif status == OK and worker is not None:
-            outputs = tuple(self._retain_for_home(task, worker, index, value, extra) for index, value in enumerate(outputs))
+            refs = extra[0] if extra is not None else ()
+            outputs = tuple(
+                self.retain_for_home(object_id(task.id, index), task.submitter, worker, value, refs[index] if index < len(refs) else ())
+                for index, value in enumerate(outputs)
+            )
         self.references.pin(contained)
         self.remove_delegated(task)
         self.tables.delegated_ends.append((task, status, outputs, extra, contained))
@@ -451,21 +455,17 @@ class Outcomes:
         self._unpin_row(task)
         self.tables.tasks.pop(task.id, None)
 
-    def _retain_for_home(
-        self, task: TaskRecord, worker: WorkerRecord, index: int, value: object, extra: tuple[m.Row, m.Row] | None
-    ) -> object:
-        """Retain a large value of a delegated task in this node's store, for its home. Return its size, or the value if it is small."""
+    def retain_for_home(self, identifier: bytes, home: bytes, worker: WorkerRecord, value: object, refs: m.Ids) -> object:
+        """Retain a large value that another node's task or call made here, for that node. Return its size, or the value if it is small."""
         if not isinstance(value, tuple):
             return value
-        identifier = object_id(task.id, index)
         record = self.tables.find(identifier)
         if record is None:
-            record = self.tables.objects[identifier] = BorrowedRecord(identifier, task.submitter)
-        add_holder(record, task.submitter)
+            record = self.tables.objects[identifier] = BorrowedRecord(identifier, home)
+        add_holder(record, home)
         if record.status == OK and record.value is not None:
             self.drop_copy(worker, identifier, value)
         else:
-            refs = extra[0][index] if extra is not None and index < len(extra[0]) else ()
             self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", False)
             self.announce(record)
             self.tables.spare.append(record)  # Who had requested it here may have released it meanwhile.

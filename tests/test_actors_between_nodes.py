@@ -1,0 +1,209 @@
+"""Actors that are called from other nodes, on clusters of real processes: order, errors, values, ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from faults import eventually, gone
+
+import zfabric as zf
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+LEASE = 2.0
+WITHIN = 60
+
+
+@zf.remote
+class Counter:
+    """Counts, and keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.kept: list[Any] = []
+
+    def add(self, amount: int = 1) -> int:
+        self.value += amount
+        return self.value
+
+    def keep(self, box: list[Any]) -> int:
+        self.kept += box
+        return len(self.kept)
+
+    def hand_out(self) -> list[Any]:
+        return self.kept
+
+    def drop(self) -> None:
+        self.kept.clear()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def total(self) -> float:
+        return float(sum(value.sum() for value in zf.get(self.kept)))
+
+    def sum(self, value: Any) -> float:
+        print("a line, behind which the value goes")
+        return float(value.sum())
+
+    def large(self, size: int) -> Any:
+        return np.ones(size)
+
+    def put(self, size: int) -> list[Any]:
+        return [zf.put(np.ones(size))]
+
+    def fail(self) -> None:
+        raise KeyError("missing")
+
+    def sleep(self) -> None:
+        time.sleep(600.0)
+
+    def exit_process(self) -> None:
+        os._exit(3)
+
+    def node(self) -> str:
+        return zf.get_runtime_context().get_node_id()
+
+    def me(self) -> Any:
+        return zf.get_runtime_context().current_actor
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zf.LocalCluster]:
+    """Two nodes of two CPUs, to which this program is connected."""
+    config = {"node_lease": LEASE}
+    with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=128 * 2**20, config=config) as made, zf.init(made.address):
+        yield made
+
+
+def there(cluster: zf.LocalCluster, function: Any, *args: Any) -> Any:
+    """Run a function as a task of the second node, and return its value. The handles in ``args`` are in a list."""
+    strategy = NodeAffinitySchedulingStrategy(cluster.nodes[1].node_id, soft=False)
+    return zf.get(zf.remote(function).options(scheduling_strategy=strategy).remote(list(args)), timeout=WITHIN)
+
+
+def made_there(cluster: zf.LocalCluster) -> Any:
+    """An actor that a task of the second node made; its handle is in the task's value."""
+
+    def make(_: list[Any]) -> list[Any]:
+        counter = Counter.remote()
+        zf.get(counter.add.remote(10))
+        return [counter]
+
+    (counter,) = there(cluster, make)
+    return counter
+
+
+def test_a_handle_goes_to_another_node_and_calls_of_a_process_are_run_in_order(cluster: zf.LocalCluster) -> None:
+    counter = Counter.remote()
+
+    def count(box: list[Any]) -> list[int]:
+        return zf.get([box[0].add.remote() for _ in range(500)])
+
+    assert there(cluster, count, counter) == list(range(1, 501))
+    assert zf.get(counter.add.remote(), timeout=WITHIN) == 501
+
+
+def test_a_task_of_another_node_makes_an_actor_that_outlives_it(cluster: zf.LocalCluster) -> None:
+    counter = made_there(cluster)
+    assert zf.get(counter.node.remote(), timeout=WITHIN) == cluster.nodes[1].node_id
+    assert zf.get([counter.add.remote() for _ in range(3)], timeout=WITHIN) == [11, 12, 13]
+    again = zf.get(counter.me.remote(), timeout=WITHIN)
+    assert zf.get(again.add.remote(), timeout=WITHIN) == 14, "a weak handle leads to the actor, whose home nobody has named"
+
+
+def test_large_values_and_refs_go_both_ways_and_are_held_by_who_has_them(cluster: zf.LocalCluster) -> None:
+    counter = made_there(cluster)
+    given = zf.put(np.ones(300_000))
+    assert zf.get(counter.sum.remote(given), timeout=WITHIN) == 300_000
+    assert zf.get(counter.sum.remote(np.ones(400_000)), timeout=WITHIN) == 400_000
+    assert zf.get(counter.large.remote(500_000), timeout=WITHIN).sum() == 500_000
+    (inner,) = zf.get(counter.put.remote(200_000), timeout=WITHIN)
+    assert zf.get(inner, timeout=WITHIN).sum() == 200_000
+    assert zf.get(counter.keep.remote([given, given]), timeout=WITHIN) == 2
+    del given
+    assert zf.get(counter.total.remote(), timeout=WITHIN) == 600_000
+
+
+def test_errors_timeouts_and_cancels_are_those_of_a_local_actor(cluster: zf.LocalCluster) -> None:
+    counter = made_there(cluster)
+    with pytest.raises(KeyError, match="missing"):
+        zf.get(counter.fail.remote(), timeout=WITHIN)
+    with pytest.raises(zf.TaskTimeoutError):
+        zf.get(counter.sleep.options(timeout=0.1).remote(), timeout=WITHIN)
+    running, queued = counter.sleep.remote(), counter.add.remote()
+    assert zf.wait([running], timeout=0.1) == ([], [running])
+    zf.cancel(running)
+    with pytest.raises(zf.TaskCancelledError):
+        zf.get(running, timeout=WITHIN)
+    assert zf.get(queued, timeout=WITHIN) == 11
+
+
+def test_callers_on_other_nodes_are_told_of_an_actors_death_and_how_far_it_had_come(cluster: zf.LocalCluster) -> None:
+    counter = made_there(cluster)
+    fatal, behind = counter.exit_process.remote(), counter.add.remote()
+    with pytest.raises(zf.ActorDiedError) as caught:
+        zf.get(fatal, timeout=WITHIN)
+    assert caught.value.facts["outcome"] == "unknown"
+    with pytest.raises(zf.ActorDiedError) as caught:
+        zf.get(behind, timeout=WITHIN)
+    assert caught.value.facts["outcome"] == "not run"
+    with pytest.raises(zf.ActorDiedError):
+        zf.get(counter.add.remote(), timeout=WITHIN)
+
+
+def test_an_actor_restarts_and_its_calls_are_repeated_for_a_caller_on_another_node(cluster: zf.LocalCluster) -> None:
+    lasting = zf.remote(max_restarts=1, max_task_retries=1)(Counter._kind).remote()
+
+    def end(box: list[Any]) -> str:
+        try:
+            zf.get(box[0].exit_process.remote())
+        except zf.ActorDiedError as error:
+            return str(error.facts["outcome"])
+        return ""
+
+    def count(box: list[Any]) -> int:
+        return zf.get(box[0].add.remote())
+
+    zf.get(lasting.add.remote(5), timeout=WITHIN)
+    zf.kill(lasting, no_restart=False)
+    assert there(cluster, count, lasting) == 1
+    assert there(cluster, end, lasting) == "unknown", "no restart is left"
+
+
+def test_a_logged_actor_loses_nothing_that_a_caller_on_another_node_has_seen(cluster: zf.LocalCluster) -> None:
+    logged = zf.remote(max_restarts=-1, checkpoint_every=10)(Counter._kind).remote()
+
+    def count(box: list[Any]) -> list[int]:
+        found = []
+        for index in range(60):
+            found.append(box[0].add.remote())
+            if index in (20, 41):
+                zf.kill(box[0], no_restart=False)
+        return zf.get(found)
+
+    assert there(cluster, count, logged) == list(range(1, 61))
+    assert zf.get(logged.add.remote(), timeout=WITHIN) == 61
+
+
+def test_an_actor_lives_as_long_as_another_node_has_a_handle(cluster: zf.LocalCluster) -> None:
+    holder, kept = made_there(cluster), Counter.remote()
+    assert zf.get(kept.add.remote(7), timeout=WITHIN) == 7
+    zf.get(holder.keep.remote([kept]), timeout=WITHIN)
+    del kept
+    (found,) = zf.get(holder.hand_out.remote(), timeout=WITHIN)
+    assert zf.get(found.add.remote(), timeout=WITHIN) == 8
+
+
+def test_an_actor_ends_once_no_node_has_a_handle(cluster: zf.LocalCluster) -> None:
+    holder, kept = made_there(cluster), Counter.remote()
+    pid = zf.get(kept.pid.remote(), timeout=WITHIN)
+    zf.get(holder.keep.remote([kept]), timeout=WITHIN)
+    del kept
+    assert not gone(pid)
+    zf.get(holder.drop.remote(), timeout=WITHIN)
+    eventually(lambda: gone(pid), "the actor ends with the handle that the other node had")

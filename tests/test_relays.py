@@ -1,0 +1,227 @@
+"""Calls between nodes: what the schedulers of the caller's and of the actor's node send, and what waits for what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from nodes_alone import HOME_A, HOME_C, OTHER, SELF, Executor
+from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, died, task_id
+
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, MEMBER, WORKER, call_value, control_of, first_attempt, remote_caller
+from zfabric.protocol.options import RESOURCE_UNIT
+
+ACTOR_ID = task_id(1)
+HANDLE = ACTOR_ID + FIRST_RETURN
+FAR = JOB + b"parent F" + bytes(4)
+"""An actor whose home is node A."""
+CALLER = b"\x05caller."
+CALL = JOB + b"parent X" + bytes(4)
+ATTEMPT = first_attempt(0, 2)
+"""The first life of an actor of this node, which is the second one."""
+
+
+def call(number: int = 0, **options: Any) -> tuple[Any, ...]:
+    """A call, with options if there are any."""
+    plain = (CALL[:-1] + bytes([number]), "add", b"arguments")
+    return (*plain, (), (), tuple(options.items())) if options else plain
+
+
+class Nodes(Executor):
+    """A node between two others, with a job of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver()
+        self.sent.clear()
+
+    def table(self, version: int, *nodes: bytes) -> None:
+        """Receive which nodes there are."""
+        number = dict(zip(self.nodes(), (1, 2, 3), strict=True))
+        rows = [(each, number[each], "n", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0) for each in nodes]
+        self.send(MEMBER + OWN, m.NodeTable(version, tuple(rows)))
+
+    def actor(self) -> bytes:
+        """Make an actor of this node, to which node A has a handle. Return its worker."""
+        self.send(CLIENT + DRIVER, m.Export(((ACTOR_CLASS, "A", b"payload", (("actor", b"blueprint"), ("max_restarts", 1))),)))
+        self.submit((ACTOR_ID, ACTOR_CLASS, b"", ()))
+        self.workers()
+        ((worker, _, _),) = self.dispatched()
+        self.complete(worker, 1, ATTEMPT, m.OK, b"")
+        self.hear(HOME_A, m.Borrow(1, (HANDLE,)), m.FindActors((ACTOR_ID,)))
+        self.sent.clear()
+        return worker
+
+    def sent_to(self, address: bytes, *without: type[Any]) -> list[Any]:
+        """What this address was sent since the last look, but for these kinds."""
+        found = [message for to, message in self.sent if to == address and type(message) not in without]
+        self.sent = [(to, message) for to, message in self.sent if to != address]
+        return found
+
+    def report(self, worker: bytes, *rows: tuple[Any, ...]) -> None:
+        """The actor ends calls of node A's caller."""
+        self.send(WORKER + worker, m.CallOutcomes(tuple((row[0], remote_caller(CALLER, HOME_A), *row[1:]) for row in rows)))
+
+
+@pytest.fixture
+def node() -> Nodes:
+    return Nodes()
+
+
+# -- at the actor's node --
+
+
+def test_a_call_of_another_node_reaches_the_actor_and_its_outcome_returns(node: Nodes) -> None:
+    worker = node.actor()
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(),), CALLER, ()))
+    (relayed,) = node.sent_to(ACTOR + worker)
+    assert (relayed.rows, relayed.caller) == ((call(),), remote_caller(CALLER, HOME_A))
+    node.report(worker, (CALL, m.OK, (b"value",), ()))
+    assert node.told(HOME_A) == [m.CallsEnded(1, ((CALL, CALLER, m.OK, (b"value",), ()),), ())]
+    assert node.sent_to(b"K" + control_of(worker)) == [], "the actor retains the outcome until the other node has taken it in"
+    node.hear(HOME_A, m.EndsReceived(1))
+    assert node.sent_to(b"K" + control_of(worker)) == [m.OutcomesRecorded((CALL,))]
+
+
+def test_an_outcome_waits_until_what_the_actor_holds_is_registered_at_its_home(node: Nodes) -> None:
+    worker = node.actor()
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(contains=(OTHER,)),), CALLER, ((OTHER, HOME_C),)))
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    (borrow,) = node.told(HOME_C)
+    node.report(worker, (CALL, m.OK, (b"value",), ()))
+    node.hear(HOME_A, m.FindActors((ACTOR_ID,)))
+    assert node.told(HOME_A) == [], "neither the outcome nor any word of the actor behind it"
+    node.hear(HOME_C, m.Borrowed(borrow.number))
+    assert [type(each) for each in node.told(HOME_A)] == [m.CallsEnded, m.ActorLocations]
+
+
+def test_what_a_call_names_is_let_go_with_its_outcome_or_with_the_actors_life(node: Nodes) -> None:
+    worker = node.actor()
+    for number in (0, 1):
+        node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(number, contains=(OTHER,)),), CALLER, ((OTHER, HOME_C),)))
+    assert node.scheduler.tables.objects[OTHER].pins == 2
+    node.report(worker, (CALL, m.OK, (b"value",), ()))
+    assert node.scheduler.tables.objects[OTHER].pins == 1
+    died(node, worker, None)
+    assert OTHER not in node.scheduler.tables.objects
+
+
+def test_a_large_result_stays_here_for_the_callers_node(node: Nodes) -> None:
+    worker = node.actor()
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(),), CALLER, ()))
+    node.report(worker, (CALL, m.OK, ((4096, 300_000),), ()))
+    (ended,) = node.told(HOME_A)
+    assert ended.rows == ((CALL, CALLER, m.OK, (300_000,), ()),)
+    record = node.scheduler.tables.objects[call_value(CALL, 0)]
+    assert (record.home, record.holders) == (HOME_A, HOME_A)
+    node.hear(HOME_A, m.EndsReceived(1), m.Release((call_value(CALL, 0),)))
+    assert call_value(CALL, 0) not in node.scheduler.tables.objects
+
+
+def test_calls_for_a_life_that_has_ended_are_dropped_and_the_callers_node_is_notified(node: Nodes) -> None:
+    worker = node.actor()
+    died(node, worker, None)
+    ((row,),) = [message.rows for message in node.told(HOME_A) if type(message) is m.ActorLocations]
+    assert row[:3] == (ACTOR_ID, m.CREATING, b"")
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(),), CALLER, ()))
+    assert node.sent_to(ACTOR + worker) == []
+
+
+def test_outcomes_for_a_dead_node_are_dropped_and_its_callers_are_gone(node: Nodes) -> None:
+    worker = node.actor()
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(), call(1)), CALLER, ()))
+    node.report(worker, (CALL, m.OK, (b"value",), ()))
+    node.table(2, SELF, HOME_C)
+    assert node.sent_to(b"K" + control_of(worker), m.RetireActor) == [
+        m.CallerGone(HOME_A),
+        m.CallerGone(remote_caller(CALLER, HOME_A)),
+        m.OutcomesRecorded((CALL,)),
+    ]
+    node.report(worker, (call(1)[0], m.OK, ((8192, 300_000),), ()))
+    assert node.sent_to(b"K" + control_of(worker)) == [m.OutcomesRecorded((call(1)[0],))]
+    assert call_value(call(1)[0], 0) not in node.scheduler.tables.objects
+
+
+# -- at the caller's node --
+
+
+def find(node: Nodes) -> bytes:
+    """A process of this node gets a handle of node A's actor, and asks for the actor. Return the process."""
+    worker = node.delegated(1, FAR + FIRST_RETURN)
+    node.send(CLIENT + worker, m.Hold((FAR + FIRST_RETURN,)))
+    node.send(CLIENT + worker, m.FindActors((FAR,)))
+    assert [each for each in node.told(HOME_A) if type(each) is not m.Borrow] == [m.FindActors((FAR,))]
+    return worker
+
+
+def alive(attempt: int = 7) -> m.ActorLocations:
+    return m.ActorLocations(((FAR, m.ALIVE, HOME_A, attempt, False, b"", b""),))
+
+
+def test_callers_see_their_own_daemon_in_place_of_the_actor(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, alive())
+    ((row,),) = [each.rows for each in node.sent_to(CLIENT + worker) if type(each) is m.ActorLocations]
+    assert row == (FAR, m.ALIVE, node.scheduler.address[1:], 7, True, b"", b"")
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
+    node.send(CLIENT + worker, m.Call(FAR, 6, (call(1),)))
+    node.send(CLIENT + worker, m.OutcomesReceived(FAR, (CALL,), False))
+    node.send(CLIENT + worker, m.StopRelayed(FAR, CALL, "cancelled"))
+    node.send(CLIENT + worker, m.KillActor(FAR, True))
+    assert node.told(HOME_A) == [
+        m.RelayedCalls(FAR, 7, (call(),), worker, ()),
+        m.RelayedReceipt(FAR, (CALL,), False, worker),
+        m.StopRelayed(FAR, CALL, "cancelled"),
+        m.KillActor(FAR, True),
+    ]
+
+
+def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
+    node.told(HOME_A)
+    node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ((OTHER,),)),), ((OTHER, HOME_C),)))
+    assert m.Returned(((CALL, m.OK, (None,)),)) in node.sent_to(CLIENT + worker)
+    assert node.told(HOME_A) == [], "the actor's node releases what is inside with this acknowledgement"
+    (borrow,) = node.told(HOME_C)
+    node.hear(HOME_C, m.Borrowed(borrow.number))
+    assert node.told(HOME_A) == [m.EndsReceived(1)]
+
+
+def test_a_caller_that_exits_is_gone_on_the_actors_node_too(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, alive())
+    died(node, worker, None)
+    assert m.CallerGone(worker) in node.told(HOME_A)
+
+
+def test_the_death_of_the_actors_home_is_that_of_the_actor(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, alive())
+    node.sent.clear()
+    node.table(2, SELF, HOME_C)
+    ((row,),) = [each.rows for each in node.sent_to(CLIENT + worker) if type(each) is m.ActorLocations]
+    assert row[1] == m.DEAD
+    assert "its home, the node where it was made, is dead" in unpack_failure(row[6])[1]
+
+
+def test_of_a_weak_handle_all_nodes_are_asked_and_one_has_the_actor(node: Nodes) -> None:
+    worker = node.delegated(1)
+    node.send(CLIENT + worker, m.FindActors((FAR,)))
+    assert node.told(HOME_A) == [m.FindActors((FAR,))] == node.told(HOME_C)
+    node.hear(HOME_A, m.ActorLocations(((FAR, m.DEAD, b"", 0, True, b"", b"\x93"),)))
+    assert not any(type(each) is m.ActorLocations for each in node.sent_to(CLIENT + worker)), "another node may have it"
+    node.hear(HOME_C, m.ActorLocations(((FAR, m.ALIVE, HOME_C, 9, False, b"", b""),)))
+    assert any(type(each) is m.ActorLocations for each in node.sent_to(CLIENT + worker))
+
+
+def test_a_stream_of_an_actor_on_another_node_is_refused(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, alive())
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(stream=0), call(1))))
+    assert [each.rows for each in node.told(HOME_A) if type(each) is m.RelayedCalls] == [(call(1),)]
+    ((row,),) = [each.rows for each in node.sent_to(CLIENT + worker) if type(each) is m.Returned]
+    assert (row[0], row[1]) == (CALL, m.FAILED)

@@ -1,0 +1,209 @@
+"""Actors of other nodes that processes of this one call: to the callers, this node stands for the actors.
+
+A process asks this node where an actor is, as always. If the actor's home is another node, the answer names this node's daemon: the calls
+come here, go on to the node where the actor is, and their outcomes return the same way. So order, errors and retries are those of local
+calls, and each call is for one life of the actor (its attempt). The home reports each change of the location.
+
+Usually the home of an actor is known, since a handle is a ref. Of a weak handle it is not: all nodes are asked, and one has the actor.
+"""
+
+from __future__ import annotations
+
+from zfabric.machines.local_scheduler.actor_records import RemoteActorRecord
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers, names_of
+from zfabric.machines.local_scheduler.objects.call_results import CallResults, names_of_outcome
+from zfabric.machines.local_scheduler.records import NO_HOME, ProcessRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.transitions import CallerExited
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, Address, short
+from zfabric.protocol.machine import Refusal
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED
+from zfabric.protocol.messages.rows import CALL_OPTIONS
+from zfabric.protocol.options import option
+
+
+class RemoteActors:
+    """Finds actors of other nodes, sends calls there, and passes outcomes to the callers."""
+
+    def __init__(
+        self, tables: Tables, actors: ActorDirectory, call_results: CallResults, borrowing: Borrowing, callers: RemoteCallers, node: bytes
+    ) -> None:
+        self.tables = tables
+        self.actors = actors
+        self.call_results = call_results
+        self.borrowing = borrowing
+        self.callers = callers
+        self.node = node
+        self.records = tables.remote_actors
+        self._later: list[tuple[bytes, bytes]] = []
+        """Requests for locations that wait until all nodes have registered with this restarted scheduler: (actor, process)."""
+
+    # -- where they are --
+
+    def on_find_actors(self, now: float, source: Address, message: m.FindActors) -> None:
+        """Notify a process of the locations of actors, wherever their homes are, now and whenever they change."""
+        process = self.tables.processes.get(source[1:])
+        if not self.tables.node_table or process is None or process.incarnation in self.tables.nodes:
+            self.actors.on_find_actors(now, source, message)
+            return
+        here = tuple(each for each in message.actor_ids if each in self.tables.actors)
+        if here:
+            self.actors.on_find_actors(now, source, m.FindActors(here))
+        for actor_id in message.actor_ids:
+            if actor_id not in self.tables.actors:
+                self._later.append((actor_id, process.incarnation))
+
+    def end_of_turn(self) -> None:
+        """Find the actors that processes have requested, once it is known what is at home where."""
+        if self.tables.recovering or self.tables.unsettled is not None:
+            return
+        later, self._later = self._later, []
+        for actor_id, incarnation in later:
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                self._find(actor_id, process)
+
+    def repeat(self, node: bytes) -> None:
+        """Repeat to a node what concerns actors there, since its daemon is new, or this one. Calls under way are lost."""
+        for record in self.records.values():
+            if node == record.home or node in record.asked:
+                self.tables.send_to_node(node, m.FindActors((record.id,)))
+            if node == record.node:
+                for incarnation in sorted(record.watchers):
+                    process = self.tables.processes.get(incarnation)
+                    if process is not None:
+                        self.tables.send_to_client(process, m.RepeatCalls(record.id))
+
+    def _find(self, actor_id: bytes, process: ProcessRecord) -> None:
+        record = self.records.get(actor_id)
+        if record is None:
+            handle = self.tables.find(actor_id + FIRST_RETURN)
+            home = handle.home if handle is not None and handle.home != NO_HOME else b""
+            record = self.records[actor_id] = RemoteActorRecord(actor_id, home)
+            record.watchers.add(process.incarnation)
+            if record.home and record.home not in self.tables.nodes:
+                self._lost(record)
+                return
+            record.asked = {record.home} if record.home else set(self.tables.nodes)
+            for node in sorted(record.asked):
+                self.tables.send_to_node(node, m.FindActors((actor_id,)))
+        record.watchers.add(process.incarnation)
+        if record.row:
+            self.tables.send_to_client(process, m.ActorLocations((record.row,)))
+
+    def on_actor_locations(self, now: float, source: Address, message: m.ActorLocations) -> None:
+        """Another node reports where an actor is whose home it is, or that it knows none."""
+        if any(row[1] not in (CREATING, ALIVE, DEAD) or (row[1] == ALIVE) != bool(row[2]) for row in message.rows):
+            raise Refusal
+        for row in message.rows:
+            record = self.records.get(row[0])
+            if record is None or (record.home and record.home != source[1:]):
+                continue
+            record.asked.discard(source[1:])
+            is_unknown = row[1] == DEAD and not row[3]
+            if not is_unknown:
+                record.home = source[1:]
+                record.asked.clear()
+            if not record.asked:
+                self._moved(record, row)
+
+    def _moved(self, record: RemoteActorRecord, row: m.Row) -> None:
+        actor_id, state, node, attempt, _, executing, failure = row
+        record.state, record.node, record.attempt, record.failure = state, node, attempt, failure
+        # Its process is none of a caller's links: they outlast every change.
+        record.row = (actor_id, state, self.tables.address[1:] if state == ALIVE else b"", attempt, True, executing, failure)
+        for incarnation in sorted(record.watchers):
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                self.tables.send_to_client(process, m.ActorLocations((record.row,)))
+        if state == DEAD:
+            self.records.pop(record.id, None)
+
+    def _lost(self, record: RemoteActorRecord) -> None:
+        text = f"actor {short(record.id)} is dead: its home, the node where it was made, is dead"
+        self._moved(record, (record.id, DEAD, b"", record.attempt, True, b"", pack_failure("ActorDiedError", text)))
+
+    # -- what callers send --
+
+    def on_call(self, now: float, source: Address, message: m.Call) -> None:
+        """Relay calls to the node of their actor. If that life has ended, the caller is notified of it, or has been."""
+        process, record = self.tables.processes.get(source[1:]), self.records.get(message.actor_id)
+        if process is None or record is None or record.state != ALIVE or record.attempt != message.attempt:
+            return
+        may = self.actors.references.may_travel
+        rows: list[m.Row] = []
+        for row in message.rows:
+            if len(row) > 3 and (option(row[CALL_OPTIONS], "stream") is not None or not all(map(may, names_of(row)))):
+                text = f"{row[1]} of actor {short(record.id)} did not run: the actor is on another node, and streams stay on theirs"
+                failure = pack_failure("ActorUnavailableError", text, (("actor", record.id.hex()), ("outcome", "not run")))
+                self.tables.send_to_client(process, m.Returned(((row[0], FAILED, (failure,)),)))
+            else:
+                rows.append(row)
+        if rows:
+            homes = self.tables.homes_of(each for row in rows for each in names_of(row))
+            self.tables.send_to_node(record.node, m.RelayedCalls(record.id, message.attempt, tuple(rows), process.incarnation, homes))
+
+    def on_outcomes_received(self, now: float, source: Address, message: m.OutcomesReceived) -> None:
+        """Relay which outcomes a caller has received."""
+        record = self.records.get(message.actor_id)
+        if record is not None and record.node and source[1:] in self.tables.processes:
+            self.tables.send_to_node(record.node, m.RelayedReceipt(*message, source[1:]))
+
+    def on_stop_relayed(self, now: float, source: Address, message: m.StopRelayed) -> None:
+        """Stop a call: of a process here, on the actor's node; of another node's process, here."""
+        record = self.records.get(message.actor_id)
+        if source[1:] in self.tables.nodes:
+            self.callers.stop(source, message)
+        elif record is not None and record.node:
+            self.tables.send_to_node(record.node, message)
+
+    def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
+        """Handle ``zf.kill``, at the actor's home."""
+        record = self.records.get(message.actor_id)
+        if record is None or source[1:] in self.tables.nodes:
+            self.actors.on_kill_actor(now, source, message)
+            return
+        for node in (record.home,) if record.home else sorted(record.asked):
+            self.tables.send_to_node(node, message)
+
+    # -- what comes back --
+
+    def on_calls_ended(self, now: float, source: Address, message: m.CallsEnded) -> None:
+        """Outcomes of calls that processes of this node made of actors on another one."""
+        node = self.tables.nodes.get(source[1:])
+        if node is None:
+            self.tables.counts["refused"] += 1
+            return
+        rows = tuple(row for row in message.rows if self._is_wanted(row))
+        named = [each for row in rows for each in names_of_outcome(row)]
+        self.borrowing.refer(named, message.homes, node.token)
+        self.call_results.take(node, rows)
+        self.borrowing.settle(named)
+        node.ends_received = message.number
+
+    def _is_wanted(self, row: m.Row) -> bool:
+        """Whether the job of a call goes on. Otherwise its actor's node frees its values."""
+        job = self.tables.jobs.get(row[0][:JOB_BYTES])
+        return job is not None and not job.ended
+
+    # -- ends --
+
+    def on_caller_exited(self, exited: CallerExited) -> None:
+        """Notify the nodes of the actors that a process has called."""
+        incarnation = exited.incarnation
+        called = {record.node for record in self.records.values() if incarnation in record.watchers and record.node}
+        for record in self.records.values():
+            record.watchers.discard(incarnation)
+        for node in sorted(called & self.tables.nodes.keys()):
+            self.tables.send_to_node(node, m.CallerGone(incarnation))
+
+    def node_died(self, node: bytes) -> None:
+        """Actors whose home has died are dead."""
+        for record in list(self.records.values()):
+            record.asked.discard(node)
+            if record.home == node or not (record.home or record.asked):
+                self._lost(record)

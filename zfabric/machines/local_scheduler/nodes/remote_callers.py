@@ -1,0 +1,164 @@
+"""Calls that processes of other nodes make of actors of this one: to the actors, this node stands for the callers.
+
+A relayed call reaches its actor as other calls do, with a caller's name that has its node inside. Its outcome always comes through here
+(``CallOutcomes``), and the actor retains it until the caller's node has taken it in. What the arguments name is pinned here until the
+outcome leaves, behind all holds (``Borrowing.send_behind``): so the caller does not drop a ref before the actor's own hold is registered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.records import WorkerRecord
+from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.transitions import ActorLifeEnded, CallsEndReceived
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import ACTOR, INCARNATION_BYTES, JOB_BYTES, Address, call_value, node_of_caller, remote_caller
+from zfabric.protocol.messages import OK
+from zfabric.protocol.messages.rows import CALL_OPTIONS, DEPENDENCIES
+from zfabric.protocol.options import option
+
+
+class RemoteCallers:
+    """Passes calls of other nodes to actors of this one, and their outcomes back."""
+
+    def __init__(self, tables: Tables, references: References, outcomes: Outcomes, borrowing: Borrowing, executions: Executions) -> None:
+        self.tables = tables
+        self.references = references
+        self.outcomes = outcomes
+        self.borrowing = borrowing
+        self.executions = executions
+        self._pinned: dict[bytes, tuple[bytes, m.Ids]] = {}
+        """What the arguments of relayed calls name that have no outcome yet, by call: (actor, objects)."""
+        self._callers: defaultdict[bytes, set[bytes]] = defaultdict(set)
+        """Callers that may have outcomes retained for them, by node."""
+        self._reporters: dict[tuple[bytes, int], dict[bytes, list[bytes]]] = {}
+        """Calls whose outcomes were sent and not taken in yet: by node and number of the message, the calls of each worker."""
+
+    # -- calls arrive --
+
+    def on_relayed_calls(self, now: float, source: Address, message: m.RelayedCalls) -> None:
+        """Pass calls on. If that life of the actor has ended, the caller's node is notified of it, or has been."""
+        worker = self._worker_of(source, message.actor_id)
+        if worker is None or worker.process is None or self.tables.actors[message.actor_id].task.attempt != message.attempt:
+            return
+        node = source[1:]
+        for row in message.rows:
+            named = names_of(row)
+            if named:
+                self.borrowing.refer(named, message.homes, node)
+                self.references.pin(named)
+                self._pinned[row[0]] = message.actor_id, named
+        caller = remote_caller(message.caller, node)
+        self._callers[node].add(caller)
+        self.tables.send(ACTOR + worker.process.incarnation, message._replace(caller=caller, homes=()))
+
+    def on_relayed_receipt(self, now: float, source: Address, message: m.RelayedReceipt) -> None:
+        """Pass on which outcomes a caller has received."""
+        worker = self._worker_of(source, message.actor_id)
+        if worker is not None and worker.process is not None:
+            caller = remote_caller(message.caller, source[1:])
+            self.tables.send(ACTOR + worker.process.incarnation, message._replace(caller=caller))
+
+    def stop(self, source: Address, message: m.StopRelayed) -> None:
+        """Stop a call of an actor of this node."""
+        worker = self._worker_of(source, message.actor_id)
+        if worker is not None:
+            self.tables.send_to_control(worker, m.StopCall(message.call_id, message.reason))
+
+    def _worker_of(self, source: Address, actor_id: bytes) -> WorkerRecord | None:
+        record = self.tables.actors.get(actor_id)
+        if source[1:] not in self.tables.nodes:
+            self.tables.counts["refused"] += 1
+            return None
+        return record.worker if record is not None else None
+
+    # -- outcomes leave --
+
+    def end_of_turn(self) -> None:
+        """Send the outcomes that actors reported in this turn, and what goes behind them."""
+        if self.tables.recovering or self.tables.unsettled is not None:
+            return  # Callers' nodes have yet to register with this restarted scheduler.
+        ended, self.tables.relayed_ends = self.tables.relayed_ends, []
+        by_node: defaultdict[bytes, list[tuple[WorkerRecord, m.Row, m.Ids]]] = defaultdict(list)
+        for each in ended:
+            by_node[node_of_caller(each[1][1])].append(each)
+        for token, reports in by_node.items():
+            node = self.tables.nodes.get(token)
+            rows: list[m.Row] = []
+            named: list[bytes] = []
+            reporters: defaultdict[bytes, list[bytes]] = defaultdict(list)
+            for worker, (call_id, caller, status, outputs, contained), inside in reports:
+                self.references.unpin(self._pinned.pop(call_id, (b"", ()))[1])
+                job = self.tables.jobs.get(call_id[:JOB_BYTES])
+                if node is None or job is None or job.ended:
+                    self._drop(worker, call_id, outputs)
+                    self.references.unpin(inside)
+                    continue
+                if status == OK:
+                    outputs = tuple(
+                        self.outcomes.retain_for_home(
+                            call_value(call_id, index), token, worker, value, contained[index] if index < len(contained) else ()
+                        )
+                        for index, value in enumerate(outputs)
+                    )
+                named += inside
+                rows.append((call_id, caller[:INCARNATION_BYTES], status, outputs, contained))
+                reporters[worker.token].append(call_id)
+            if rows and node is not None:
+                self._reporters[token, node.next_end] = reporters
+                self.executions.report(node, m.CallsEnded(node.next_end, tuple(rows), self.tables.homes_of(named)), named)
+        behind, self.tables.behind_ends = self.tables.behind_ends, []
+        for token, message in behind:
+            if token in self.tables.nodes:
+                self.borrowing.send_behind(token, message)
+
+    def _drop(self, worker: WorkerRecord, call_id: bytes, outputs: m.Row) -> None:
+        """Drop an outcome that nobody waits for."""
+        for index, value in enumerate(outputs):
+            self.outcomes.drop_copy(worker, call_value(call_id, index), value)
+        self.tables.send_to_control(worker, m.OutcomesRecorded((call_id,)))
+
+    def on_end_received(self, received: CallsEndReceived) -> None:
+        """Confirm outcomes to their actors: the callers' node has taken them in, or is dead."""
+        for token, calls in self._reporters.pop(received, {}).items():
+            worker = self.tables.workers.get(token)
+            if worker is not None:
+                self.tables.send_to_control(worker, m.OutcomesRecorded(tuple(calls)))
+
+    # -- ends --
+
+    def on_life_ended(self, ended: ActorLifeEnded) -> None:
+        """Unpin what calls named that have no outcome: the callers retain it, and repeat or fail the calls."""
+        for call_id in [each for each, (actor_id, _) in self._pinned.items() if actor_id == ended.actor_id]:
+            self.references.unpin(self._pinned.pop(call_id)[1])
+
+    def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
+        """A process of another node has exited, which may have called actors here."""
+        caller = remote_caller(message.incarnation, source[1:])
+        self._callers[source[1:]].discard(caller)
+        self._notify(caller)
+
+    def node_died(self, node: bytes) -> None:
+        """All callers of a node are dead."""
+        for caller in sorted(self._callers.pop(node, ())):
+            self._notify(caller)
+        for token, number in [each for each in self._reporters if each[0] == node]:
+            self.on_end_received(CallsEndReceived(token, number))
+
+    def _notify(self, caller: bytes) -> None:
+        for worker in self.tables.workers.values():
+            if worker.actors:
+                self.tables.send_to_control(worker, m.CallerGone(caller))
+
+
+def names_of(row: m.Row) -> m.Ids:
+    """Objects that the row of a call names: dependencies, and refs inside its arguments."""
+    if len(row) == 3:
+        return ()
+    dependencies: m.Ids = row[DEPENDENCIES]
+    return dependencies + tuple(option(row[CALL_OPTIONS], "contains", ()))

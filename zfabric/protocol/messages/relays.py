@@ -1,0 +1,63 @@
+"""Calls of actors on other nodes: the caller's node and the actor's node relay them, and their outcomes.
+
+To its callers, the local scheduler of their node stands for the actor: it receives their ``Call``. To the actor, the local scheduler of the
+actor's node stands for the callers. ``FindActors``, ``ActorLocations``, ``KillActor`` and ``CallerGone`` pass between nodes, too: the actor
+is then "in" the node to which calls are to be sent.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zfabric.protocol.messages.rows import Ids, Rows
+
+
+class RelayedCalls(NamedTuple):
+    """local scheduler -> local scheduler of the actor's node -> actor. Calls of one process of another node, in order.
+
+    The first fields are those of ``Call``. ``caller`` is the process; on the way to the actor, the id of its node follows
+    (``protocol.ids.remote_caller``). ``homes`` are as in ``Delegate``. Calls for a life that has ended are not run, as with ``Call``.
+    """
+
+    actor_id: bytes
+    attempt: int
+    rows: Rows
+    caller: bytes
+    homes: Rows
+
+
+class RelayedReceipt(NamedTuple):
+    """local scheduler -> local scheduler of the actor's node -> actor. ``OutcomesReceived`` of a process of another node."""
+
+    actor_id: bytes
+    call_ids: Ids
+    others: bool
+    caller: bytes
+
+
+class StopRelayed(NamedTuple):
+    """client -> local scheduler -> local scheduler of the actor's node. ``StopCall`` for a call of an actor on another node."""
+
+    actor_id: bytes
+    call_id: bytes
+    reason: str
+
+
+class RepeatCalls(NamedTuple):
+    """local scheduler -> client. Calls of this actor on another node that have no outcome may be lost, since a daemon was restarted.
+
+    The client sends them again, in order. The actor does not run those again that it has.
+    """
+
+    actor_id: bytes
+
+
+class CallsEnded(NamedTuple):
+    """local scheduler -> local scheduler of the callers' node. Outcomes of relayed calls: rows as in ``CallOutcomes``.
+
+    Of a large value only the size is there, as in ``Ended``, with which these messages share their numbers and ``EndsReceived``.
+    """
+
+    number: int
+    rows: Rows
+    homes: Rows
