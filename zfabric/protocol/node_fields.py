@@ -269,8 +269,6 @@ def _remains(name: str, fields: tuple[Any, ...]) -> None:
 
 def _read(name: str, fields: tuple[Any, ...]) -> None:
     _numbers(name, fields[0])
-    if fields[1] != READ_TABLE:
-        _refuse(name, f"other nodes read the table {READ_TABLE!r} alone")
     if len(fields[2]) > READ_MAX or not set(map(type, fields[2])) <= BYTES:
         _refuse(name, f"at most {READ_MAX} keys are bytes")
 

@@ -37,6 +37,7 @@ from zfabric.protocol.ids import (
     control_of,
 )
 from zfabric.protocol.machine import Machine, Refusal
+from zfabric.protocol.node_fields import READ_TABLE
 from zfabric.protocol.messages import Envelope
 
 SWEEP_EVERY = 5.0
@@ -145,7 +146,11 @@ class NodeMachines:
     def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message) -> None:
         """Take in a message that the daemon of another node sent as ``role``; refuse and count it if it may not, or if it does not fit."""
         allowed = type(message) in FROM_NODES.get(to, ()) and to in self.machines
-        if not allowed or (isinstance(message, m.Heartbeat) and message.node != node):  # No node speaks for another.
+        if isinstance(message, m.Heartbeat):
+            allowed &= message.node == node  # No node speaks for another.
+        elif isinstance(message, m.Read):
+            allowed &= message.table == READ_TABLE
+        if not allowed:
             self.refused += 1
             return
         self._stirred.add(to)
