@@ -7,9 +7,16 @@ import signal
 import time
 from typing import Any
 
+import pytest
 from faults import descendants, eventually, name_of
+from scheduler_alone import DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, ref, row, task_id
 
 import zfabric as zf
+from zfabric.machines.common.row_format import pack_row
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, first_attempt
+from zfabric.protocol.options import RESOURCE_UNIT
 
 TASKS = 150
 
@@ -64,3 +71,349 @@ def test_a_job_goes_on_when_the_daemons_of_executor_home_and_head_are_killed() -
                 assert zf.get(counter.next.remote(), timeout=30) == (calls, process), "no actor is replaced"
                 eventually(lambda: len(zf.nodes()) == 3, "all nodes")
             assert all(node.alive() for node in cluster.nodes)
+
+
+# --- message by message: another node's daemon is new ---------------------------------------------------------------------------
+
+SELF, A, C = b"thisnode", b"\x02node A.", b"\x02node C."
+NEW, NEWER = b"\x01daemon2", b"\x01daemon3"
+"""Later daemons of another node."""
+OTHER = JOB + b"parent C" + bytes(8)
+"""An object of another node."""
+OF_A, OF_SELF = first_attempt(0, 1), first_attempt(0, 2)
+ABOUT = (JOB, "", A)
+EXPORTED = ((FUNCTION, "f", b"payload", ()),)
+
+
+def told(node: Node, other: bytes) -> list[Any]:
+    """What another node was sent since the last look, without heartbeats and bundles."""
+    found = [message for to, message in node.sent if to[1:] == other and not isinstance(message, m.Heartbeat | m.HoldBundles)]
+    node.sent = [(to, message) for to, message in node.sent if to[1:] != other]
+    return found
+
+
+def hear(node: Node, other: bytes, *messages: Any) -> None:
+    """Receive messages of another node."""
+    for message in messages:
+        node.send(LOCAL_SCHEDULER + other, message)
+
+
+def table(node: Node, version: int = 1, *others: bytes) -> None:
+    """The cluster has node A, this one and C; or this one and others."""
+    numbers = {A: 1, SELF: 2, C: 3}
+    nodes = (SELF, *others) if others else (A, SELF, C)
+    rows = tuple((each, numbers[each], "a node", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0) for each in nodes)
+    node.send(MEMBER + OWN, m.NodeTable(version, rows))
+
+
+def anew(daemon: bytes) -> m.RegisterNode:
+    """The first message of a restarted daemon."""
+    return m.RegisterNode(m.PROTOCOL_VERSION, daemon, m.ANY_DAEMON)
+
+
+def again(daemon: bytes) -> m.RegisterNode:
+    """A daemon registers with that of this node, which or whose peer was restarted."""
+    return m.RegisterNode(m.PROTOCOL_VERSION, daemon, OWN)
+
+
+class Peer(Node):
+    """A scheduler whose daemon lives on, between two nodes that have registered with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table(self)
+        for other in (A, C):
+            hear(self, other, m.RegisterNode(m.PROTOCOL_VERSION, b"\x01daemon" + other[-2:-1]), m.Ready())
+        self.sent.clear()
+
+    def delegated(self, number: int, *contains: bytes, homes: tuple[Any, ...] = ()) -> bytes:
+        """A task of node A arrives and is dispatched. Return its worker."""
+        options = {"contains": contains} if contains else {}
+        hear(self, A, m.Delegate(ABOUT, EXPORTED, (row(number, **options),), (), (), homes, OF_A))
+        self.workers()
+        ((worker, *_),) = self.dispatched()
+        return worker
+
+    def delegate(self, *numbers: int) -> None:
+        """Tasks of this node are given to C."""
+        self.driver()
+        self.submit(*map(row, numbers))
+        for queue in list(self.scheduler.tables.queues.values()):
+            self.scheduler.delegations.give(queue, self.scheduler.tables.nodes[C], len(numbers), self.now)
+        self.turn()
+        told(self, C)
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
+
+
+def test_the_link_to_a_new_daemon_begins_anew_on_both_sides(peer: Peer) -> None:
+    hear(peer, C, anew(NEW))
+    assert told(peer, C) == [m.RegisterNode(m.PROTOCOL_VERSION, OWN, NEW), m.Ready()]
+    hear(peer, C, m.Delegate((JOB, "", C), EXPORTED, (row(1),), (), (), (), first_attempt(0, 3)), m.Ready())
+    assert peer.scheduler.tables.tasks == {}, "it was sent before that daemon registered with this one"
+    assert not peer.scheduler.tables.nodes[C].process.ready  # type: ignore[union-attr]
+    hear(peer, C, again(NEW), m.Ready())
+    assert told(peer, C) == [], "it has registered with that daemon already"
+    assert peer.scheduler.tables.nodes[C].process.ready  # type: ignore[union-attr]
+    hear(peer, C, anew(NEWER))
+    assert [type(each) for each in told(peer, C)] == [m.RegisterNode, m.Ready]
+
+
+def test_attempts_that_a_restarted_executor_does_not_report_run_again_and_others_go_on(peer: Peer) -> None:
+    peer.delegate(0, 1, 2)
+    hear(peer, C, anew(NEW), again(NEW), m.RunningDelegated(((task_id(1), OF_SELF), (task_id(9), OF_SELF))), m.Ready())
+    node = peer.scheduler.tables.nodes[C]
+    assert list(node.inflight) == [task_id(1)]
+    assert [peer.scheduler.tables.tasks[task_id(number)].attempt for number in (0, 1, 2)] == [OF_SELF + 1, OF_SELF, OF_SELF + 1]
+    assert [each for each in told(peer, C) if isinstance(each, m.StopDelegated)] == [
+        m.StopDelegated(task_id(9), OF_SELF, "cancelled", False)
+    ], "nobody wants it any more"
+    ended = m.Completed.of(((task_id(1), OF_SELF, m.OK, (b"value",)),), (), ())
+    hear(peer, C, m.Ended(1, tuple(ended), ()))
+    assert peer.results()[1] == (m.OK, (b"value",))
+
+
+def test_an_executor_repeats_what_runs_and_the_ends_that_are_not_acknowledged_to_a_restarted_home(peer: Peer) -> None:
+    worker = peer.delegated(1)
+    peer.complete(worker, 1, OF_A)
+    (ended,) = told(peer, A)
+    peer.delegated(2)
+    hear(peer, A, anew(NEW))
+    assert told(peer, A)[1:] == [m.RunningDelegated(((task_id(2), OF_A), (task_id(1), OF_A))), m.Ready(), ended]
+    hear(peer, A, again(NEW), m.Ready(), m.EndsReceived(1), anew(NEWER))
+    assert told(peer, A)[1:] == [m.RunningDelegated(((task_id(2), OF_A),)), m.Ready()]
+
+
+def test_a_borrower_repeats_its_holds_and_its_open_requests(peer: Peer) -> None:
+    worker = peer.delegated(1, OTHER, homes=((OTHER, C),))
+    peer.send(CLIENT + worker, m.Hold((OTHER,)))
+    peer.send(CLIENT + worker, m.Fetch((OTHER,)))
+    before, fetch = told(peer, C)
+    hear(peer, C, anew(NEW))
+    _, borrow, ready, repeated = told(peer, C)
+    assert (borrow, ready, repeated) == (m.Borrow(borrow.number, (OTHER,), True), m.Ready(), fetch)
+    assert borrow.number != before.number
+    peer.complete(worker, 1, OF_A)
+    assert told(peer, A) == [], "the hold is not registered with the new daemon"
+    hear(peer, C, again(NEW), m.Ready(), m.Borrowed(borrow.number))
+    assert [type(each) for each in told(peer, A)] == [m.Ended]
+
+
+def test_a_home_drops_the_holds_that_a_restarted_borrower_does_not_repeat(peer: Peer) -> None:
+    peer.driver()
+    first, second = ref(900, 2**31), ref(901, 2**31)
+    peer.send(CLIENT + DRIVER, m.Put(((first, b"a", (), False), (second, b"b", (), False))))
+    hear(peer, C, m.Borrow(1, (first, second), True))
+    peer.send(CLIENT + DRIVER, m.Release((first, second)))
+    hear(peer, C, anew(NEW), again(NEW))
+    assert set(peer.scheduler.tables.objects) == {first, second}, "until it has repeated everything"
+    hear(peer, C, m.Borrow(1, (second, OTHER), False))
+    assert told(peer, C)[-1] == m.Borrowed(1, (OTHER,)), "that is at home elsewhere"
+    hear(peer, C, m.Ready())
+    assert set(peer.scheduler.tables.objects) == {second}
+
+
+def test_a_home_claims_its_values_from_a_restarted_node_and_makes_again_what_is_lost(peer: Peer) -> None:
+    peer.delegate(1)
+    hear(peer, C, m.Ended(1, tuple(m.Completed.of(((task_id(1), OF_SELF, m.OK, (200_000,)),), (), ())), ()))
+    told(peer, C)
+    hear(peer, C, anew(NEW))
+    assert told(peer, C)[1] == m.ClaimValues(((ref(1), ()),), ())
+    hear(peer, C, again(NEW), m.Ready(), m.CopyLost(ref(1), "it was not found"))
+    peer.send(CLIENT + DRIVER, m.Fetch((ref(1),)))
+    assert peer.scheduler.tables.tasks[task_id(1)].attempt > OF_SELF
+
+
+def test_a_node_reports_the_values_that_it_retains_to_a_restarted_home(peer: Peer) -> None:
+    worker = peer.delegated(1)
+    peer.complete(worker, 1, OF_A, m.OK, (4096, 200_000))
+    hear(peer, A, m.EndsReceived(1))
+    told(peer, A)
+    hear(peer, A, anew(NEW))
+    assert told(peer, A)[1:] == [m.RetainedValues(((ref(1), 200_000, ()),), ()), m.Ready()]
+
+
+def test_the_end_of_a_job_is_repeated_to_a_new_daemon(peer: Peer) -> None:
+    peer.driver()
+    peer.send(CLIENT + DRIVER, m.Goodbye())
+    assert told(peer, A) == told(peer, C) == [m.EndJob(JOB)]
+    hear(peer, C, anew(NEW))
+    assert told(peer, C)[1:] == [m.Ready(), m.EndJob(JOB)]
+    hear(peer, A, m.JobGone(JOB))
+    assert peer.take(m.Farewell) == []
+    hear(peer, C, again(NEW), m.Ready(), m.JobGone(JOB))
+    assert len(peer.take(m.Farewell)) == 1
+
+
+def test_the_end_of_a_job_is_acknowledged_before_the_table_with_its_home_arrives() -> None:
+    node = Node()
+    hear(node, A, m.EndJob(JOB))
+    assert told(node, A) == [m.JobGone(JOB)]
+
+
+# --- message by message: this node's daemon is new ------------------------------------------------------------------------------
+
+
+class Anew(Restarted):
+    """The third daemon of its node: processes and other nodes register again. It has a job of its own, or works for one of node A."""
+
+    def __init__(self, elsewhere: bool = False) -> None:
+        super().__init__()
+        self.elsewhere = elsewhere
+        table(self)
+        assert [each.peer for each in told(self, A) + told(self, C)] == [m.ANY_DAEMON, m.ANY_DAEMON]
+
+    def answer(self, message: Any) -> None:
+        """The control store has the job, and what it exported."""
+        if isinstance(message, m.Scan) and self.elsewhere:
+            rows: tuple[Any, ...] = ()
+            if message.table == "job":
+                rows = ((JOB, pack_row({"status": "elsewhere", "namespace": "", "home": A})),)
+            elif message.table == "function":
+                rows = ((JOB + FUNCTION, pack_row(("f", (), b"payload"))),)
+            self.send(b"S" + OWN, m.Found(message.token, rows, False))
+        else:
+            super().answer(message)
+
+    def rejoin_worker(self, *reports: Any) -> None:
+        """The worker registers again, of a job whose driver is elsewhere."""
+        self.send(b"X" + OWN, m.ArenaFound(self.arena, ()))
+        self.send(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
+        self.send(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, b"\x80" + OLD[1:], "", ""))
+        for role, message in reports:
+            self.send(role + OLD, message)
+        self.send(CLIENT + OLD, m.Ready())
+        assert not self.scheduler.tables.recovering
+
+    arena: tuple[Any, ...] = ()
+
+    def register(self, other: bytes, *repeated: Any) -> list[Any]:
+        """Another node registers. Return what this one repeated to it."""
+        hear(self, other, again(b"\x01daemon" + other[-2:-1]))
+        found = told(self, other)
+        hear(self, other, *repeated, m.Ready())
+        return found
+
+
+RUNNING = m.RunningTasks(((row(5), OF_A, True, ""),), ())
+
+
+def test_tasks_that_may_run_elsewhere_wait_until_every_node_has_registered() -> None:
+    node = Anew()
+    node.rejoin((row(1), row(2), row(3)))
+    assert node.dispatched() == []
+    assert [type(each) for each in node.register(A, m.RunningDelegated(((task_id(1), OF_SELF + 1), (task_id(2), OF_SELF))))] == [
+        m.RegisterNode,
+        m.Ready,
+    ]
+    assert node.dispatched() == []
+    stale = m.Completed.of(((task_id(1), OF_SELF, m.LOST, ()),), (), ())
+    node.register(C, m.RunningDelegated(((task_id(1), OF_SELF),)), m.Ended(1, tuple(stale), ()))
+    ((_, number, attempt),) = node.dispatched()
+    assert (number, attempt) == (3, first_attempt(2, 2)), "nobody has it"
+    nodes = node.scheduler.tables.nodes
+    assert list(nodes[A].inflight) == [task_id(1), task_id(2)], "of two attempts the later one counts"
+    assert nodes[C].inflight == {}
+    hear(node, A, m.Ended(1, tuple(m.Completed.of(((task_id(1), OF_SELF + 1, m.OK, (b"value",)),), (), ())), ()))
+    assert node.results()[1] == (m.OK, (b"value",))
+
+
+def test_the_death_of_a_node_ends_the_wait_for_it_and_time_does_not() -> None:
+    node = Anew()
+    node.rejoin((row(1),))
+    node.register(A)
+    node.now += 1000.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert node.dispatched() == []
+    table(node, 2, A)
+    assert [number for _, number, _ in node.dispatched()] == [1]
+
+
+def test_nothing_that_another_node_may_hold_is_freed_before_it_has_registered() -> None:
+    node = Anew()
+    value = ref(900, 2**31)
+    node.rejoin((), held=(m.Put(((value, b"value", (), False),)), m.Hold((value,))))
+    node.register(A)
+    node.send(CLIENT + DRIVER, m.Release((value,)))
+    assert value in node.scheduler.tables.objects
+    node.register(C, m.Borrow(7, (value,), True))
+    assert told(node, C) == [m.Borrowed(7, ())]
+    assert value in node.scheduler.tables.objects
+    hear(node, C, m.Release((value,)))
+    assert value not in node.scheduler.tables.objects
+
+
+def test_a_value_that_another_node_retains_is_not_made_again() -> None:
+    node = Anew()
+    node.rejoin((row(1),))
+    node.register(A)
+    node.register(C, m.RetainedValues(((ref(1), 200_000, ()), (ref(2), 200_000, ())), ()))
+    assert node.dispatched() == []
+    assert node.results()[1] == (m.OK, (None,))
+    assert told(node, C) == [m.Release((ref(2),))], "nobody needs that one"
+
+
+def test_a_restarted_executor_goes_on_with_what_its_workers_run_and_reports_it() -> None:
+    node = Anew(elsewhere=True)
+    node.rejoin_worker((CLIENT, RUNNING))
+    _, running, ready = node.register(A)
+    assert (running, ready) == (m.RunningDelegated(((task_id(5), OF_A),)), m.Ready())
+    node.register(C)
+    node.send(WORKER + OLD, m.Completed.of(((task_id(5), OF_A, m.OK, (b"value",)),), (), ((FUNCTION, 1, 0.0001),)))
+    (ended,) = told(node, A)
+    assert m.Completed(*ended.completed).rows == ((task_id(5), OF_A, m.OK, (b"value",)),)
+
+
+def test_a_worker_with_a_task_of_a_node_that_has_died_ends() -> None:
+    node = Anew(elsewhere=True)
+    table(node, 2, C)
+    node.rejoin_worker((CLIENT, RUNNING))
+    assert not node.scheduler.tables.tasks
+    assert not node.scheduler.tables.jobs
+
+
+def test_every_node_is_asked_for_the_home_of_what_only_processes_know() -> None:
+    node = Anew(elsewhere=True)
+    lost = JOB + b"parent D" + bytes(8)
+    node.rejoin_worker((CLIENT, m.Hold((OTHER, lost))), (CLIENT, m.Fetch((OTHER, lost))))
+    _, borrow, _ = node.register(A)
+    assert borrow == m.Borrow(borrow.number, (OTHER, lost), False)
+    _, second, _ = node.register(C)
+    hear(node, C, m.Borrowed(second.number, (lost,)))
+    assert told(node, C) == [m.FetchValues((OTHER,))]
+    assert node.take(m.Objects) == []
+    hear(node, A, m.Borrowed(borrow.number, (OTHER, lost)))
+    ((_, objects),) = node.take(m.Objects)
+    ((identifier, status, payload, _),) = objects.rows
+    assert (identifier, status, unpack_failure(payload)[0]) == (lost, m.FAILED, "ObjectLostError")
+    hear(node, C, m.FetchedValues(((OTHER, m.OK, b"value", ()),), ()))
+    assert [message.rows for _, message in node.take(m.Objects)] == [((OTHER, m.OK, b"value", ()),)]
+
+
+def test_values_in_the_arena_that_a_home_claims_are_retained_for_it_and_others_go() -> None:
+    node = Anew(elsewhere=True)
+    node.arena = ((ref(1), 4096, 200_000), (ref(2), 300_000, 200_000))
+    node.rejoin_worker()
+    (retain,) = (message for _, message in node.take(m.RetainOnly))
+    assert set(retain.object_ids) == {ref(1), ref(2)}
+    node.register(A, m.ClaimValues(((ref(1), (OTHER,)), (ref(3), ())), ((OTHER, C),)))
+    assert [each for each in told(node, A) if isinstance(each, m.CopyLost)] == [
+        m.CopyLost(ref(3), "its daemon was restarted, and the value was not found")
+    ]
+    assert node.take(m.Free) == []
+    node.register(C)
+    assert [message.object_ids for _, message in node.take(m.Free)] == [(ref(2),)]
+    assert node.scheduler.tables.objects[ref(1)].contained == (OTHER,)
+
+
+def test_a_restarted_home_withdraws_the_rows_that_nobody_needs_any_more() -> None:
+    node = Anew(elsewhere=True)
+    node.rejoin_worker()
+    node.register(A, m.Entrusted(0, (task_id(8),)))
+    assert told(node, A) == []
+    node.register(C)
+    assert told(node, A) == [m.Withdraw((task_id(8),))]

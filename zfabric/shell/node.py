@@ -37,8 +37,8 @@ from zfabric.protocol.ids import (
     control_of,
 )
 from zfabric.protocol.machine import Machine, Refusal
-from zfabric.protocol.node_fields import READ_TABLE
 from zfabric.protocol.messages import Envelope
+from zfabric.protocol.node_fields import READ_TABLE
 
 SWEEP_EVERY = 5.0
 """Seconds between two sweeps for unregistered peers. The link of a peer that two sweeps find is closed. A driver waits less long for its

@@ -39,6 +39,7 @@ class Invariants:
         """The worker that began an attempt, by task and attempt."""
         self._numbers: dict[bytes, int] = {}
         self._outcomes: dict[AnyObject, int] = {}
+        self._ended: dict[bytes, dict[tuple[bytes, int, int], tuple[bytes, int]]] = {}
         self._members: set[bytes] = set()
         """Nodes of the last table that a registry has sent."""
 
@@ -49,6 +50,28 @@ class Invariants:
             which = f"attempt {item.attempt:#x} of {short(item.row[0])}"
             self.world.fail(f"{which} begins on {worker.name} and was begun on {self._begun[named]}: their children have the same names")
         self._begun[named] = worker.name
+        if len(self.world.nodes) > 1:
+            self._alone(worker, item)
+
+    def _alone(self, worker: WorkerProcess, item: Item) -> None:
+        """Fail if an attempt begins while another one runs on a living node, or has ended there and its home has not acknowledged that."""
+        task_id = item.row[0]
+        homes = [
+            node for node in self.world.living if (task := node.daemon.scheduler.tables.tasks.get(task_id)) and not task.function.delegated
+        ]
+        for home in homes:
+            nodes = home.daemon.scheduler.tables.nodes
+            task = home.daemon.scheduler.tables.tasks[task_id]
+            if task.rare is not None and (task.rare.stopped or task.rare.rebuilt):
+                continue
+            for node in self.world.living:
+                if node is home or node.identifier not in nodes or not node.up:
+                    continue
+                if (task_id, node.restarts) in self._ended.get(node.identifier, {}).values():
+                    self.world.fail(f"{short(task_id)} begins on {worker.name}, and node {node.number} has its outcome")
+                for other in node.workers.values():
+                    if other is not worker and any(type(each.item) is Item and each.item.row[0] == task_id for each in other.stack):
+                        self.world.fail(f"{short(task_id)} begins on {worker.name}, and runs on {other.name}")
 
     def late_attempts(self, daemon: SimDaemon, source: bytes, message: m.Completed) -> list[TaskRecord]:
         """Return unfinished tasks of which a worker or node reports another attempt than the one that it was given."""
@@ -66,11 +89,22 @@ class Invariants:
             if task.state == DONE:
                 self.world.fail(f"an attempt of {short(task.id)} was accepted that was not the one given out")
 
-    def between_nodes(self, daemon: SimDaemon, envelopes: list[Envelope]) -> None:
+    def ends_received(self, daemon: SimDaemon, home: bytes, number: int) -> None:
+        """Forget the ends that a home has acknowledged."""
+        ended = self._ended.get(daemon.node.identifier, {})
+        for key in [each for each in ended if each[0] == home and each[1] <= number]:
+            del ended[key]
+
+    def between_nodes(self, daemon: SimDaemon, node: bytes, envelopes: list[Envelope]) -> None:
         """Check what a daemon sends to that of another node: nothing but requests for its lease, if that is nearly over."""
         for to, _, message in envelopes:
             if type(message) is m.Delegate:
                 self._delegated(daemon, message)
+            elif type(message) is m.Ended:
+                ended = self._ended.setdefault(daemon.node.identifier, {})
+                for index, row in enumerate(m.Completed(*message.completed).rows):
+                    if row[2] == OK:
+                        ended[node, message.number, index] = row[0], daemon.node.restarts
             if to != REGISTRY and daemon.core.member is not None and daemon.core.member.silent:
                 self.world.fail(f"node {daemon.node.number} sends {type(message).__name__}, and its lease is nearly over")
 

@@ -326,6 +326,8 @@ class ObservedMachine:
         late: Any = ()
         if type(message) is m.Completed:
             late = world.invariants.late_attempts(self._daemon, source, message)
+        elif type(message) is m.EndsReceived:
+            world.invariants.ends_received(self._daemon, source[1:], message.number)
         elif type(message) is m.Ended:
             late = world.invariants.late_attempts(self._daemon, source, m.Completed(*message.completed))
         self._machine.step(now, source, message)

@@ -14,6 +14,7 @@ from typing import Any
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.machine import Client
 from zfabric.machines.common.link import Link
+from zfabric.machines.common.node_link import NOBODY, NodeLink
 from zfabric.machines.control_store.machine import ControlStore
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
@@ -24,7 +25,10 @@ from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes import spilling
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
+from zfabric.machines.local_scheduler.nodes.repeats import Repeats
 from zfabric.machines.local_scheduler.records import DONE, TASKS, NodeRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
@@ -518,6 +522,41 @@ def _functions_sent_once(right: Any) -> Any:
     return send
 
 
+def _begun_anew_on_one_side(right: Any) -> Any:
+    """The link to a restarted daemon goes on with the numbers of the one before; that daemon begins with 1."""
+
+    def agree(self: NodeLink, hello: Any, now: float, answered: bool) -> None:
+        if self.peer_daemon not in (NOBODY, hello.daemon):
+            self.peer_daemon, self.peer_daemons = hello.daemon, hello.daemons
+        right(self, hello, now, answered)
+
+    return agree
+
+
+def _forgotten_when_sent(right: Any) -> Any:
+    """An executor forgets how attempts ended as soon as it has sent that."""
+
+    def end_of_turn(self: Executions) -> None:
+        right(self)
+        for home in self.tables.nodes.values():
+            for each in home.unreceived:
+                self.references.unpin(home.pinned.pop(each.number))
+            home.unreceived.clear()
+
+    return end_of_turn
+
+
+def _recovered_without_peers(right: Any) -> Any:
+    """A restarted scheduler runs again at once what no process of its own node reports."""
+
+    def on_recovered(self: PeerRecovery, transition: Any) -> None:
+        right(self, transition)
+        self._awaited.clear()
+        self._go_on(transition.now)
+
+    return on_recovered
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-reported-again": ((Client, "rejoin", _pins_not_reported_again),),
     "release-before-hold": ((Client, "take_before_releases", _release_first),),
@@ -583,6 +622,10 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "early-registration-lost": ((Peers, "on_register_node", _early_registration_lost),),
     "functions-sent-to-one-node": ((Delegations, "send", _functions_sent_once),),
     "dead-nodes-awaited": ((Jobs, "node_died", _nothing),),
+    "link-begun-anew-on-one-side": ((NodeLink, "_agree", _begun_anew_on_one_side),),
+    "places-not-repeated": ((Repeats, "on_retained_values", _nothing), (PeerRecovery, "take_retained", _nothing)),
+    "ends-forgotten-when-sent": ((Executions, "end_of_turn", _forgotten_when_sent),),
+    "recovered-without-peers": ((PeerRecovery, "on_recovered", _recovered_without_peers),),
 }
 """name -> patches"""
 WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("no-fence") :])

@@ -346,7 +346,7 @@ class World:
 
     def between_nodes(self, daemon: SimDaemon, node: bytes, envelopes: list[Envelope]) -> None:
         """Observe what a daemon sends to that of another node."""
-        self.invariants.between_nodes(daemon, envelopes)
+        self.invariants.between_nodes(daemon, node, envelopes)
 
     # -- faults --
 

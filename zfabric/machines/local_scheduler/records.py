@@ -120,7 +120,7 @@ class ObjectRecord:
         return self.id
 
 
-NO_HOME = b"?"
+NO_HOME = b"no home!"
 """The home of an object that a restarted scheduler searches: processes refer to it, and no node has said yet that it is at home there."""
 
 

@@ -560,6 +560,7 @@ class Recovery:
             self.homeless.append(object_id)
             record = self.tables.objects[object_id] = BorrowedRecord(object_id, NO_HOME)
             record.borrowed, record.asked = True, NO_HOME
+            self._note_orphan(object_id)
         else:
             self.known_here(object_id)
 
@@ -584,9 +585,13 @@ class Recovery:
     def _orphan(self, object_id: bytes) -> ObjectRecord:
         """Make the record of a value that has no known row."""
         record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+        self._note_orphan(object_id)
+        return record
+
+    def _note_orphan(self, object_id: bytes) -> None:
+        """Note that the row which makes an object is unknown: it may be submitted again."""
         if not is_put(object_id) and object_id[:TASK_BYTES] not in self.tables.streams:
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = False
-        return record
 
     def _restore(self, object_id: bytes) -> None:
         """Restore the row that made an object, and the rows of objects that it names: inputs first, since a row counts what it names."""

@@ -39,7 +39,8 @@ from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
 from zfabric.protocol.messages import FAILED
 
 HELD = frozenset({m.RetainedValues, m.FetchValues, m.Ended, m.CallsEnded, m.Reclaimed, m.CopyLost})
-"""Messages of other nodes that wait until all have registered."""
+"""Messages of other nodes that wait until all have registered; ``FetchValues`` until the homes of all objects are known as well, since a
+value names the homes of those inside it."""
 
 
 class PeerRecovery:
@@ -93,7 +94,11 @@ class PeerRecovery:
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
         """Retain a message that must wait until all nodes have registered. Return whether it does."""
-        waits = self.tables.unsettled is not None and (type(message) in HELD or (type(message) is m.Borrow and not message.certain))
+        if self.settled:
+            return False
+        kind = type(message)
+        early = self.tables.unsettled is not None and (kind in HELD or (isinstance(message, m.Borrow) and not message.certain))
+        waits = early or kind is m.FetchValues
         if waits:
             self._held.append((source, message))
         return waits
@@ -129,6 +134,9 @@ class PeerRecovery:
                 self.recovery.settle()
                 self.entrusting.settle()
                 self.references.pause(False)
+            held, self._held = self._held, []
+            for source, message in held:
+                self.step(now, source, message)
 
     # -- tasks --
 
@@ -246,7 +254,8 @@ class PeerRecovery:
                 continue
             assert before is not None
             del self.tables.objects[object_id]
-            self.recovery.known_here(object_id)
+            if before.status == PENDING:
+                self.recovery.known_here(object_id)
             record = self.tables.find(object_id) or self._came_meanwhile(object_id, before) or self._lose(object_id)
             for holder in holders_of(before):
                 add_holder(record, holder)
@@ -266,7 +275,7 @@ class PeerRecovery:
         value = before.value
         self.tables.inline.replace(before, None)
         self.tables.inline.replace(record, value)
-        record.status, record.contained, record.durable = before.status, before.contained, before.durable
+        record.status, record.contained = before.status, before.contained
         return record
 
     def _is_homeless(self, record: AnyObject | None) -> bool:
