@@ -155,7 +155,7 @@ def test_an_array_that_has_changed_between_calls_is_stored_again(here: None) -> 
 
 
 def test_a_large_array_is_stored_once_for_all_calls(here: None, stored: list[int]) -> None:
-    array, small = numpy.arange(float(MILLION)), numpy.arange(1000)
+    array, small = numpy.arange(float(MILLION)), numpy.arange(100)
     with Parallel(batch_size=1) as parallel:
         assert parallel(delayed(lambda parts, number: parts["of"][0][number])({"of": [array, small]}, n) for n in range(20)) == [*range(20)]
         assert stored == [array.nbytes]
@@ -176,12 +176,12 @@ def test_arrays_of_calls_are_released_with_their_calls(here: None) -> None:
 
 
 def test_large_arrays_are_read_only_and_results_are_not(here: None) -> None:
-    array = numpy.zeros(MILLION)
+    array, middle = numpy.zeros(MILLION), numpy.zeros((300, 100), order="F")
 
     def flags(*arrays: Any) -> list[bool]:
         return [each.flags.writeable for each in arrays]
 
-    assert Parallel(n_jobs=2)(delayed(flags)(array, array[:10]) for _ in range(2)) == [[False, True]] * 2
+    assert Parallel(n_jobs=2)(delayed(flags)(array, array[:10], middle) for _ in range(2)) == [[False, True, True]] * 2
     assert Parallel(n_jobs=2, max_nbytes=None)(delayed(flags)(array) for _ in range(2)) == [[True]] * 2
     assert Parallel(n_jobs=2, mmap_mode=None)(delayed(flags)(array) for _ in range(2)) == [[True]] * 2
     assert Parallel(n_jobs=2, mmap_mode="c")(delayed(flags)(array) for _ in range(2)) == [[True]] * 2
@@ -371,12 +371,12 @@ def test_arrays_are_forgotten_with_their_owner_and_never_confused() -> None:
 
 
 def test_a_call_is_packed_with_its_arrays_beside_it() -> None:
-    array = numpy.arange(1000.0)
+    array = numpy.arange(10_000.0)
     packed = pack(lambda: (array.sum(), array is array), StoredArrays(), 8000)
     assert len(packed.arrays) == 1
     assert len(packed.payload) < 8000
-    assert unpack(packed.payload, packed.references, tuple(zf.get(packed.arrays)), False)() == (499500.0, True)
-    objects = numpy.array([object()] * 2000)
+    assert unpack(packed.payload, packed.references, tuple(zf.get(packed.arrays)))() == (49995000.0, True)
+    objects = numpy.array([object()] * 20_000)
     assert pack(lambda: objects, StoredArrays(), 8000).arrays == []
 
 

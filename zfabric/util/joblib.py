@@ -6,6 +6,7 @@ of a call of ``Parallel``; results are copies, since programs change what they h
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import deque
@@ -27,7 +28,7 @@ except ImportError as error:
 DEEPEST = 1
 """How deep calls of ``Parallel`` inside calls become tasks. Deeper ones run in their task, so that no recursion fills the cluster."""
 LARGE = 2**20
-"""Arrays from this many bytes on are stored, unless ``max_nbytes`` says otherwise: joblib's own default."""
+"""Calls share arrays from this many bytes on, unless ``max_nbytes`` says otherwise: joblib's own default."""
 NAMES_MAX = 100
 """Most names of functions for which a backend retains a remote function."""
 SHARED_WRITES = (
@@ -57,9 +58,9 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     calls run here, without tasks. ``options`` are those of ``zf.remote``, for the task of each batch: ``num_cpus``, ``num_gpus``,
     ``max_retries``, ``runtime_env``, … Raises OptionError for invalid ones. ``nesting_level`` is for joblib.
 
-    Arrays of ``max_nbytes`` (1 MiB) or more are read-only in the calls, wherever they are in the arguments; ``mmap_mode="c"`` makes a copy
-    for each batch, ``max_nbytes=None`` for each call. A ``numpy.memmap`` is opened again by its path. Calls of ``Parallel`` inside a call
-    run on the cluster, too.
+    Arrays of ``max_nbytes`` (1 MiB) or more are shared by the calls and read-only there, wherever they are in the arguments. Smaller ones,
+    or all with ``max_nbytes=None`` or ``mmap_mode="c"``, are copies that a batch may write to. A ``numpy.memmap`` is opened again by its
+    path. Calls of ``Parallel`` inside a call run on the cluster, too.
 
     >>> import joblib
     >>> from zfabric.util.joblib import register
@@ -73,9 +74,6 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     uses_threads = False
     supports_sharedmem = False
     default_n_jobs = -1
-    MIN_IDEAL_BATCH_DURATION = 0.05
-    """Seconds. A task costs a fraction of a millisecond, so batches can be shorter than joblib's own, and end more evenly."""
-    MAX_IDEAL_BATCH_DURATION = 0.5
 
     def __init__(self, nesting_level: int | None = None, **options: Any) -> None:
         super().__init__(nesting_level=nesting_level)
@@ -87,8 +85,7 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         """The same remote function with names for listings."""
         self._lock = threading.Lock()
         self._stored = StoredArrays()
-        self._least: int | None = LARGE
-        self._copies = False
+        self._shared_from: float = LARGE
         self._open: dict[_Batch, None] = {}
         """Batches whose outcome joblib waits for."""
         self._waiting: deque[_Batch] = deque()
@@ -138,8 +135,7 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         if jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         self.parallel = parallel
-        self._least = max_nbytes if mmap_mode is not None else None
-        self._copies = mmap_mode == "c"
+        self._shared_from = math.inf if max_nbytes is None or mmap_mode in (None, "c") else max_nbytes
         self._limit = self._room = jobs if jobs < self._slots() else None
         return jobs
 
@@ -189,8 +185,8 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         """Submit the task of a batch. An error is an outcome: joblib waits for one, in another thread perhaps."""
         calls, batch.calls = batch.calls, None
         try:
-            packed = pack(calls, self._stored, self._least)
-            batch.ref = ref = self._remote(calls).remote(packed.payload, packed.references, self._copies, *packed.arrays)
+            packed = pack(calls, self._stored, self._shared_from)
+            batch.ref = ref = self._remote(calls).remote(packed.payload, packed.references, *packed.arrays)
             owner_of(ref).add_done_callback(ref.binary(), lambda _: ended.put(batch))
         except Exception as error:  # Pickling is user code, and the cluster may be gone.
             batch.error = error
@@ -252,10 +248,10 @@ def _restored(nesting_level: int | None, options: dict[str, Any]) -> ZfabricBack
     return ZfabricBackend(nesting_level, **options)
 
 
-def _run_batch(payload: bytes, references: list[zf.ObjectRef], copies: bool, *arrays: Any) -> Any:
+def _run_batch(payload: bytes, references: list[zf.ObjectRef], *arrays: Any) -> Any:
     """Run a batch, in a worker."""
     register()  # A call may name the backend.
-    return unpack(payload, references, arrays, copies)()
+    return unpack(payload, references, arrays)()
 
 
 def register() -> None:

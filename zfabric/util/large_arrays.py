@@ -1,4 +1,6 @@
-"""Pickles a call with its large arrays by reference, wherever they are in it: each is stored once, and read in place by all calls.
+"""Pickles a call with its large arrays by reference, wherever they are in it: each is stored once for all calls.
+
+A call reads the largest in place. Others it copies, so that it may write to them: cheaper than to send them with each call.
 
 Arrays of a file (``numpy.memmap``, and views of one) travel as the file's path, so that writes to them are shared on this machine. Refs
 in a call are retained until it has ended, as those in arguments of tasks are.
@@ -20,6 +22,9 @@ from zfabric import api as zf
 from zfabric.adapters.cached_functions import pickler
 
 _Base: Any = pickler()
+
+STORED_FROM = 64 * 1024
+"""Arrays of at least this many bytes are stored. Smaller ones travel with their call."""
 
 
 class StoredArrays:
@@ -66,12 +71,12 @@ class PackedCall(NamedTuple):
 class _Pickler(_Base):  # type: ignore[misc]  # Made at run time: cloudpickle has no types.
     """cloudpickle, but for large arrays, arrays of files and refs."""
 
-    def __init__(self, file: io.BytesIO, stored: StoredArrays, least: int | None) -> None:
+    def __init__(self, file: io.BytesIO, stored: StoredArrays, shared_from: float) -> None:
         super().__init__(file, protocol=5)
         self.references: list[zf.ObjectRef] = []
         self.arrays: list[zf.ObjectRef] = []
         self._stored = stored
-        self._least = least
+        self._shared_from = shared_from
 
     def reducer_override(self, thing: Any) -> Any:
         """Reduce arrays and refs to their places in the lists; all else as cloudpickle does."""
@@ -80,19 +85,19 @@ class _Pickler(_Base):  # type: ignore[misc]  # Made at run time: cloudpickle ha
             file = _file_of(thing)
             if file is not None:
                 return _reopened, file
-            if self._least is not None and thing.nbytes >= self._least:
+            if thing.nbytes >= STORED_FROM:
                 self.arrays.append(self._stored.ref(thing))
-                return _array, (len(self.arrays) - 1,)
+                return _array, (len(self.arrays) - 1, thing.nbytes < self._shared_from)
         elif kind is zf.ObjectRef:
             self.references.append(thing)
             return _reference, (len(self.references) - 1,)
         return super().reducer_override(thing)
 
 
-def pack(call: Callable[[], Any], stored: StoredArrays, least: int | None) -> PackedCall:
-    """Pickle a call. Arrays of at least ``least`` bytes are stored (None: no array is). Raises what pickling raises."""
+def pack(call: Callable[[], Any], stored: StoredArrays, shared_from: float) -> PackedCall:
+    """Pickle a call. It reads arrays of at least ``shared_from`` bytes in place, and has copies of others. Raises what pickling raises."""
     file = io.BytesIO()
-    made = _Pickler(file, stored, least)
+    made = _Pickler(file, stored, shared_from)
     made.dump(call)
     return PackedCall(file.getvalue(), made.references, made.arrays)
 
@@ -102,30 +107,29 @@ class _Loading(threading.local):
 
     references: list[zf.ObjectRef] = []
     arrays: tuple[Any, ...] = ()
-    copies = False
 
 
 _loading = _Loading()
 
 
-def unpack(payload: bytes, references: list[zf.ObjectRef], arrays: tuple[Any, ...], copies: bool) -> Callable[[], Any]:
-    """Unpickle a call. Its large arrays are read-only views of shared memory, or with ``copies`` its own."""
-    before = _loading.references, _loading.arrays, _loading.copies
-    _loading.references, _loading.arrays, _loading.copies = references, arrays, copies
+def unpack(payload: bytes, references: list[zf.ObjectRef], arrays: tuple[Any, ...]) -> Callable[[], Any]:
+    """Unpickle a call, given what was packed beside its pickle."""
+    before = _loading.references, _loading.arrays
+    _loading.references, _loading.arrays = references, arrays
     try:
         call: Callable[[], Any] = pickle.loads(payload)
         return call
     finally:
-        _loading.references, _loading.arrays, _loading.copies = before
+        _loading.references, _loading.arrays = before
 
 
 def _reference(index: int) -> zf.ObjectRef:
     return _loading.references[index]
 
 
-def _array(index: int) -> Any:
+def _array(index: int, copied: bool) -> Any:
     found = _loading.arrays[index]
-    return found.copy() if _loading.copies else found
+    return found.copy(order="K") if copied else found
 
 
 def _file_of(array: Any) -> tuple[Any, ...] | None:

@@ -156,7 +156,7 @@ class Counter(Metric):
     kind = "counter"
 
     def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
-        """Add ``value``, under ``tags`` (by key). Raises ValueError if it is not positive, or for a tag that is unknown or missing."""
+        """Add ``value``, under ``tags`` (by key). Raises ValueError if it is not positive, or for an unknown tag."""
         if not value > 0 or math.isinf(value):
             raise ValueError(f"{self._name}.inc(): a counter grows by a positive number, not {value!r}")
         _record(self._series(tags), float(value), True)
@@ -175,7 +175,7 @@ class Gauge(Metric):
     kind = "gauge"
 
     def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
-        """Set the ``value`` under ``tags`` (by key); None is ignored, as in Ray. Raises ValueError for a tag that is unknown or missing."""
+        """Set the ``value`` under ``tags`` (by key); None is ignored, as in Ray. Raises ValueError for an unknown tag."""
         if value is not None:
             _record(self._series(tags), float(value), False)
 
@@ -208,7 +208,7 @@ class Histogram(Metric):
         return {**super().info, "boundaries": list(self._bounds)}
 
     def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
-        """Add a ``value`` under ``tags`` (by key). Raises ValueError for a tag that is unknown or missing."""
+        """Add a ``value`` under ``tags`` (by key). Raises ValueError for an unknown tag."""
         number = float(value)
         if math.isnan(number):
             raise ValueError(f"{self._name}.observe(): {value!r} is no number")
