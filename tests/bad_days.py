@@ -285,7 +285,7 @@ def add_nodes(day: Day) -> None:
 def kill_everything(day: Day) -> None:
     """Workers, agents, connections and nodes, several of each."""
     for _ in range(6):
-        day.chance.choice([kill_worker, kill_agent, reset, pause_briefly])(day)
+        day.chance.choice([kill_worker, kill_agent, reset, pause_briefly, kill_head_daemon, kill_daemon])(day)
         if day.chance.random() < 0.4 and day.others:
             kill_node(day)
             day.cluster.add_node()

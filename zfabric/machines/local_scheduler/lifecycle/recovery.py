@@ -556,7 +556,8 @@ class Recovery:
         self._restore(object_id)
         if self.tables.find(object_id) is not None:
             return
-        if self.tables.unsettled is not None and self.tables.maker_of(object_id) is None:
+        of_stream = object_id[:TASK_BYTES] in self.tables.streams  # It may have been requested before it exists.
+        if self.tables.unsettled is not None and self.tables.maker_of(object_id) is None and not of_stream:
             self.homeless.append(object_id)
             record = self.tables.objects[object_id] = BorrowedRecord(object_id, NO_HOME)
             record.borrowed, record.asked = True, NO_HOME

@@ -267,7 +267,7 @@ class PeerRecovery:
                 self.outcomes.announce(record)
             self.tables.spare.append(record)
 
-    def _came_meanwhile(self, object_id: bytes, before: AnyObject) -> ObjectRecord | None:
+    def _came_meanwhile(self, object_id: bytes, before: ObjectRecord) -> ObjectRecord | None:
         """Restore an object that a process of this node has promised or given since: it is at home here. None if none has."""
         if before.status == PENDING and not self.tables.promises.actor(object_id):
             return None

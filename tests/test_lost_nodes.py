@@ -1,0 +1,180 @@
+"""Single bad days that need more than a program and a fault: what is true within so many seconds, and what a cluster ends with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from faults import descendants, eventually, failure, name_of, query
+from relay import CUT, Fault, Relay, RelayedCluster
+
+import zfabric as zf
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+LEASE = 2.0
+MiB = 2**20
+
+
+def on(node: Any, soft: bool = False) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node.node_id, soft=soft)
+
+
+def workers_of(cluster: Any) -> list[int]:
+    return [pid for node in cluster.nodes for pid in descendants(node.pid) if name_of(pid) == "zf-worker"]
+
+
+@pytest.fixture
+def relayed() -> Iterator[RelayedCluster]:
+    """Three nodes of one CPU behind a relay, with this program connected to the first."""
+    options: dict[str, Any] = {"object_store_memory": 256 * MiB, "config": {"node_lease": LEASE}}
+    with Relay() as relay, RelayedCluster(relay, nodes=3, cpus_per_node=1, **options) as cluster, zf.init(cluster.address):
+        yield cluster
+
+
+@zf.remote
+def large(seed: int, size: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def expected(seed: int, size: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+@pytest.mark.parametrize("hurt", ["cut", "reset", "agent of the reader", "agent of the source", "one way"])
+def test_a_large_value_arrives_whole_whatever_happens_on_its_way(relayed: RelayedCluster, hurt: str) -> None:
+    size, (head, source, _) = 48 * MiB, relayed.nodes
+    ref = large.options(scheduling_strategy=on(source)).remote(1, size)
+    assert zf.wait([ref], timeout=60, fetch_local=False)[0]
+    relayed.relay.between(source.name, head.name, Fault(rate=24 * MiB), "transfer")
+    waiting = zf.remote(lambda value: int(value[0])).options(scheduling_strategy=on(head)).remote(ref)
+    passed = f"{source.name}>{head.name} transfer"
+    eventually(lambda: relayed.relay("passed").get(passed, 0) > 4 * MiB, "the value is on its way")
+    if hurt in ("cut", "one way"):
+        relayed.relay.fault(source.name, head.name, CUT, "transfer")
+        if hurt == "cut":
+            relayed.relay.fault(head.name, source.name, CUT, "transfer")
+        time.sleep(1.0)  # as long as the cut is to last
+    elif hurt == "reset":
+        assert relayed.relay.reset(source.name, head.name)
+    else:
+        node = head if "reader" in hurt else source
+        (agent,) = [pid for pid in descendants(node.pid) if name_of(pid) == "zf-transfer"]
+        os.kill(agent, signal.SIGKILL)
+    relayed.relay.heal()
+    wanted = expected(1, size)
+    assert zf.get(waiting, timeout=60) == int(wanted[0])
+    assert np.array_equal(zf.get(ref, timeout=60), wanted)
+
+
+DRIVER = """
+import sys, time
+import zfabric as zf
+zf.init(sys.argv[1])
+@zf.remote(scheduling_strategy="SPREAD")
+def stay(depth):
+    children = [stay.remote(depth - 1) for _ in range(2 * (depth > 0))]
+    print("begun", flush=True)
+    time.sleep(1000)
+    return children
+refs = [stay.remote(1) for _ in range(12)]
+zf.put(bytes(200_000))
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_of_a_driver_that_is_killed_nothing_is_left_on_any_node_within_ten_seconds(relayed: RelayedCluster) -> None:
+    zf.shutdown()
+    with subprocess.Popen([sys.executable, "-c", DRIVER, relayed.address], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "ready\n"
+        eventually(lambda: len(workers_of(relayed)) >= 3, "its tasks run on all nodes")
+        driver.kill()
+    eventually(lambda: workers_of(relayed) == [], "its workers have ended everywhere", seconds=10)
+    for node in relayed.nodes:
+        with zf.init(node.address):
+            assert [row for what in ("tasks", "objects") for row in query(what)] == []
+
+
+def test_without_the_head_drivers_and_nodes_end_within_two_leases(relayed: RelayedCluster) -> None:
+    head, *others = relayed.nodes
+    zf.shutdown()
+    with zf.init(others[0].address):
+        ref = zf.remote(lambda: time.sleep(1000)).options(scheduling_strategy=on(others[1])).remote()
+        begun = time.monotonic()
+        head.kill()
+        assert isinstance(failure(ref), zf.NodeDiedError)
+        eventually(lambda: not any(node.alive() for node in others), "the other nodes have ended")
+        assert time.monotonic() - begun < 10 * LEASE, "the machine is slow, and the promise is two leases"
+
+
+CHILDREN = 6
+
+
+@zf.remote(num_cpus=0.5)
+def parent(directory: str) -> None:
+    for number in range(CHILDREN):
+        child.remote(directory, number)
+
+
+@zf.remote
+def child(directory: str, number: int) -> None:
+    time.sleep(0.3)
+    Path(directory, str(number)).touch()
+
+
+def test_children_of_a_parent_that_has_ended_run_elsewhere_when_their_node_dies(tmp_path: Path) -> None:
+    config = {"node_lease": LEASE, "spill_after": 600.0}  # They stay where they were submitted.
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * MiB, config=config) as cluster, zf.init(cluster.address):
+        zf.get(parent.options(scheduling_strategy=on(cluster.nodes[1])).remote(str(tmp_path)), timeout=60)
+        eventually(lambda: list(tmp_path.iterdir()), "the first child has run")
+        cluster.nodes[1].kill()
+        eventually(lambda: len(list(tmp_path.iterdir())) == CHILDREN, "all children have run", seconds=30)
+
+
+@zf.remote
+def fib(number: int) -> int:
+    return number if number < 2 else sum(zf.get([fib.remote(number - 1), fib.remote(number - 2)]))
+
+
+def test_recursion_over_nodes_of_one_cpu_starts_a_bounded_number_of_processes() -> None:
+    most = 4
+    config = {"node_lease": LEASE, "workers_blocked_max": most, "inline_depth": 8}
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * MiB, config=config) as cluster, zf.init(cluster.address):
+        ref = fib.options(scheduling_strategy="SPREAD").remote(11)
+        highest = 0
+        while not zf.wait([ref], timeout=0.05)[0]:
+            highest = max(highest, *(len([pid for pid in descendants(node.pid) if name_of(pid) == "zf-worker"]) for node in cluster.nodes))
+        assert zf.get(ref) == 89
+        assert highest <= 1 + most + 1, "one CPU, those that are blocked, and one that is about to end"
+
+
+def test_more_values_than_a_store_holds_are_read_from_another_node(relayed: RelayedCluster) -> None:
+    """The reader's store is full: it spills, and finishes."""
+    size, count, (_, source, reader) = 24 * MiB, 16, relayed.nodes
+    refs = [large.options(scheduling_strategy=on(source)).remote(number, size) for number in range(count)]
+
+    @zf.remote(scheduling_strategy=on(reader))
+    def sums(values: list[Any]) -> list[int]:
+        return [int(zf.get(value).sum()) for value in values]
+
+    assert zf.get(sums.remote(refs), timeout=100) == [int(expected(number, size).sum()) for number in range(count)]
+
+
+def test_a_value_larger_than_the_readers_store_is_an_error_there() -> None:
+    with zf.LocalCluster(nodes=1, cpus_per_node=1, object_store_memory=256 * MiB, config={"node_lease": LEASE}) as cluster:
+        small = cluster.add_node(object_store_memory=16 * MiB)
+        with zf.init(cluster.address):
+            ref = zf.put(np.ones(64 * MiB, np.uint8))
+            refused = zf.remote(lambda refs: int(zf.get(refs[0])[0])).options(scheduling_strategy=on(small)).remote([ref])
+            error = failure(refused)
+            assert isinstance(error, zf.ObjectTooLargeError), repr(error)
+            assert int(zf.get(ref)[-1]) == 1
