@@ -40,6 +40,7 @@ MODULES = (
     "nodes_idle",
     "nodes_beside",
     "nodes_elsewhere",
+    "nodes_actor",
     "nodes_refs",
     "nodes_placing",
     "nodes_locality",
