@@ -207,3 +207,47 @@ def test_an_actor_ends_once_no_node_has_a_handle(cluster: zf.LocalCluster) -> No
     assert not gone(pid)
     zf.get(holder.drop.remote(), timeout=WITHIN)
     eventually(lambda: gone(pid), "the actor ends with the handle that the other node had")
+
+
+def test_a_name_is_found_from_every_node_and_free_again_after_the_actors_end(cluster: zf.LocalCluster) -> None:
+    def make(_: list[Any]) -> list[Any]:
+        named = Counter.options(name="one of all").remote()
+        zf.get(named.add.remote(20))
+        return [named]
+
+    (named,) = there(cluster, make)
+    assert zf.get(zf.get_actor("one of all").add.remote(), timeout=WITHIN) == 21
+    assert "one of all" in zf.util.list_named_actors()
+    taken = Counter.options(name="one of all", get_if_exists=True).remote()
+    assert taken == named
+    with pytest.raises(zf.ActorNameTakenError):
+        Counter.options(name="one of all").remote()
+    zf.kill(named)
+
+    def is_free() -> bool:
+        try:
+            zf.get_actor("one of all")
+        except zf.ActorNotFoundError:
+            return True
+        return False
+
+    eventually(is_free, "the name is free")
+    again = Counter.options(name="one of all").remote()
+    assert there(cluster, lambda _: zf.get(zf.get_actor("one of all").add.remote(5))) == 5
+    del again
+
+
+def test_of_actors_with_one_name_made_on_two_nodes_at_once_one_is_made(cluster: zf.LocalCluster) -> None:
+    def make(index: int) -> bytes:
+        handle = Counter.options(name=f"wanted {index}", get_if_exists=True, lifetime="detached").remote()
+        zf.get(handle.add.remote())
+        return bytes(handle._actor_id)
+
+    nodes = [NodeAffinitySchedulingStrategy(node.node_id, soft=False) for node in cluster.nodes]
+    refs = [[zf.remote(make).options(scheduling_strategy=each).remote(index) for each in nodes] for index in range(8)]
+    made = [zf.get(pair, timeout=WITHIN) for pair in refs]
+    assert all(first == second for first, second in made)
+    for index in range(8):
+        named = zf.get_actor(f"wanted {index}")
+        assert zf.get(named.add.remote(), timeout=WITHIN) == 3, "both tasks have called the same actor"
+        zf.kill(named)

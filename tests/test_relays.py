@@ -37,11 +37,13 @@ class Nodes(Executor):
         self.driver()
         self.sent.clear()
 
+    head = b""
+
     def table(self, version: int, *nodes: bytes) -> None:
         """Receive which nodes there are."""
         number = dict(zip(self.nodes(), (1, 2, 3), strict=True))
         rows = [(each, number[each], "n", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0) for each in nodes]
-        self.send(MEMBER + OWN, m.NodeTable(version, tuple(rows)))
+        self.send(MEMBER + OWN, m.NodeTable(version, tuple(rows), self.head))
 
     def actor(self) -> bytes:
         """Make an actor of this node, to which node A has a handle. Return its worker."""
@@ -225,3 +227,73 @@ def test_a_stream_of_an_actor_on_another_node_is_refused(node: Nodes) -> None:
     assert [each.rows for each in node.told(HOME_A) if type(each) is m.RelayedCalls] == [(call(1),)]
     ((row,),) = [each.rows for each in node.sent_to(CLIENT + worker) if type(each) is m.Returned]
     assert (row[0], row[1]) == (CALL, m.FAILED)
+
+
+# -- names --
+
+NAMED = ((ACTOR_CLASS, "A", b"payload", (("actor", b"blueprint"), ("name", "it"))),)
+
+
+class Member(Nodes):
+    """The same node in a cluster whose head is node A, or the node itself."""
+
+    def __init__(self, head: bytes) -> None:
+        super().__init__()
+        self.head = head
+        self.table(2, *self.nodes())
+        self.sent.clear()
+
+    def make(self) -> None:
+        """The driver makes an actor with a name."""
+        self.send(CLIENT + DRIVER, m.Export(NAMED))
+        self.submit((ACTOR_ID, ACTOR_CLASS, b"", ()))
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_an_actor_with_a_name_is_made_once_the_head_has_given_it_the_name(wins: bool) -> None:
+    node = Member(HOME_A)
+    node.make()
+    assert node.told(HOME_A) == [m.ClaimName(ACTOR_ID, "", "it")]
+    assert node.workers() == [] or node.dispatched() == []
+    node.hear(HOME_A, m.NameClaimed(ACTOR_ID, ACTOR_ID if wins else FAR))
+    if wins:
+        node.workers()
+        assert len(node.dispatched()) == 1
+    else:
+        ((_, (_, (payload,))),) = node.results().items()
+        assert unpack_failure(payload)[0] == "ActorNameTakenError"
+        assert node.told(HOME_A) == [m.FreeName(ACTOR_ID, "", "it")]
+
+
+def test_a_question_about_a_name_waits_until_the_head_has_decided() -> None:
+    node = Member(HOME_A)
+    node.make()
+    node.hear(HOME_C, m.Query(5, "actor", ("it", "")))
+    assert node.told(HOME_C) == []
+    node.hear(HOME_A, m.NameClaimed(ACTOR_ID, ACTOR_ID))
+    node.turn()
+    assert node.told(HOME_C) == [m.Answer(5, (ACTOR_ID, b"blueprint"), "")]
+
+
+def test_the_head_gives_a_name_to_the_first_and_again_when_it_is_free() -> None:
+    node = Member(SELF)
+    for home, actor in ((HOME_A, FAR), (HOME_C, ACTOR_ID), (HOME_A, FAR)):
+        node.hear(home, m.ClaimName(actor, "", "it"))
+        assert node.told(home) == [m.NameClaimed(actor, FAR)]
+    node.hear(HOME_C, m.FreeName(FAR, "", "it"))
+    node.hear(HOME_C, m.ClaimName(ACTOR_ID, "", "it"))
+    assert node.told(HOME_C) == [m.NameClaimed(ACTOR_ID, FAR)], "only its home frees a name"
+    node.hear(HOME_A, m.FreeName(FAR, "", "it"))
+    node.hear(HOME_C, m.ClaimName(ACTOR_ID, "", "it"))
+    assert node.told(HOME_C) == [m.NameClaimed(ACTOR_ID, ACTOR_ID)]
+
+
+def test_names_of_a_dead_node_are_free_and_those_of_the_heads_own_actors_are_not() -> None:
+    node = Member(SELF)
+    node.hear(HOME_A, m.ClaimName(FAR, "", "it"))
+    node.table(3, SELF, HOME_C)
+    node.make()
+    node.told(HOME_C)
+    assert node.told(SELF) == [m.NameClaimed(ACTOR_ID, ACTOR_ID)]
+    node.hear(HOME_C, m.ClaimName(FAR, "", "it"))
+    assert node.told(HOME_C) == [m.NameClaimed(FAR, ACTOR_ID)]

@@ -311,6 +311,15 @@ def _stop_relayed(name: str, fields: tuple[Any, ...]) -> None:
         _refuse(name, f"a call is stopped for one of {sorted(STOP_REASONS)}")
 
 
+def _actor_name(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    _text(name, *fields[1:])
+
+
+def _name_claimed(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields, TASK_BYTES)
+
+
 def _caller(name: str, fields: tuple[Any, ...]) -> None:
     check_callers(name, fields[:1])
 
@@ -519,6 +528,9 @@ NODE_CHECKS: dict[str, Check] = {
     "StopRelayed": _stop_relayed,
     "CallsEnded": _calls_ended,
     "CallerGone": _caller,
+    "ClaimName": _actor_name,
+    "FreeName": _actor_name,
+    "NameClaimed": _name_claimed,
     "EndJob": _job,
     "JobGone": _job,
     "JobOutput": _job_output,

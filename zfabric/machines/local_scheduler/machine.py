@@ -21,6 +21,7 @@ from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.actors.names import ActorNames
 from zfabric.machines.local_scheduler.actors.remakes import Remakes
 from zfabric.machines.local_scheduler.groups.bundles import Bundles
 from zfabric.machines.local_scheduler.groups.directory import Groups
@@ -81,6 +82,7 @@ from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import (
     ActorLifeEnded,
+    ActorNameFreed,
     ActorTaskEnded,
     ActorUnreferenced,
     ActorUnwanted,
@@ -158,8 +160,9 @@ class LocalScheduler:
             self.streams,
             self.logs,
         )
+        self.names = ActorNames(self.tables, self.actors, self.outcomes, node)
         self.submission = Submission(
-            self.tables, self.blocks, self.admission, self.stopping, self.direct, self.values, self.streams, self.actors
+            self.tables, self.blocks, self.admission, self.stopping, self.direct, self.values, self.streams, self.actors, self.names
         )
         self.events = Events(node, self.outcomes, self.actors)
         self.departures = Departures(self.tables, self.references, self.direct, self.actors)
@@ -314,6 +317,7 @@ class LocalScheduler:
             self.peer_recovery,
             self.remote_callers,
             self.remote_actors,
+            self.names,
             daemons,
         )
         self.reports = Reports(
@@ -335,6 +339,7 @@ class LocalScheduler:
             RemakeWanted: self.remakes.on_wanted,
             DetachedActorDied: self.detached.on_died,
             ActorLifeEnded: self.remote_callers.on_life_ended,
+            ActorNameFreed: self.names.on_freed,
             CallerExited: self.remote_actors.on_caller_exited,
             CallsEndReceived: self.remote_callers.on_end_received,
             StreamMakerEnded: self.streams.on_maker_ended,
@@ -437,7 +442,7 @@ class LocalScheduler:
             if self.groups.active:
                 self.groups.end_of_turn(now)
             self.dispatcher.turn(now)
-            for source, message in self.direct.take_waiting():
+            for source, message in (*self.direct.take_waiting(), *self.names.take_held()):
                 self.step(now, source, message)
             self.direct.end_of_turn(now)
             self._overdue_at = self._look_again(self._overdue_at, now)
@@ -548,7 +553,7 @@ class LocalScheduler:
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
         """Answer a query of a client or a tool. Reports that the sender has already received are handled before it."""
-        if self.direct.wait(source, message):
+        if self.direct.wait(source, message) or self.names.holds_back(source, message):
             return
         self._write(self.events.take(), ())
         self.dispatcher.end_idle(now)
@@ -662,6 +667,7 @@ class LocalScheduler:
             m.RunningDelegated: self.repeats.on_running_delegated,
             m.ClaimValues: self.repeats.on_claim_values,
             m.ActorLocations: self.remote_actors.on_actor_locations,
+            m.ClaimName: self.names.on_claim_name,
             m.RelayedCalls: self.remote_callers.on_relayed_calls,
             m.RelayedReceipt: self.remote_callers.on_relayed_receipt,
             m.CallsEnded: self.remote_actors.on_calls_ended,
@@ -690,6 +696,8 @@ class LocalScheduler:
             m.WaitDetails: self.deadlocks.on_wait_details,
             m.TakenBack: self.dispatcher.on_taken_back,
             m.Cancel: self.stopping.on_cancel,
+            m.NameClaimed: self.names.on_name_claimed,
+            m.FreeName: self.names.on_free_name,
             m.FindActors: self.remote_actors.on_find_actors,
             m.Call: self.remote_actors.on_call,
             m.OutcomesReceived: self.remote_actors.on_outcomes_received,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.actors.names import ActorNames
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
 from zfabric.machines.local_scheduler.records import FunctionRecord, JobRecord, TaskRecord, make_outputs
@@ -29,6 +30,7 @@ class Submission:
         values: Values,
         streams: Streams,
         actors: ActorDirectory,
+        names: ActorNames,
     ) -> None:
         self.tables = tables
         self.blocks = blocks
@@ -38,6 +40,7 @@ class Submission:
         self.values = values
         self.streams = streams
         self.actors = actors
+        self.names = names
 
     def on_export(self, now: float, source: Address, message: m.Export) -> None:
         """Store functions that a job may run, here and in the control store."""
@@ -112,5 +115,7 @@ class Submission:
             if count == 0:
                 task.holders = None
         self.admission.set_terms(task, now)
-        if task.function.actor is None or self.actors.submitted(task, task.function.queue.job):
+        if task.function.actor is None:
             self.admission.resolve(task)
+        elif self.actors.submitted(task, task.function.queue.job):
+            (self.admission.resolve_named if self.names.claim(task) else self.admission.resolve)(task)

@@ -62,6 +62,14 @@ class ActorLifeEnded(NamedTuple):
     actor_id: bytes
 
 
+class ActorNameFreed(NamedTuple):
+    """An actor of this node is dead, or was refused: it does not need its name any more."""
+
+    actor_id: bytes
+    namespace: str
+    name: str
+
+
 class CallerExited(NamedTuple):
     """A process of this node has exited, which may have called actors of other nodes."""
 
@@ -134,6 +142,7 @@ Transition = (
     | ActorUnreferenced
     | DetachedActorDied
     | ActorLifeEnded
+    | ActorNameFreed
     | CallerExited
     | CallsEndReceived
     | StreamMakerEnded

@@ -52,6 +52,29 @@ class RepeatCalls(NamedTuple):
     actor_id: bytes
 
 
+class ClaimName(NamedTuple):
+    """home of an actor -> head. The actor claims a name. ``NameClaimed`` is the answer."""
+
+    actor_id: bytes
+    namespace: str
+    name: str
+
+
+class NameClaimed(NamedTuple):
+    """head -> home of an actor. ``holder`` is the actor that has the name which this one has claimed."""
+
+    actor_id: bytes
+    holder: bytes
+
+
+class FreeName(NamedTuple):
+    """home of an actor -> head. The actor does not need its name any more."""
+
+    actor_id: bytes
+    namespace: str
+    name: str
+
+
 class CallsEnded(NamedTuple):
     """local scheduler -> local scheduler of the callers' node. Outcomes of relayed calls: rows as in ``CallOutcomes``.
 

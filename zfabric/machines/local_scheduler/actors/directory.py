@@ -26,6 +26,7 @@ from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import (
     ActorLifeEnded,
+    ActorNameFreed,
     ActorTaskEnded,
     ActorUnreferenced,
     ActorUnwanted,
@@ -90,9 +91,7 @@ class ActorDirectory:
         if record.name:
             holder = self.named.setdefault((record.namespace, record.name), record)
             if holder is not record:
-                where = f" in namespace {record.namespace!r}" if record.namespace else ""
-                text = f"an actor is called {record.name!r}{where} already; get_if_exists=True takes that one"
-                self._refuse(task, "ActorNameTakenError", text)
+                self.refuse_name(task)
                 return False
         if record.detached:
             self._not_durable.add(record.id)
@@ -108,6 +107,13 @@ class ActorDirectory:
             self._refuse(task, "ActorLimitExceededError", text)
             return False
         return True
+
+    def refuse_name(self, task: TaskRecord) -> None:
+        """Refuse to make an actor whose name another one has."""
+        record = self.records[task.id]
+        where = f" in namespace {record.namespace!r}" if record.namespace else ""
+        text = f"an actor is called {record.name!r}{where} already; get_if_exists=True takes that one"
+        self._refuse(task, "ActorNameTakenError", text)
 
     def _refuse(self, task: TaskRecord, kind: str, text: str) -> None:
         """Refuse to make an actor. It is dead at once: rows behind it must not find its name taken, nor count it."""
@@ -210,6 +216,7 @@ class ActorDirectory:
         self._retiring.pop(record, None)
         if self.named.get((record.namespace, record.name)) is record:
             del self.named[record.namespace, record.name]
+            self.tables.transitions.append(ActorNameFreed(record.id, record.namespace, record.name))
         self._notify(record, record.watchers)
         if record.task.block is not None:  # A restarted daemon must not make it again.
             self.blocks.withdraw(record.id, record.task.block)
@@ -435,6 +442,7 @@ class ActorDirectory:
             self._retiring.pop(record, None)
             if self.named.get((record.namespace, record.name)) is record:
                 del self.named[record.namespace, record.name]
+                self.tables.transitions.append(ActorNameFreed(record.id, record.namespace, record.name))
             self.tables.transitions.append(ActorLifeEnded(record.id))
         for identifier in [each for each in self.tables.remote_actors if each[:JOB_BYTES] == job.id]:
             del self.tables.remote_actors[identifier]

@@ -38,7 +38,7 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
 from zfabric.protocol.messages import FAILED
 
-HELD = frozenset({m.RetainedValues, m.FetchValues, m.Ended, m.CallsEnded, m.Reclaimed, m.CopyLost})
+HELD = frozenset({m.RetainedValues, m.FetchValues, m.Ended, m.CallsEnded, m.ClaimName, m.Reclaimed, m.CopyLost})
 """Messages of other nodes that wait until all have registered; ``FetchValues`` until the homes of all objects are known as well, since a
 value names the homes of those inside it."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 
+from zfabric.machines.local_scheduler.actors.names import ActorNames
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.copies import Copies
@@ -53,6 +54,7 @@ class Peers:
         peer_recovery: PeerRecovery,
         remote_callers: RemoteCallers,
         remote_actors: RemoteActors,
+        names: ActorNames,
         daemons: int,
     ) -> None:
         self.node = node
@@ -70,6 +72,7 @@ class Peers:
         self.peer_recovery = peer_recovery
         self.remote_callers = remote_callers
         self.remote_actors = remote_actors
+        self.names = names
         self.daemons = daemons
         self._version = 0
         self._early: dict[bytes, m.RegisterNode] = {}
@@ -151,6 +154,7 @@ class Peers:
             self.tables.send_to_node(node.token, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:], message.daemon))
             self.repeats.send(node)
             self.remote_actors.repeat(node.token)
+            self.names.repeat(node.token)
         if message.peer == self.tables.address[1:]:
             node.registered = True
 
@@ -200,6 +204,7 @@ class Peers:
         self.tables.transitions.append(NodeGone(node.token))
         self.remote_callers.node_died(node.token)
         self.remote_actors.node_died(node.token)
+        self.names.node_died(node.token)
 
     def _end_orphans(self, home: bytes, now: float) -> None:
         """Stop the tasks that a dead node had delegated to this one, with all that they submitted: nobody will ever read it."""

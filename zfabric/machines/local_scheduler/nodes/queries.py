@@ -11,10 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from zfabric.machines.local_scheduler.records import BorrowedRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
+from zfabric.protocol.ids import FIRST_RETURN, LOCAL_SCHEDULER, TASK_BYTES, Address
 
 AT = "at"
 ANSWER_SECONDS = 2.0
@@ -52,6 +53,8 @@ class ClusterQueries:
             "groups": self._rows,
             "group": self._first,
             "find": self._found,
+            "actor": self._named,
+            "named actors": self._names,
             "explain": self._first,
             "neighbours": self._first,
             "available_resources": self._sum,
@@ -157,6 +160,22 @@ class ClusterQueries:
         """What the home says of a thing, else what another node knows of it. This node's answer comes first where there are several."""
         order = sorted(question.answers, key=lambda node: node != self.node)
         return next((answer for node in order if (answer := question.answers[node].payload) is not None), None)
+
+    def _named(self, question: _Question) -> m.Row | None:
+        """The actor with a name. Its handle is a ref to an object of its home."""
+        order = sorted(question.answers, key=lambda node: node != self.node)
+        for node in order:
+            if (answer := question.answers[node].payload) is not None:
+                actor_id, blueprint = answer
+                if type(actor_id) is not bytes or len(actor_id) != TASK_BYTES:
+                    raise ValueError("an actor has an id")
+                if node != self.node and self.tables.find(actor_id + FIRST_RETURN) is None:
+                    self.tables.objects[actor_id + FIRST_RETURN] = BorrowedRecord(actor_id + FIRST_RETURN, node)
+                return actor_id, blueprint
+        return None
+
+    def _names(self, question: _Question) -> list[tuple[str, str]]:
+        return sorted({(namespace, name) for answer in question.answers.values() for namespace, name in answer.payload})
 
     def _only(self, question: _Question) -> Any:
         """The answer of the one node that was asked; its death is none."""

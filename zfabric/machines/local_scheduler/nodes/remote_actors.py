@@ -19,7 +19,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import CallerExited
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, Address, short
+from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, Address, call_value, short
 from zfabric.protocol.machine import Refusal
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED
 from zfabric.protocol.messages.rows import CALL_OPTIONS
@@ -179,6 +179,9 @@ class RemoteActors:
             self.tables.counts["refused"] += 1
             return
         rows = tuple(row for row in message.rows if self._is_wanted(row))
+        for call_id, _, _, outputs, _ in (row for row in message.rows if row not in rows):
+            for index, value in enumerate(outputs):
+                self.call_results.outcomes.drop_copy(node, call_value(call_id, index), value)
         named = [each for row in rows for each in names_of_outcome(row)]
         self.borrowing.refer(named, message.homes, node.token)
         self.call_results.take(node, rows)
@@ -186,7 +189,7 @@ class RemoteActors:
         node.ends_received = message.number
 
     def _is_wanted(self, row: m.Row) -> bool:
-        """Whether the job of a call goes on. Otherwise its actor's node frees its values."""
+        """Whether the job of a call goes on."""
         job = self.tables.jobs.get(row[0][:JOB_BYTES])
         return job is not None and not job.ended
 

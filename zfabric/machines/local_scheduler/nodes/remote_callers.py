@@ -95,7 +95,7 @@ class RemoteCallers:
             for worker, (call_id, caller, status, outputs, contained), inside in reports:
                 self.references.unpin(self._pinned.pop(call_id, (b"", ()))[1])
                 job = self.tables.jobs.get(call_id[:JOB_BYTES])
-                if node is None or job is None or job.ended:
+                if node is None or (job is not None and job.ended):
                     self._drop(worker, call_id, outputs)
                     self.references.unpin(inside)
                     continue

@@ -75,6 +75,10 @@ class Admission:
         """Pin the objects that a row names, and count the dependencies without a value."""
         self._resolve(task, 0)
 
+    def resolve_named(self, task: TaskRecord) -> None:
+        """Resolve a task that makes an actor, which waits for its name, too."""
+        self._resolve(task, 1)
+
     def resolve_later(self, task: TaskRecord) -> None:
         """Resolve a task that other nodes may run, as far as this restarted scheduler knows: it waits until they all have registered."""
         assert self.tables.unsettled is not None

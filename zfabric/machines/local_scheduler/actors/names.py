@@ -1,0 +1,136 @@
+"""Names of actors in a cluster: the head decides who has each, and all nodes are asked who has it.
+
+A new actor with a name waits until the head has given it that name (``ClaimName``): of two nodes, one gets it. Its home has the record of
+the name; the head has only which actor of which home it is, and receives that again from homes whose daemon, or whose head's, is new.
+In a cluster of one there is nobody to ask.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.records import WAITING, TaskRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.transitions import ActorNameFreed
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
+
+
+class _Holder(NamedTuple):
+    """Who has a name: an actor, its home, and the daemon of that which has claimed it."""
+
+    actor_id: bytes
+    home: bytes
+    daemon: bytes
+
+
+class ActorNames:
+    """Claims names for actors of this node; on the head, decides all claims."""
+
+    def __init__(self, tables: Tables, actors: ActorDirectory, outcomes: Outcomes, node: bytes) -> None:
+        self.tables = tables
+        self.actors = actors
+        self.outcomes = outcomes
+        self.node = node
+        self._holders: dict[tuple[str, str], _Holder] = {}
+        """On the head: who has each name, of actors of other nodes. Those of its own are in ``ActorDirectory.named``."""
+        self._waiting: dict[bytes, TaskRecord] = {}
+        """Actors of this node that wait for their names."""
+        self._held: list[tuple[Address, m.Query]] = []
+        """Questions about names that such actors wait for."""
+
+    # -- at an actor's home --
+
+    def claim(self, task: TaskRecord) -> bool:
+        """Claim the name of a new actor. Return whether the actor has to wait for it."""
+        record = self.tables.actors.get(task.id)
+        if record is None or not record.name or not self.tables.nodes:
+            return False
+        self._waiting[task.id] = task
+        message = m.ClaimName(record.id, record.namespace, record.name)
+        if self.tables.head == self.node:
+            self.on_claim_name(0.0, LOCAL_SCHEDULER + self.node, message)
+        else:
+            self.tables.send_to_node(self.tables.head, message)
+        return True
+
+    def on_name_claimed(self, now: float, source: Address, message: m.NameClaimed) -> None:
+        """The head has decided: the actor is made, or refused."""
+        if source[1:] != self.tables.head:
+            self.tables.counts["refused"] += 1
+            return
+        task = self._waiting.pop(message.actor_id, None)
+        if task is None or task.state != WAITING:
+            return
+        if message.holder != message.actor_id:
+            self.actors.refuse_name(task)
+            return
+        task.facts().unresolved -= 1
+        if task.facts().unresolved <= 0:
+            self.outcomes.make_ready(task)
+
+    def on_freed(self, freed: ActorNameFreed) -> None:
+        """Notify the head that an actor of this node does not need its name any more."""
+        self._waiting.pop(freed.actor_id, None)
+        if self.tables.nodes:
+            self.tables.send_to_node(self.tables.head, m.FreeName(*freed))
+
+    def repeat(self, node: bytes) -> None:
+        """Repeat all claims to the head, whose daemon is new, or this node's is."""
+        if node == self.tables.head:
+            for record in self.actors.named.values():
+                self.tables.send_to_node(node, m.ClaimName(record.id, record.namespace, record.name))
+
+    def holds_back(self, source: Address, message: m.Query) -> bool:
+        """Retain a question about a name that an actor here waits for. Return whether it is one."""
+        if message.what != "actor" or not self._waiting:
+            return False
+        name, namespace = message.arguments if len(message.arguments) == 2 else ("", "")
+        record = self.actors.named.get((namespace, name)) if type(name) is str and type(namespace) is str else None
+        if record is None or record.id not in self._waiting:
+            return False
+        self._held.append((source, message))
+        return True
+
+    def take_held(self) -> list[tuple[Address, m.Query]]:
+        """Take questions that were held back, once an actor has received its answer."""
+        held, self._held = self._held, []
+        return held
+
+    # -- at the head --
+
+    def on_claim_name(self, now: float, source: Address, message: m.ClaimName) -> None:
+        """A home claims a name for an actor: the first one gets it."""
+        home = source[1:]
+        node = self.tables.nodes.get(home)
+        if self.node != self.tables.head or (node is None and home != self.node):
+            self.tables.counts["refused"] += 1
+            return
+        key = message.namespace, message.name
+        own = self.actors.named.get(key)
+        holder = self._holders.get(key)
+        if holder is not None and self._is_stale(holder):
+            holder = None
+        has = holder.actor_id if holder is not None else message.actor_id
+        if own is not None and home != self.node:
+            has = own.id
+        if has == message.actor_id and node is not None:
+            self._holders[key] = _Holder(message.actor_id, home, node.daemon)
+        self.tables.send_to_node(home, m.NameClaimed(message.actor_id, has))
+
+    def _is_stale(self, holder: _Holder) -> bool:
+        """Whether the holder's home has another daemon by now, which has repeated its claims without this one."""
+        node = self.tables.nodes.get(holder.home)
+        return node is None or (node.daemon != holder.daemon and node.process is not None and node.process.ready)
+
+    def on_free_name(self, now: float, source: Address, message: m.FreeName) -> None:
+        """An actor does not need its name any more."""
+        holder = self._holders.get((message.namespace, message.name))
+        if holder is not None and holder.actor_id == message.actor_id and holder.home == source[1:]:
+            del self._holders[message.namespace, message.name]
+
+    def node_died(self, node: bytes) -> None:
+        """Free the names of actors whose home has died."""
+        self._holders = {key: holder for key, holder in self._holders.items() if holder.home != node}
