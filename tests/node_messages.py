@@ -171,7 +171,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
     bundle = st.sampled_from([(("CPU", 5000),), (("CPU", 10_000),), (("nothing", 7),), ()])
     bundles = st.lists(st.tuples(small, bundle), min_size=1, max_size=3, unique_by=lambda row: row[0]).map(tuple)
     return {
-        "RegisterNode": st.builds(m.RegisterNode, pool.tokens, exactly(INCARNATION_BYTES)),
+        "RegisterNode": st.builds(m.RegisterNode, pool.tokens, exactly(INCARNATION_BYTES), st.just(b"") | exactly(INCARNATION_BYTES)),
         "Delegate": st.builds(
             delegate,
             st.tuples(pool.jobs, texts, pool.nodes),
@@ -187,14 +187,17 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "Reclaimed": st.builds(m.Reclaimed, tasks, st.booleans()),
         "Ended": st.builds(m.Ended, numbers, ended(pool), homes),
         "EndsReceived": st.builds(m.EndsReceived, numbers),
-        "Borrow": st.builds(m.Borrow, numbers, objects),
-        "Borrowed": st.builds(m.Borrowed, numbers),
+        "RunningDelegated": st.builds(m.RunningDelegated, many(st.tuples(pool.tasks, pool.attempts), 3)),
+        "ClaimValues": st.builds(m.ClaimValues, many(st.tuples(pool.objects, many(pool.objects, 2)), 3), homes),
+        "RetainedValues": st.builds(m.RetainedValues, many(st.tuples(pool.objects, numbers, many(pool.objects, 2)), 3), homes),
+        "Borrow": st.builds(m.Borrow, numbers, objects, st.booleans()),
+        "Borrowed": st.builds(m.Borrowed, numbers, objects),
         "FetchValues": st.builds(m.FetchValues, objects),
         "FetchedValues": st.builds(m.FetchedValues, many(fetched), homes),
         "CopyLost": st.builds(m.CopyLost, pool.objects, texts),
         "RetainCopies": st.builds(m.RetainCopies, many(pool.objects)),
         "Entrust": st.builds(entrust, numbers, pool.jobs, functions, task_rows, homes),
-        "Entrusted": st.builds(m.Entrusted, numbers),
+        "Entrusted": st.builds(m.Entrusted, numbers, tasks),
         "Withdraw": st.builds(m.Withdraw, tasks),
         "Remains": st.builds(m.Remains, pool.nodes, many(remains, 3), homes, many(st.tuples(pool.tasks, pool.attempts), 2), st.booleans()),
         "TookOver": st.builds(m.TookOver, pool.nodes),

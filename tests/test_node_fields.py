@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from node_messages import Pool, answers, many, node_messages
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, task_id
@@ -41,6 +41,7 @@ from zfabric.protocol.machine import Machine, Refusal
 from zfabric.protocol.node_fields import NODE_CHECKS
 from zfabric.protocol.options import NODE_ID
 from zfabric.protocol.refusals import settle
+from zfabric.shell.node import NodeMachines
 
 OF_NODES = sorted({kind.__name__ for kinds in (*FROM_NODES.values(), FROM_AGENTS) for kind in kinds})
 """Messages that another node may send."""
@@ -179,7 +180,6 @@ MALFORMED = [
     ("Remains", (HOME, ((OBJECT, True, False, 0, b"", ()),), (), (), True)),
     ("Remains", (HOME, ((OBJECT, 1, False, -1, b"", ()),), (), (), True)),
     ("Remains", (HOME, (), (), ((TASK, -1),), True)),
-    ("Read", (1, "function", (b"k",))),
     ("Read", (1, "member", ("k",))),
     ("Borrow", (1, (TASK,))),
     ("Borrow", (-1, ())),
@@ -287,6 +287,21 @@ def test_a_member_obeys_its_head_alone() -> None:
     assert any(isinstance(each, EndNode) for each in member.take_effects(0.0))
 
 
+def test_no_node_speaks_for_another_or_reads_other_tables() -> None:
+    daemon = NodeMachines(OWN, NODES[0], Config(), (), 2**20, MemoryJournal(), 0)
+    beat = m.Heartbeat(NODES[1], (), (), 0, 0.0)
+    for sender, to, message, refused in (
+        (NODES[1], GLOBAL_SCHEDULER, beat, 0),
+        (NODES[2], GLOBAL_SCHEDULER, beat, 1),
+        (NODES[1], CONTROL_STORE, m.Read(1, "member", ()), 1),
+        (NODES[1], CONTROL_STORE, m.Read(1, "function", ()), 2),
+        (NODES[1], CONTROL_STORE, m.Write(1, (("job", b"k", b"v"),), ()), 3),
+        (NODES[1], LOCAL_SCHEDULER, m.NodeTable(1, ()), 4),
+    ):
+        daemon.receive_from_node(0.0, sender, to, LOCAL_SCHEDULER, message)
+        assert daemon.refused == refused, message
+
+
 # --- machines -----------------------------------------------------------------------------------------------------------------------
 
 FEW = Pool(
@@ -333,7 +348,12 @@ def passed(machine: Machine, now: float, role: bytes, sent: list[tuple[bytes, An
     machine.check_invariants()
 
 
-FUZZED = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "150")), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZED = settings(
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "150")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 @FUZZED

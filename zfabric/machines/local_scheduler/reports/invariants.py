@@ -18,8 +18,11 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
                 continue
             if task.worker is not worker or task.state != ASSIGNED:
                 raise InvariantViolation(f"{short(task.id)} is in flight on a worker that it is not assigned to")
-        for name, amount in worker.demand:
+        for name, amount in worker.demand if worker.pool is pool else ():
             held[name] = held.get(name, 0) + (0 if worker.lent and name == "CPU" else amount)
+    for bundle in (bundle for bundles in tables.bundles.values() for bundle in bundles.values()):
+        for name, amount in bundle.demand:
+            held[name] = held.get(name, 0) + amount
     for name, amount in pool.total.items():
         if dict(pool.available()).get(name, 0) + held.get(name, 0) != amount:
             raise InvariantViolation(f"{name}: what is free and what is leased do not add up")
