@@ -349,6 +349,36 @@ def idle_cpu(system: System, seconds: int) -> float:
     return (machine.cpu_seconds_fine(pids) - before) / seconds * 100
 
 
+# --- scikit-learn, by joblib --------------------------------------------------------------------------------------------------------
+
+
+def fitted(system: System, estimator: Any) -> float:
+    """Seconds that an estimator takes to fit scikit-learn's digits."""
+    import joblib
+    from sklearn.datasets import load_digits
+
+    data, target = load_digits(return_X_y=True)
+    with joblib.parallel_config(**system.joblib):
+        begin = time.perf_counter()
+        estimator.fit(data, target)
+        return time.perf_counter() - begin
+
+
+def grid_search(system: System, candidates: int) -> float:
+    """Seconds for a grid search over so many support vector machines, three times each."""
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.svm import SVC
+
+    return fitted(system, GridSearchCV(SVC(gamma=0.001), {"C": [1.0 + number for number in range(candidates)]}, cv=3))
+
+
+def forest(system: System, trees: int) -> float:
+    """Seconds for a random forest of so many trees."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    return fitted(system, RandomForestClassifier(trees, random_state=0))
+
+
 LARGE_MEGABYTES = (1, 16, 100)
 
 WORKLOADS: dict[str, Workload] = {
@@ -371,6 +401,8 @@ WORKLOADS: dict[str, Workload] = {
     "actor_create_light": Workload(actor_create_light, 5_000, 20),
     "idle_memory": Workload(idle_memory, 2, 1, {"ray": 2, "dask": 2, "pool": 2}, True),
     "idle_cpu": Workload(idle_cpu, 10, 1, {"ray": 10, "dask": 10, "pool": 10}, True),
+    "grid_search": Workload(grid_search, 20, 2, {"dask": 20}),
+    "forest": Workload(forest, 400, 10, {"dask": 400}),
     **{f"put_{size}mb": Workload(partial(put_large, size), 3, 1, {"ray": 3}) for size in LARGE_MEGABYTES},
     **{f"get_{size}mb": Workload(partial(get_large, size), 1_000, 20, {"ray": 1_000}) for size in LARGE_MEGABYTES},
 }

@@ -34,6 +34,8 @@ class System(abc.ABC):
     """A task that starts so many no-op tasks and waits for them."""
     fib: Any
     """Fibonacci numbers, where each call is a task."""
+    joblib: dict[str, Any]
+    """Arguments of ``joblib.parallel_config``, with which joblib's calls run on it."""
 
     @abc.abstractmethod
     def start(self, workers: int) -> None:
@@ -52,10 +54,13 @@ class System(abc.ABC):
         time.sleep(0.5)
 
 
-CLASSES = {"zfabric": "Zfabric", "ray": "Ray", "dask": "Dask", "pool": "Pool"}
+CLASSES = {"zfabric": "Zfabric", "ray": "Ray", "dask": "Dask", "pool": "Pool", "loky": "Loky"}
 """The adapters: module of this package -> its class."""
 PEERS = {"ray": "ray", "dask": "distributed", "pool": ""}
 """Peer -> the distribution to install for it; "pool" is ProcessPoolExecutor of the standard library."""
+
+NEEDED = {"dask": ("sklearn", "scikit-learn")}
+"""Peer -> the module that its workloads need beside it, and the distribution of that."""
 
 COLD = {
     "zfabric": (

@@ -25,6 +25,7 @@ class Dask(System):
     """A ``LocalCluster`` of processes with one thread each, without its dashboard."""
 
     name = "dask"
+    joblib = {"backend": "dask"}
 
     def start(self, workers: int) -> None:
         """As a user would."""

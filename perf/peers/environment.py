@@ -11,7 +11,7 @@ import sys
 from typing import NamedTuple
 
 from perf import machine
-from perf.peers import COLD, PEERS
+from perf.peers import COLD, NEEDED, PEERS
 
 DIRECTORY = machine.ROOT / ".venv-peers"
 INSTALL_SECONDS_MAX = 900
@@ -41,7 +41,8 @@ def prepare() -> Prepared:
 
 def _install(interpreter: str, name: str, distribution: str) -> str:
     """Why the peer is not there; empty if it is."""
-    if not distribution or not _run([interpreter, "-c", COLD[name][0]]):
+    module, more = NEEDED.get(name, ("", ""))
+    if not distribution or not _run([interpreter, "-c", f"{COLD[name][0]}\n{'import ' + module if module else ''}"]):
         return ""
     if not os.path.exists(interpreter):
         print(f"making {DIRECTORY.name}", file=sys.stderr)
@@ -49,7 +50,9 @@ def _install(interpreter: str, name: str, distribution: str) -> str:
         if problem:
             return problem
     print(f"installing {distribution} into {DIRECTORY.name}", file=sys.stderr)
-    return _run([interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check", distribution, "numpy"])
+    return _run(
+        [interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check", distribution, "numpy", *([more] if more else [])]
+    )
 
 
 def _version(interpreter: str, distribution: str) -> str:

@@ -34,6 +34,7 @@ class Zfabric(System):
     """An embedded cluster."""
 
     name = "zfabric"
+    joblib = {"backend": "zfabric"}
     remote = staticmethod(zf.remote)
     get = staticmethod(zf.get)
     put = staticmethod(zf.put)

@@ -36,6 +36,7 @@ MODULES = (
     "queued_million",
     "transfer",
     "lineage",
+    "joblib",
     "nodes_ready",
     "nodes_idle",
     "nodes_beside",
