@@ -499,3 +499,19 @@ def test_an_agent_that_serves_others_is_answered_at_once(node: Executor) -> None
     node.send(TRANSFER_AGENT + AGENT, m.Fetch((OTHER, INNER)))
     statuses = [each[1] for message in pulls(node) for each in message.rows]
     assert statuses == [m.FAILED, m.FAILED], "the reader asks another node meanwhile"
+
+
+def test_a_durable_value_travels_whole_in_a_message(node: Executor) -> None:
+    """It is in the control store, and may be larger than the object store."""
+    worker = node.delegated(1)
+    value = b"x" * 100_000
+    node.send(CLIENT + worker, m.Put(((PUT, value, (), True),)))
+    node.hear(HOME_A, m.Borrow(1, (PUT,)), m.FetchValues((PUT,)))
+    (values,) = (each for each in node.told(HOME_A) if type(each) is m.FetchedValues)
+    assert values.rows == ((PUT, m.OK, value, ()),)
+    node.end(worker, 1)
+    wanted = node.delegated(2, OTHER)
+    node.send(CLIENT + wanted, m.Hold((OTHER,)))
+    node.send(CLIENT + wanted, m.Fetch((OTHER,)))
+    node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, value, ()),), ()))
+    assert [each for _, message in node.take(m.Objects) for each in message.rows] == [(OTHER, m.OK, value, ())]

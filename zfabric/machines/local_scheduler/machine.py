@@ -192,7 +192,6 @@ class LocalScheduler:
         self.copies = Copies(self.tables, node)
         self.fetching = Fetching(
             self.tables,
-            self.references,
             self.outcomes,
             self.rebuilding,
             self.unknown_nodes,

@@ -1,4 +1,4 @@
-"""Values that cross between nodes: small ones in messages of the daemons, large ones as copies that the transfer agents make.
+"""Values that cross between nodes: small ones, and durable ones, in messages of the daemons; others as copies of the transfer agents.
 
 A request goes to the home of a value. If the value is large, the home answers with an *offer*: its size, and the nodes to copy it from. A
 copy that cannot be made is requested from the home anew, which knows by then what else there is. A copy of another node's value may be
@@ -17,7 +17,7 @@ from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.records import PENDING, WAITING, AnyObject, BorrowedRecord, Elsewhere, Stored
-from zfabric.machines.local_scheduler.references import References, add_holder
+from zfabric.machines.local_scheduler.references import add_holder
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
@@ -34,7 +34,6 @@ class Fetching:
     def __init__(
         self,
         tables: Tables,
-        references: References,
         outcomes: Outcomes,
         rebuilding: Rebuilding,
         unknown_nodes: UnknownNodes,
@@ -44,7 +43,6 @@ class Fetching:
         copies: Copies,
     ) -> None:
         self.tables = tables
-        self.references = references
         self.outcomes = outcomes
         self.rebuilding = rebuilding
         self.unknown_nodes = unknown_nodes
@@ -115,8 +113,6 @@ class Fetching:
             if self.tables.find(record.object_id) is not record:  # It was freed since it was requested.
                 self.tables.send_to_node(node, m.FetchedValues(((record.object_id, OK, (), ()),), ()))
                 continue
-            if type(record.value) is bytes and record.status == OK and len(record.value) > self.tables.config.inline_bytes:
-                self.references.move_to_arena(record)
             value = record.value
             if record.status == OK and value is None:  # It was lost since it was requested, or found.
                 record.fetchers = (record.fetchers or set()) | {node}
@@ -206,8 +202,6 @@ class Fetching:
         self.borrowing.refer(refs, homes, sender)
         if status == OK:
             self.outcomes.set_value(record, value, contained, b"", False)
-            if len(value) > self.tables.config.inline_bytes:
-                self.references.move_to_arena(record)
         else:
             self.outcomes.set_failure(record, status, value)
         self.borrowing.settle(refs)
