@@ -7,12 +7,16 @@ import stat
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zfabric.adapters.curve import make_pair
+from zfabric.cli.main import program
 from zfabric.exceptions import ConfigError
+from zfabric.runtime.cluster import make_keys
 from zfabric.runtime.keys import FILE_BYTES_MAX, create_keys, create_server_pair, read_keys, read_server_pair
+from zfabric.runtime.session import HEAD_SUFFIX
 
 
 def test_what_was_made_is_read(tmp_path: Path) -> None:
@@ -103,3 +107,22 @@ def test_damaged_files_are_refused(tmp_path: Path, data: bytes, cut: int) -> Non
             with pytest.raises(ConfigError) as refused:
                 read(str(path))
             assert pair.secret.decode() not in str(refused.value)
+
+
+def test_a_revoked_file_has_another_pair_to_join_with_and_the_same_head(tmp_path: Path) -> None:
+    path = str(tmp_path / "cluster.key")
+    make_keys(path)
+    before = read_keys(path)
+    ran = CliRunner().invoke(program, ["keys", "revoke", path])
+    assert ran.exit_code == 0, ran.output
+    assert "no head of these keys runs here" in ran.output
+    after = read_keys(path)
+    assert after.server == before.server == read_server_pair(path + HEAD_SUFFIX).public
+    assert after.node != before.node
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert before.node.secret.decode() not in ran.output + Path(path).read_text()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["cluster.key", "cluster.key.head"]
+    os.unlink(path + HEAD_SUFFIX)
+    refused = CliRunner().invoke(program, ["keys", "revoke", path])
+    assert "on the head" in str(refused.exception)
+    assert read_keys(path) == after

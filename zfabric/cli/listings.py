@@ -84,6 +84,13 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
     _say_more(len(rows) > limit, limit)
 
 
+def _with_memory(client: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the memory of each row's process, in bytes; 0 for processes of other nodes, which may be on other machines."""
+    here = {row["name"] for row in client.query("nodes") if row.get("here")} if any("node" in row for row in rows) else set()
+    ours = [not row.get("node") or row["node"] in here for row in rows]
+    return [{**row, "memory_bytes": resident_bytes(row["pid"]) if row["pid"] and own else 0} for row, own in zip(rows, ours, strict=True)]
+
+
 def _with_nodes(
     headings: tuple[str, ...], cells: list[tuple[Any, ...]], rows: list[dict[str, Any]]
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
@@ -236,10 +243,10 @@ def actors(address: str | None, ended: str | None, limit: int, as_json: bool) ->
         _show_ran("call", address, ended, limit, as_json)
         return
     with connected(chosen_session(address)) as client:
-        rows = client.query("actors", limit + 1)
+        rows = _with_memory(client, client.query("actors", limit + 1))
     shown = rows[:limit]
     if as_json:
-        print_json([{**row, "memory_bytes": resident_bytes(row["pid"]) if row["pid"] else 0} for row in shown])
+        print_json(shown)
     elif not shown:
         click.echo("There are no actors.")
     else:
@@ -257,7 +264,7 @@ def actors(address: str | None, ended: str | None, limit: int, as_json: bool) ->
                 len(row["handles"]),
                 len(row["callers"]),
                 *(("-" if row[name] is None else row[name] for name in _CHECKPOINTS.values()) if saved else ()),
-                size(resident_bytes(row["pid"])) if row["pid"] else "-",
+                size(row["memory_bytes"]) if row["memory_bytes"] else "-",
             )
             for row in shown
         ]
@@ -273,7 +280,7 @@ def actors(address: str | None, ended: str | None, limit: int, as_json: bool) ->
 def workers(address: str | None, as_json: bool) -> None:
     """List the worker processes, with what they run and for how long."""
     with connected(chosen_session(address)) as client:
-        rows = [{**row, "memory_bytes": resident_bytes(row["pid"]) if row["pid"] else 0} for row in client.query("workers")]
+        rows = _with_memory(client, client.query("workers"))
     if as_json:
         print_json(rows)
         return
