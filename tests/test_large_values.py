@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,12 @@ def digest(value: Any) -> str:
 
 def agent_of(node: LocalNode) -> int:
     """The transfer agent of a node."""
-    found = eventually(lambda: [pid for pid in descendants(node.pid) if name_of(pid) == "zf-transfer"], "a transfer agent")
+    return process_of(node, "zf-transfer")
+
+
+def process_of(node: LocalNode, name: str) -> int:
+    """The process of a node with this name."""
+    found = eventually(lambda: [pid for pid in descendants(node.pid) if name_of(pid) == name], name)
     return int(found[0])
 
 
@@ -112,15 +117,16 @@ def test_every_byte_arrives_in_both_directions(size: int) -> None:
 
 
 @pytest.mark.parametrize("victim", ["reader", "source"])
-def test_an_agent_is_killed_in_the_middle_and_the_next_one_goes_on(victim: str) -> None:
+@pytest.mark.parametrize("process", ["zf-transfer", "zf-daemon"])
+def test_an_agent_or_a_daemon_is_killed_in_the_middle_and_the_next_one_goes_on(process: str, victim: str) -> None:
     with cluster(2, 240, transfer_patience=0.2) as made:
         here, there = made.nodes
         ref = on(there, numbers).remote(200)
         expected = zf.get(on(there, digest).remote(ref), timeout=120)
         source = agent_of(there)
         getting = stopped_in_the_middle(ref, here, there)
-        os.kill(agent_of(here) if victim == "reader" else source, signal.SIGKILL)
-        if victim == "reader":
+        os.kill(process_of(here if victim == "reader" else there, process), signal.SIGKILL)
+        with suppress(ProcessLookupError):
             os.kill(source, signal.SIGCONT)
         assert getting.wait() == expected
 
