@@ -24,8 +24,10 @@ from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes import spilling
+from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
@@ -37,6 +39,7 @@ from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.starvation import Starvation
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
+from zfabric.machines.local_scheduler.transitions import AgentReady
 from zfabric.machines.member import Member
 from zfabric.machines.object_store.tables import StoreTables
 from zfabric.machines.registry import Registry
@@ -557,6 +560,27 @@ def _recovered_without_peers(right: Any) -> Any:
     return on_recovered
 
 
+def _copies_of_a_dead_agent_lost(right: Any) -> Any:
+    """A new transfer agent is not asked for what the one before had not copied."""
+
+    def on_agent_ready(self: Copies, transition: AgentReady) -> None:
+        self._agent = transition.process
+        self._tell(self._nodes)
+
+    return on_agent_ready
+
+
+def _copied_values_not_released(right: Any) -> Any:
+    """A home that has copied its value to itself does not release the one that another node retained."""
+
+    def copied(self: Fetching, now: float, message: m.Pulled | m.PullFailed, writer: bytes) -> None:
+        before = list(self.tables.given_up)
+        right(self, now, message, writer)
+        self.tables.given_up[:] = before
+
+    return copied
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-reported-again": ((Client, "rejoin", _pins_not_reported_again),),
     "release-before-hold": ((Client, "take_before_releases", _release_first),),
@@ -622,6 +646,8 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "early-registration-lost": ((Peers, "on_register_node", _early_registration_lost),),
     "functions-sent-to-one-node": ((Delegations, "send", _functions_sent_once),),
     "dead-nodes-awaited": ((Jobs, "node_died", _nothing),),
+    "copies-of-a-dead-agent-lost": ((Copies, "on_agent_ready", _copies_of_a_dead_agent_lost),),
+    "copied-values-not-released": ((Fetching, "_copied", _copied_values_not_released),),
     "link-begun-anew-on-one-side": ((NodeLink, "_agree", _begun_anew_on_one_side),),
     "places-not-repeated": ((Repeats, "on_retained_values", _nothing), (PeerRecovery, "take_retained", _nothing)),
     "ends-forgotten-when-sent": ((Executions, "end_of_turn", _forgotten_when_sent),),
