@@ -289,6 +289,59 @@ def parameter_server(size: int) -> None:
         expect(set(get(shard.pull.remote())), {sum(range(number))})
 
 
+@zf.remote(max_restarts=-1, max_task_retries=-1, checkpoint_every=7)
+class Tally:
+    """A logged actor: each call counts once, wherever it comes from, however often its process dies."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def add(self, caller: str, number: int) -> int:
+        if number != self.counts[caller]:
+            raise AssertionError(f"call {number} of {caller} came after {self.counts[caller]} others")
+        self.counts[caller] += 1
+        return sum(self.counts.values())
+
+    def all(self) -> dict[str, int]:
+        return dict(self.counts)
+
+
+@zf.remote(scheduling_strategy="SPREAD", num_cpus=0.1)
+def make_tally() -> Any:
+    return Tally.options(num_cpus=0).remote()
+
+
+@zf.remote(scheduling_strategy="SPREAD", num_cpus=0.1)
+def call_tally(tally: Any, caller: str, count: int) -> int:
+    found = zf.get([tally.add.remote(caller, number) for number in range(count)])
+    return len(set(found))
+
+
+def actors_elsewhere(size: int) -> None:
+    """Logged actors on all nodes, called from all nodes. An actor dies with its node, as its callers are told."""
+    tallies, lost = [make_tally.remote() for _ in range(3)], 0
+    for number, made in enumerate(tallies):
+        try:
+            tally = get(made)
+            # Callers run once: their own calls come again with them, and nobody could tell.
+            callers = [call_tally.options(max_retries=0).remote(tally, f"caller{number}{each}", 20 * size) for each in range(3)]
+            expect(get([tally.add.remote("driver", each) for each in range(20 * size)])[-1] >= 20 * size, True)
+            done = []
+            for caller in callers:
+                try:
+                    done.append(get(caller))
+                except (zf.WorkerCrashedError, zf.NodeDiedError):
+                    lost += 1
+            expect(set(done) <= {20 * size}, True)
+            counts = get(tally.all.remote())
+            expect(counts["driver"], 20 * size)
+            if len(done) == 3:
+                expect(counts, {"driver": 20 * size, **{f"caller{number}{each}": 20 * size for each in range(3)}})
+        except (zf.ActorError, zf.ObjectLostError, zf.TaskUnschedulableError):
+            lost += 1
+    print(f"actors_elsewhere: {lost} lost", flush=True)
+
+
 @zf.remote
 def produce(number: int) -> Iterator[Any]:
     for place in range(10):
@@ -325,5 +378,6 @@ PROGRAMS = {
     "nested": Program(nested, flat=False),
     "puts": Program(puts, flat=False),
     "parameter_server": Program(parameter_server, lineage=True),
+    "actors_elsewhere": Program(actors_elsewhere, flat=False),
     "streams": Program(streams),
 }

@@ -25,6 +25,7 @@ CASES = (
     ("parameter_server", "kill_head_daemon"),
     ("streams", "kill_head_daemon"),
     ("shuffle", "pause_node"),
+    ("actors_elsewhere", "kill_daemon"),
     ("training", "pause_head_daemon"),
     ("streams", "pause_briefly"),
     ("training", "cut"),
