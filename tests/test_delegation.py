@@ -727,3 +727,21 @@ def test_what_rebuilds_may_need_goes_with_its_job() -> None:
     end_there(home)
     home.scheduler.jobs.end_all(home.now)
     assert home.scheduler.references.inputs_bytes == 0
+
+
+@pytest.mark.parametrize("retries", [0, 1, -1])
+def test_a_task_that_must_not_run_twice_fails_with_its_node(retries: int) -> None:
+    home = Home()
+    home.submit(row(1, strategy=on(NODES[1], "soft"), max_retries=retries))
+    assert home.delegated() == {NODES[1]: [1]}
+    home.table(NODES[0], NODES[2])
+    results = home.results()
+    if retries:
+        assert results == {}
+        assert home.scheduler.tables.tasks[task_id(1)].attempt != first_attempt(0, 1)
+    else:
+        status, (payload,) = results[1]
+        assert status == m.FAILED
+        kind, text, *_ = unpack_failure(payload)
+        assert kind == "WorkerCrashedError"
+        assert "max_retries=0 forbids another attempt" in text

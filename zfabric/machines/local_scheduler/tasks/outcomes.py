@@ -488,13 +488,19 @@ class Outcomes:
         node.inflight.clear()
 
     def attempt_lost(self, task: TaskRecord, node: WorkerRecord) -> None:
-        """The attempt that another node had is lost with it, or with its daemon: the task runs again, unless it was to be stopped."""
+        """The attempt that another node had is lost with it, or with its daemon: the task runs again, unless it was to be stopped.
+
+        Nobody knows whether it had begun. So a task that is not to run twice fails.
+        """
         stopped = task.rare.stopped if task.rare is not None else ""
         if task.state == DONE:
             task.facts().running_on = None
         elif stopped in STOPPED:
             kind = STOPPED[stopped]
             self.fail(task, kind, _stopped_text(task, kind), self._facts(task, node))
+        elif task.function.actor is None and task.option("max_retries", self.tables.config.max_retries) == 0:
+            text = f"{task.name} may have run on a node that is lost, or whose daemon died, and max_retries=0 forbids another attempt"
+            self.fail(task, "WorkerCrashedError", text, self._facts(task, node))
         else:
             self._detach(task)
             self.renumber(task)
