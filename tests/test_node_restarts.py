@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,29 @@ def test_a_job_goes_on_when_the_daemons_of_executor_home_and_head_are_killed() -
                 assert zf.get(counter.next.remote(), timeout=30) == (calls, process), "no actor is replaced"
                 eventually(lambda: len(zf.nodes()) == 3, "all nodes")
             assert all(node.alive() for node in cluster.nodes)
+
+
+def test_nobody_ends_when_the_head_is_stopped_for_longer_than_a_lease_and_goes_on() -> None:
+    lease = 2.0
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": lease}) as cluster:
+        head, other = cluster.nodes
+        with zf.init(other.address):
+            started = time.monotonic()
+            ref = half.remote(7)
+            counter: Any = zf.remote(num_cpus=0)(Counter).remote()
+            _, process = zf.get(counter.next.remote(), timeout=30)
+            head.pause()
+            eventually(lambda: state_of(process) == "T", "its workers are stopped before it may be declared dead")
+            time.sleep(max(0.0, started + 1.3 * lease - time.monotonic()))
+            head.resume()
+            assert zf.get(counter.next.remote(), timeout=30) == (2, process)
+            assert zf.get([ref, half.remote(8)], timeout=30) == [7, 8]
+            assert other.alive()
+
+
+def state_of(pid: int) -> str:
+    """The state of a process: "T" if it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 # --- message by message: another node's daemon is new ---------------------------------------------------------------------------

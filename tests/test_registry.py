@@ -12,7 +12,7 @@ from zfabric.machines.control_store import ControlStore
 from zfabric.machines.member import Member
 from zfabric.machines.registry import Registry
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import ConnectNodes, EndNode, Send, Silence, Store
+from zfabric.protocol.effects import ConnectNodes, EndNode, Freeze, Send, Silence, Store
 from zfabric.protocol.ids import CONTROL_STORE, HEAD, JOINER, LOCAL_SCHEDULER, MEMBER, REGISTRY, SHELL
 from zfabric.protocol.messages import PROTOCOL_VERSION
 
@@ -263,9 +263,20 @@ def test_a_lease_counts_from_its_request_and_a_node_without_one_is_silent_and_th
     step(machine, 4.0, m.Joined(NODE_A, 2, LEASE))
     assert Silence(True) not in step(machine, 7.9)
     assert Silence(True) in step(machine, 8.0), "the first request was sent at 0"
-    assert not any(isinstance(each, EndNode) for each in step(machine, 9.9))
-    assert any(isinstance(each, EndNode) for each in step(machine, 10.0))
+    assert Freeze(True) not in step(machine, 8.9)
+    assert Freeze(True) in step(machine, 9.0), "before the registry declares it dead"
+    assert not any(isinstance(each, EndNode) for each in step(machine, 19.9))
+    assert any(isinstance(each, EndNode) for each in step(machine, 20.0))
     assert machine.next_deadline() is None
+
+
+def test_a_node_goes_on_where_it_was_when_the_head_was_held_up() -> None:
+    machine = member()
+    machine.take_effects(0.0)
+    step(machine, 0.0, m.Joined(NODE_A, 2, LEASE))
+    for now in (0.0, 8.0, 9.0, 15.0):
+        step(machine, now)
+    assert step(machine, 15.1, m.LeaseRenewed(machine._number)) == [Freeze(False), Silence(False)]
 
 
 def test_a_late_answer_renews_only_what_its_request_can_have_renewed() -> None:
@@ -307,13 +318,15 @@ def test_a_restarted_daemon_begins_with_the_last_table_and_is_silent_until_the_r
     machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2), table, LEASE)
     asked = Send(REGISTRY + NODE_A, join(NODE_B, number=2))
     assert machine.take_effects(0.0) == [Silence(True), ConnectNodes(*table), Send(LOCAL_SCHEDULER + OWN, table), asked]
-    assert step(machine, 5.0) == [asked]
-    assert Silence(False) in step(machine, 5.1, m.Joined(NODE_A, 2, LEASE))
+    assert step(machine, 4.0) == [asked]
+    assert step(machine, 4.1, m.Joined(NODE_A, 2, LEASE))[:2] == [Freeze(False), Silence(False)], "the daemon before may have stopped them"
 
 
-def test_a_restarted_daemon_ends_its_node_if_the_registry_does_not_answer_within_a_lease() -> None:
+def test_a_restarted_daemon_ends_its_node_if_the_registry_does_not_answer_within_two_leases() -> None:
     table = m.NodeTable(7, (("row",),), NODE_A)
     machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2), table, LEASE)
     machine.take_effects(0.0)
-    assert not any(isinstance(each, EndNode) for each in step(machine, LEASE - 0.1))
-    assert any(isinstance(each, EndNode) for each in step(machine, LEASE))
+    assert Freeze(True) not in step(machine, LEASE / 2 - 0.1)
+    assert Freeze(True) in step(machine, LEASE / 2)
+    assert not any(isinstance(each, EndNode) for each in step(machine, 2 * LEASE - 0.1))
+    assert any(isinstance(each, EndNode) for each in step(machine, 2 * LEASE))

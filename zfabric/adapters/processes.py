@@ -198,6 +198,13 @@ def kill_group(pid: int) -> None:
             pass
 
 
+def stop_group(pid: int, stopped: bool) -> None:
+    """Stop an unreaped child of ours, and the process group that it leads, or have them go on."""
+    for kill in (os.kill, os.killpg):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # As in ``kill_group``.
+            kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+
+
 def children(pid: int) -> list[int]:
     """Return the pids of a process's children, zombies included."""
     try:

@@ -166,6 +166,12 @@ class Silence(NamedTuple):
     silent: bool
 
 
+class Freeze(NamedTuple):
+    """Stop all workers of the node as long as this holds: it may be dead for the cluster, whose other nodes then run what ran here."""
+
+    frozen: bool
+
+
 class EndNode(NamedTuple):
     """End this node: its supervisor kills all its processes. ``reason`` is for people."""
 
@@ -244,6 +250,7 @@ Effect: TypeAlias = (
     | SealValue
     | ConnectNodes
     | Silence
+    | Freeze
     | EndNode
     | Log
 )

@@ -115,6 +115,7 @@ class Daemon:
             e.Log: lambda effect: self.log(effect.level, effect.text),
             e.ConnectNodes: self._connect,
             e.Silence: self._silence,
+            e.Freeze: lambda effect: self.supervision.freeze(effect.frozen),
             e.EndNode: self._end_node,
         }
         if daemons:

@@ -165,6 +165,10 @@ class Supervision:
         """
         self._channel.send("agent", daemon, keys)
 
+    def freeze(self, frozen: bool) -> None:
+        """Have all workers stopped, those too that start meanwhile; or have them go on."""
+        self._channel.send("freeze", frozen)
+
     def end(self, reason: str) -> None:
         """Request the end of the session, with all its processes: the node is no longer part of its cluster. ``reason`` is for people."""
         self._channel.send("end", reason)

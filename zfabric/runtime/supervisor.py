@@ -86,6 +86,8 @@ class Supervisor:
         self._unusable = ""
         """Why the template cannot start, as it has reported."""
         self._channels: dict[str, Channel] = {}
+        self._frozen = False
+        """Whether the workers are stopped."""
         self._workers: dict[int, bytes] = {}
         self._pending: dict[bytes, tuple[Any, ...]] = {}
         self._abandoned: set[bytes] = set()
@@ -392,6 +394,12 @@ class Supervisor:
             log(f"killing worker {pid}: {reason}")
             processes.kill_group(pid)
 
+    def _freeze(self, frozen: bool) -> None:
+        self._frozen = frozen
+        log("the workers are stopped: the node has no lease" if frozen else "the workers go on")
+        for pid in self._workers:
+            processes.stop_group(pid, frozen)
+
     def _watch(self, pid: int, started: int) -> None:
         if pid in self._watched:
             return
@@ -427,7 +435,14 @@ class Supervisor:
 
         self._agent = self._fork(AGENT, self._transfer, body)
 
-    _requests: dict[str, Callable[..., None]] = {"spawn": _spawn, "kill": _kill, "watch": _watch, "agent": _request_agent, "end": _fail}
+    _requests: dict[str, Callable[..., None]] = {
+        "spawn": _spawn,
+        "kill": _kill,
+        "freeze": _freeze,
+        "watch": _watch,
+        "agent": _request_agent,
+        "end": _fail,
+    }
 
     # -- template -----------------------------------------------------------------------------------------------------------
 
@@ -463,6 +478,8 @@ class Supervisor:
 
     def _on_spawned(self, token: bytes, pid: int) -> None:
         self._workers[pid] = token
+        if self._frozen:
+            processes.stop_group(pid, True)
         del self._pending[token]
         if token in self._abandoned:
             self._abandoned.discard(token)

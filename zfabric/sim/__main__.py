@@ -130,6 +130,7 @@ EXPECTED_OF_NODES = (
     "node killed",
     "node stopped",
     "node silent",
+    "workers frozen",
     "node joins late",
     "cut off",
     "cut both",

@@ -116,7 +116,9 @@ class Invariants:
             self.world.fail(f"the registry names {len(members)} nodes, and {len(durable)} rows are durable")
         for node in self.world.living:
             member = node.daemon.core.member
-            if node.identifier not in self._members - members or member is None or member.silent or not member.number:
+            if node.identifier not in self._members - members or member is None or not member.number or not node.up:
+                continue
+            if member.silent and (node.frozen or not node.workers):
                 continue
             if not node.stopped_until and self.world.now > node.went_on + RESUMES:
                 self.world.fail(f"node {node.number} is declared dead, and acts")

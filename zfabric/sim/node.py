@@ -70,6 +70,8 @@ class Node:
         """Whether something happened to it that may cost it its lease."""
         self.stopped_until = 0.0
         """When all its processes go on, on the world's clock."""
+        self.frozen = False
+        """Whether its workers are stopped, since it has no lease."""
         self.went_on = 0.0
         """When it went on after its last stop."""
         self.restarts = 0
@@ -144,6 +146,13 @@ class Node:
                 self.agent.wake()
             for process in [each for each in self.world.processes() if each.node is self]:
                 process.wake()
+
+    def freeze(self, frozen: bool) -> None:
+        """Stop the workers, or let them go on."""
+        self.frozen = frozen
+        self.world.states["workers frozen"] += frozen
+        for worker in self.workers.values():
+            worker.wake()
 
     def restart(self) -> SimDaemon:
         """Start the next daemon and return it."""
@@ -516,6 +525,8 @@ class SimDaemon:
             self.node_transport.connect(effect.rows, self.now)
         elif isinstance(effect, e.Silence):
             world.states["node silent"] += effect.silent
+        elif isinstance(effect, e.Freeze):
+            self.node.freeze(effect.frozen)
         elif isinstance(effect, e.EndNode):
             world.after(0.001, partial(self.node.lost_lease, effect.reason))
         elif isinstance(effect, e.Log):

@@ -24,8 +24,8 @@ CLOCKS_APART = 1e6
 """Largest offset of a node's clock in seconds."""
 RATES_APART = 0.01
 """Largest difference between the rate of a node's clock and the right one."""
-HEAD_STOPS = 0.4
-"""The longest stop of the head as a share of the lease: no other node may have to end for it."""
+HEAD_STOPS = 1.5
+"""The longest stop of the head as a share of the lease: no other node may end for it. It is stopped once."""
 PULLS_MOST = 5
 """A fault of an agent waits for one of so many pulls."""
 DELEGATED_MOST = 6
@@ -134,6 +134,7 @@ class ClusterFaults:
         """Faults that begin when this number of ``Pull`` has arrived, at the node whose agent received it or at another one."""
         self._pulls = 0
         """Number of ``Pull`` that have arrived."""
+        self._head_stopped = False
         self._delegated = 0
         """Number of ``Delegate`` that have arrived."""
 
@@ -239,6 +240,9 @@ class ClusterFaults:
         """Stop all processes of a node for a while, the head for a short one."""
         lease = self.world.config.node_lease
         head = node is self.world.nodes[0]
+        if head and self._head_stopped:
+            return
+        self._head_stopped |= head
         seconds = lease * (HEAD_STOPS * self._stops.random() if head else self._stops.choice((0.1, 0.5, 0.9, 1.3, 2.0)))
         if not head:
             node.excused = True

@@ -220,7 +220,7 @@ class Process:
         if not self.alive or self.now < self._awake_at:
             return
         self._awake_at = float("inf")
-        if self.node.stopped_until:
+        if self.node.stopped_until or (self.node.frozen and self.kind == "worker"):
             return
         if self.now < self.stalled_until:
             self.wake(self.stalled_until)

@@ -82,6 +82,9 @@ class NodeView(Protocol):
     stopped_until: float
     """When all its processes go on, on the world's clock; 0 if they are not stopped."""
 
+    frozen: bool
+    """Whether its workers are stopped, since it has no lease."""
+
     @property
     def published(self) -> bytes:
         """The incarnation of the daemon that the session file names."""

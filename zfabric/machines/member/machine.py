@@ -1,19 +1,22 @@
 """The member of a node: it joins the cluster, renews the node's lease, and passes on which other nodes there are.
 
 A lease counts from the moment at which the request was sent that renewed it, so this side's is never longer than the registry's. A node
-that cannot renew it ends before the registry declares it dead: at 0.8 of the lease nothing leaves it any more, at the whole of it it ends.
+that cannot renew it ceases to act before the registry declares it dead: at 0.8 of the lease nothing leaves it any more, at 0.9 its workers
+are stopped. It may be the head that is held up, and then nobody is dead: if the lease is renewed after all, the node goes on where it was.
+After two leases it ends.
 
 The daemon of a node may be restarted. The next one begins with the last table of the one before, so that it finds the other nodes. It does
-not know when the lease was last renewed: it is silent until the registry has answered, and ends if that takes as long as a lease.
+not know when the lease was last renewed: it is silent until the registry has answered, and stops the workers after half a lease.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import ConnectNodes, Effect, EndNode, Log, Send, Silence
+from zfabric.protocol.effects import ConnectNodes, Effect, EndNode, Freeze, Log, Send, Silence
 from zfabric.protocol.ids import HEAD, REGISTRY, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 
@@ -23,6 +26,12 @@ RENEWALS = 4
 """Requests in the time of one lease."""
 SILENT_SHARE = 0.8
 """The share of its lease after which a node that could not renew it sends nothing more."""
+FROZEN_SHARE = 0.9
+"""The share of its lease after which the workers of a node that could not renew it are stopped. Clocks may differ by a few percent."""
+FROZEN_SHARE_RESTARTED = 0.5
+"""The same after a restart of the daemon, from then on: the one before renewed its lease every quarter of it."""
+ENDS_AFTER = 2
+"""Leases after which a node that could not renew its own ends."""
 JOIN_SECONDS = 8.0
 """How long a node tries to join before it ends."""
 
@@ -30,18 +39,16 @@ JOIN_SECONDS = 8.0
 class Member:
     """One per node of a cluster. ``join`` is what the node says of itself; ``scheduler`` its local scheduler.
 
-    ``former`` is the last table of the daemon before, if the node had joined; ``patience`` how long a restarted daemon asks the registry.
+    ``former`` is the last table of the daemon before, if the node had joined; ``lease`` is how long its lease then was, in seconds.
     """
 
-    def __init__(
-        self, address: Address, scheduler: Address, join: m.Join, former: m.NodeTable | None = None, patience: float = JOIN_SECONDS
-    ) -> None:
+    def __init__(self, address: Address, scheduler: Address, join: m.Join, former: m.NodeTable | None = None, lease: float = 0.0) -> None:
         self.address = address
         self._scheduler = scheduler
         self._join = join
         self._registry = REGISTRY + HEAD
         self._former = former
-        self._patience = JOIN_SECONDS if former is None else patience
+        self._patience = JOIN_SECONDS if former is None else ENDS_AFTER * lease
         """How long it asks to join, in seconds."""
         self._lease: float | None = None
         """Its length in seconds, once the node has joined."""
@@ -55,6 +62,8 @@ class Member:
         self._version = 0
         self.silent = False
         """Whether nothing but requests for the lease may leave this node."""
+        self.frozen = False
+        """Whether the workers are stopped."""
         self._ended = False
         self.leaving = False
         """Whether the registry has not acknowledged yet that the node ends in order."""
@@ -85,9 +94,9 @@ class Member:
         if self._ended:
             return None
         if self._lease is None:
-            return self._ask_at if self._began is None else min(self._ask_at, self._began + self._patience)
-        last = self._until if self.silent else self._until - (1 - SILENT_SHARE) * self._lease
-        return min(self._ask_at, last)
+            return self._ask_at if self._began is None else min(self._ask_at, self._began + self._patience, self._freeze_at())
+        share = ENDS_AFTER if self.frozen else FROZEN_SHARE if self.silent else SILENT_SHARE
+        return min(self._ask_at, self._until - self._lease + share * self._lease)
 
     def take_effects(self, now: float) -> list[Effect]:
         """Return what was decided."""
@@ -123,6 +132,8 @@ class Member:
         if self._began is not None and now >= self._began + self._patience:
             self._end(f"the head did not answer within {self._patience:g} s")
             return
+        if now >= self._freeze_at():
+            self._freeze()
         if now >= self._ask_at:
             self._ask_at = now + JOIN_EVERY
             self._asked[0] = self._asked.get(0, now)
@@ -137,9 +148,8 @@ class Member:
             self.number = message.number
             self._until = asked + message.lease
             self._ask_at = now
-            if self.silent and now < self._until - (1 - SILENT_SHARE) * message.lease:
-                self.silent = False
-                self._effects.append(Silence(False))
+            self.frozen |= self._former is not None  # The daemon before may have stopped the workers.
+            self._go_on(now, message.lease)
 
     def on_refused(self, now: float, source: Address, message: m.Refused) -> None:
         """The node cannot be one of the cluster's."""
@@ -156,10 +166,13 @@ class Member:
     # -- the lease --
 
     def _watch_lease(self, now: float, lease: float) -> None:
-        if now >= self._until:
-            self._end(f"it could not renew its lease for {lease:g} s")
+        passed = now - (self._until - lease)
+        if passed >= ENDS_AFTER * lease:
+            self._end(f"it could not renew its lease for {ENDS_AFTER * lease:g} s")
             return
-        if now >= self._until - (1 - SILENT_SHARE) * lease and not self.silent:
+        if passed >= FROZEN_SHARE * lease:
+            self._freeze()
+        if passed >= SILENT_SHARE * lease and not self.silent:
             self.silent = True
             self._effects.append(Silence(True))
             self._effects.append(Log("warning", "the node's lease could not be renewed: nothing is sent to other nodes until it is"))
@@ -177,9 +190,30 @@ class Member:
         self._asked = {number: sent for number, sent in self._asked.items() if number > message.number}
         self._counts["renewals"] += 1
         self._until = asked + self._lease
-        if self.silent and now < self._until - (1 - SILENT_SHARE) * self._lease:
+        self._go_on(now, self._lease)
+
+    def _go_on(self, now: float, lease: float) -> None:
+        """Act again, if the lease that was renewed lasts long enough."""
+        if now - (self._until - lease) >= SILENT_SHARE * lease:
+            return
+        if self.frozen:
+            self.frozen = False
+            self._effects.append(Freeze(False))
+        if self.silent:
             self.silent = False
             self._effects.append(Silence(False))
+
+    def _freeze_at(self) -> float:
+        """When a restarted daemon that has no answer stops the workers."""
+        if self._former is None or self._began is None or self.frozen:
+            return math.inf
+        return self._began + FROZEN_SHARE_RESTARTED / ENDS_AFTER * self._patience
+
+    def _freeze(self) -> None:
+        if not self.frozen:
+            self.frozen = True
+            self._effects.append(Freeze(True))
+            self._effects.append(Log("warning", "the node's lease could not be renewed: its workers are stopped until it is"))
 
     def on_expelled(self, now: float, source: Address, message: m.Expelled) -> None:
         """The node is dead for the cluster."""
