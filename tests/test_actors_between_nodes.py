@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from faults import eventually, gone
+from faults import descendants, eventually, gone, name_of
 
 import zfabric as zf
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -59,6 +60,10 @@ class Counter:
     def fail(self) -> None:
         raise KeyError("missing")
 
+    def pause(self) -> int:
+        time.sleep(0.02)
+        return self.add()
+
     def sleep(self) -> None:
         time.sleep(600.0)
 
@@ -73,11 +78,17 @@ class Counter:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[zf.LocalCluster]:
-    """Two nodes of two CPUs, to which this program is connected."""
-    config = {"node_lease": LEASE}
-    with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=128 * 2**20, config=config) as made, zf.init(made.address):
+def nodes() -> Iterator[zf.LocalCluster]:
+    """Two nodes of two CPUs."""
+    with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=128 * 2**20, config={"node_lease": LEASE}) as made:
         yield made
+
+
+@pytest.fixture
+def cluster(nodes: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
+    """The same, with this program connected."""
+    with zf.init(nodes.address):
+        yield nodes
 
 
 def there(cluster: zf.LocalCluster, function: Any, *args: Any) -> Any:
@@ -251,3 +262,32 @@ def test_of_actors_with_one_name_made_on_two_nodes_at_once_one_is_made(cluster: 
         named = zf.get_actor(f"wanted {index}")
         assert zf.get(named.add.remote(), timeout=WITHIN) == 3, "both tasks have called the same actor"
         zf.kill(named)
+
+
+@pytest.mark.parametrize("of_caller", [False, True])
+def test_no_call_is_lost_or_run_twice_when_a_daemon_on_its_way_is_killed(of_caller: bool) -> None:
+    config = {"node_lease": LEASE}
+    with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own, zf.init(own.address):
+        counter = made_there(own)
+        zf.get(counter.add.remote(), timeout=WITHIN)
+        refs = [counter.pause.remote() for _ in range(40)]
+        zf.get(refs[5], timeout=WITHIN)
+        node = own.nodes[0 if of_caller else 1]
+        (daemon,) = [pid for pid in descendants(node.pid) if name_of(pid) == "zf-daemon"]
+        os.kill(daemon, signal.SIGKILL)
+        refs += [counter.pause.remote() for _ in range(10)]
+        assert zf.get(refs, timeout=WITHIN) == list(range(12, 62))
+
+
+def test_the_death_of_an_actors_node_is_that_of_the_actor_and_its_callers_are_told() -> None:
+    config = {"node_lease": LEASE}
+    with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own, zf.init(own.address):
+        counter = made_there(own)
+        running = counter.sleep.remote()
+        assert zf.wait([running], timeout=0.2) == ([], [running])
+        own.nodes[1].kill()
+        with pytest.raises(zf.ActorDiedError, match="the node where it was made, is dead") as caught:
+            zf.get(running, timeout=WITHIN)
+        assert caught.value.facts["outcome"] == "unknown"
+        with pytest.raises(zf.ActorDiedError):
+            zf.get(counter.add.remote(), timeout=WITHIN)

@@ -82,9 +82,9 @@ def test_a_call_of_another_node_reaches_the_actor_and_its_outcome_returns(node: 
     assert (relayed.rows, relayed.caller) == ((call(),), remote_caller(CALLER, HOME_A))
     node.report(worker, (CALL, m.OK, (b"value",), ()))
     assert node.told(HOME_A) == [m.CallsEnded(1, ((CALL, CALLER, m.OK, (b"value",), ()),), ())]
-    assert node.sent_to(b"K" + control_of(worker)) == [], "the actor retains the outcome until the other node has taken it in"
+    assert node.sent_to(WORKER + worker) == [], "the actor retains the outcome until the other node has taken it in"
     node.hear(HOME_A, m.EndsReceived(1))
-    assert node.sent_to(b"K" + control_of(worker)) == [m.OutcomesRecorded((CALL,))]
+    assert node.sent_to(WORKER + worker) == [m.OutcomesRecorded((CALL,))]
 
 
 def test_an_outcome_waits_until_what_the_actor_holds_is_registered_at_its_home(node: Nodes) -> None:
@@ -139,10 +139,10 @@ def test_outcomes_for_a_dead_node_are_dropped_and_its_callers_are_gone(node: Nod
     assert node.sent_to(b"K" + control_of(worker), m.RetireActor) == [
         m.CallerGone(HOME_A),
         m.CallerGone(remote_caller(CALLER, HOME_A)),
-        m.OutcomesRecorded((CALL,)),
     ]
+    assert node.sent_to(WORKER + worker) == [m.OutcomesRecorded((CALL,))]
     node.report(worker, (call(1)[0], m.OK, ((8192, 300_000),), ()))
-    assert node.sent_to(b"K" + control_of(worker)) == [m.OutcomesRecorded((call(1)[0],))]
+    assert node.sent_to(WORKER + worker) == [m.OutcomesRecorded((call(1)[0],))]
     assert call_value(call(1)[0], 0) not in node.scheduler.tables.objects
 
 
@@ -191,6 +191,24 @@ def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Node
     (borrow,) = node.told(HOME_C)
     node.hear(HOME_C, m.Borrowed(borrow.number))
     assert node.told(HOME_A) == [m.EndsReceived(1)]
+
+
+def test_no_outcome_is_acknowledged_while_calls_come_again_since_a_daemon_is_new(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
+    node.sent.clear()
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2"))
+    told = node.told(HOME_A)
+    assert m.FindActors((FAR,)) in told
+    assert m.RepeatCalls(FAR) in node.sent_to(CLIENT + worker)
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", node.scheduler.address[1:]), m.Ready())
+    node.hear(HOME_A, *(m.Borrowed(each.number) for each in told if type(each) is m.Borrow))
+    node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ()),), ()))
+    assert m.EndsReceived(1) not in node.told(HOME_A), "the call may be on its way again, and the actor is to know it"
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
+    node.send(CLIENT + worker, m.CallsRepeated(FAR))
+    assert [type(each) for each in node.told(HOME_A)] == [m.RelayedCalls, m.EndsReceived]
 
 
 def test_a_caller_that_exits_is_gone_on_the_actors_node_too(node: Nodes) -> None:

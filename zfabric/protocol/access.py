@@ -46,6 +46,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Call,
             m.OutcomesReceived,
             m.StopRelayed,
+            m.CallsRepeated,
             m.ActorExiting,
             m.CallTimes,
             m.HostedActors,

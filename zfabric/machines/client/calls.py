@@ -593,6 +593,8 @@ class Calls:
                 self.killed.pop(actor_id, None)
             if state == DEAD:
                 self._retained.release_row(actor_id)  # A restarted scheduler must not make it again.
+            if incarnation == source[1:]:  # It is on another node. The rows go behind the calls that are sent again.
+                self._orders.append(Send(source, m.CallsRepeated(actor_id)))
             if target is None:
                 continue
             if state != DEAD and actor_id in self.killed and (self.killed[actor_id] or not changed):
@@ -618,6 +620,7 @@ class Calls:
         target = self.targets.get(message.actor_id)
         if target is not None and target.address == source:
             self._repeat(target)
+        self._orders.append(Send(source, m.CallsRepeated(message.actor_id)))
 
     def _repeat(self, target: Target) -> None:
         """Send all calls again that were sent to the present life of an actor on another node, and what it retains outcomes for."""

@@ -701,6 +701,7 @@ class LocalScheduler:
             m.Call: self.remote_actors.on_call,
             m.OutcomesReceived: self.remote_actors.on_outcomes_received,
             m.StopRelayed: self.remote_actors.on_stop_relayed,
+            m.CallsRepeated: self.remote_actors.on_calls_repeated,
             m.ExpectResults: self.call_results.on_expect_results,
             m.CallOutcomes: self.call_results.on_call_outcomes,
             m.KillActor: self.remote_actors.on_kill_actor,

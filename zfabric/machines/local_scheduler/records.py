@@ -753,6 +753,7 @@ class NodeRecord(WorkerRecord):
         "reclaimable",
         "registered",
         "repeated",
+        "repeating",
         "reported",
         "resources",
         "unreceived",
@@ -768,6 +769,8 @@ class NodeRecord(WorkerRecord):
         self.labels = labels
         self.reclaimable = False
         """As home: whether it may have tasks of this node that it has not begun: some were sent since it last had none to return."""
+        self.repeating: set[tuple[bytes, bytes]] = set()
+        """As home: processes that repeat calls of an actor there: (process, actor). No ends are acknowledged meanwhile."""
         self.ends_received: int | None = None
         """As home: the newest message of ended attempts that is to be acknowledged in this turn."""
         self.next_end = 1

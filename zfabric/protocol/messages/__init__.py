@@ -174,6 +174,7 @@ from zfabric.protocol.messages.registration import Register as Register
 from zfabric.protocol.messages.registration import RegisterAgain as RegisterAgain
 from zfabric.protocol.messages.registration import Welcome as Welcome
 from zfabric.protocol.messages.relays import CallsEnded as CallsEnded
+from zfabric.protocol.messages.relays import CallsRepeated as CallsRepeated
 from zfabric.protocol.messages.relays import ClaimName as ClaimName
 from zfabric.protocol.messages.relays import FreeName as FreeName
 from zfabric.protocol.messages.relays import NameClaimed as NameClaimed

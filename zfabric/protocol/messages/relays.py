@@ -46,7 +46,16 @@ class StopRelayed(NamedTuple):
 class RepeatCalls(NamedTuple):
     """local scheduler -> client. Calls of this actor on another node that have no outcome may be lost, since a daemon was restarted.
 
-    The client sends them again, in order. The actor does not run those again that it has.
+    The client sends them again, in order. The actor does not run those again that it has. ``CallsRepeated`` follows them.
+    """
+
+    actor_id: bytes
+
+
+class CallsRepeated(NamedTuple):
+    """client -> local scheduler. Behind what the client repeats after ``RepeatCalls``, or after a location of an actor on another node.
+
+    Until then the scheduler acknowledges no outcomes to the actor's node: the actor has each repeated call, or its outcome.
     """
 
     actor_id: bytes

@@ -116,7 +116,7 @@ class Delegations:
     def end_of_turn(self) -> None:
         """Acknowledge the ended attempts that were taken in."""
         for node in self.tables.nodes.values():
-            if node.ends_received is not None:
+            if node.ends_received is not None and not node.repeating:
                 self.borrowing.send_behind(node.token, m.EndsReceived(node.ends_received))
                 node.ends_received = None
 

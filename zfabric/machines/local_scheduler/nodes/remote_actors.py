@@ -14,12 +14,12 @@ from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers, names_of
 from zfabric.machines.local_scheduler.objects.call_results import CallResults, names_of_outcome
-from zfabric.machines.local_scheduler.records import NO_HOME, ProcessRecord
+from zfabric.machines.local_scheduler.records import NO_HOME, NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import CallerExited
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, Address, call_value, short
+from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, Address, call_value, daemons_of, short
 from zfabric.protocol.machine import Refusal
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED
 from zfabric.protocol.messages.rows import CALL_OPTIONS
@@ -39,6 +39,9 @@ class RemoteActors:
         self.callers = callers
         self.node = node
         self.records = tables.remote_actors
+        self._repeating: dict[tuple[bytes, bytes], NodeRecord] = {}
+        """Processes that repeat calls of an actor, and its node: (process, actor). Until they have, no ends of that node are acknowledged:
+        the actor then has either a call or its outcome when that call comes again."""
         self._later: list[tuple[bytes, bytes]] = []
         """Requests for locations that wait until all nodes have registered with this restarted scheduler: (actor, process)."""
 
@@ -76,6 +79,7 @@ class RemoteActors:
                 for incarnation in sorted(record.watchers):
                     process = self.tables.processes.get(incarnation)
                     if process is not None:
+                        self._expect_repeats(record, incarnation)
                         self.tables.send_to_client(process, m.RepeatCalls(record.id))
 
     def _find(self, actor_id: bytes, process: ProcessRecord) -> None:
@@ -93,7 +97,7 @@ class RemoteActors:
                 self.tables.send_to_node(node, m.FindActors((actor_id,)))
         record.watchers.add(process.incarnation)
         if record.row:
-            self.tables.send_to_client(process, m.ActorLocations((record.row,)))
+            self._notify(record, process)
 
     def on_actor_locations(self, now: float, source: Address, message: m.ActorLocations) -> None:
         """Another node reports where an actor is whose home it is, or that it knows none."""
@@ -119,9 +123,28 @@ class RemoteActors:
         for incarnation in sorted(record.watchers):
             process = self.tables.processes.get(incarnation)
             if process is not None:
-                self.tables.send_to_client(process, m.ActorLocations((record.row,)))
+                self._notify(record, process)
         if state == DEAD:
             self.records.pop(record.id, None)
+
+    def _notify(self, record: RemoteActorRecord, process: ProcessRecord) -> None:
+        if record.state == ALIVE and daemons_of(self.tables.first_attempt):
+            self._expect_repeats(record, process.incarnation)
+        self.tables.send_to_client(process, m.ActorLocations((record.row,)))
+
+    def _expect_repeats(self, record: RemoteActorRecord, incarnation: bytes) -> None:
+        node = self.tables.nodes.get(record.node)
+        if node is not None and self._repeating.setdefault((incarnation, record.id), node) is node:
+            node.repeating.add((incarnation, record.id))
+
+    def on_calls_repeated(self, now: float, source: Address, message: m.CallsRepeated) -> None:
+        """A process has repeated all calls of an actor."""
+        self._repeated((source[1:], message.actor_id))
+
+    def _repeated(self, key: tuple[bytes, bytes]) -> None:
+        node = self._repeating.pop(key, None)
+        if node is not None:
+            node.repeating.discard(key)
 
     def _lost(self, record: RemoteActorRecord) -> None:
         text = f"actor {short(record.id)} is dead: its home, the node where it was made, is dead"
@@ -198,6 +221,8 @@ class RemoteActors:
     def on_caller_exited(self, exited: CallerExited) -> None:
         """Notify the nodes of the actors that a process has called."""
         incarnation = exited.incarnation
+        for key in [each for each in self._repeating if each[0] == incarnation]:
+            self._repeated(key)
         called = {record.node for record in self.records.values() if incarnation in record.watchers and record.node}
         for record in self.records.values():
             record.watchers.discard(incarnation)

@@ -17,7 +17,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.transitions import ActorLifeEnded, CallsEndReceived
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import ACTOR, INCARNATION_BYTES, JOB_BYTES, Address, call_value, node_of_caller, remote_caller
+from zfabric.protocol.ids import ACTOR, INCARNATION_BYTES, JOB_BYTES, WORKER, Address, call_value, node_of_caller, remote_caller
 from zfabric.protocol.messages import OK
 from zfabric.protocol.messages.rows import CALL_OPTIONS, DEPENDENCIES
 from zfabric.protocol.options import option
@@ -121,14 +121,19 @@ class RemoteCallers:
         """Drop an outcome that nobody waits for."""
         for index, value in enumerate(outputs):
             self.outcomes.drop_copy(worker, call_value(call_id, index), value)
-        self.tables.send_to_control(worker, m.OutcomesRecorded((call_id,)))
+        self._confirm(worker, (call_id,))
 
     def on_end_received(self, received: CallsEndReceived) -> None:
         """Confirm outcomes to their actors: the callers' node has taken them in, or is dead."""
         for token, calls in self._reporters.pop(received, {}).items():
             worker = self.tables.workers.get(token)
             if worker is not None:
-                self.tables.send_to_control(worker, m.OutcomesRecorded(tuple(calls)))
+                self._confirm(worker, tuple(calls))
+
+    def _confirm(self, worker: WorkerRecord, call_ids: m.Ids) -> None:
+        """Have a worker release outcomes: not by its control thread, since calls that are repeated to it must not come later."""
+        if worker.process is not None:
+            self.tables.send(WORKER + worker.process.incarnation, m.OutcomesRecorded(call_ids))
 
     # -- ends --
 
