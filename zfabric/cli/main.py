@@ -39,6 +39,13 @@ SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
         ),
     ),
     (
+        "Jobs",
+        (
+            CommandEntry("jobs", "jobs", "List jobs that run on a cluster on their own."),
+            CommandEntry("job", "jobs", "Show, follow, stop or delete a job."),
+        ),
+    ),
+    (
         "Inspection",
         (
             CommandEntry("tasks", "listings", "List tasks, the running ones first."),

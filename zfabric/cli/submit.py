@@ -20,6 +20,7 @@ import click
 from zfabric.api.lifecycle import ADDRESS_VARIABLE, PAGE_VARIABLE, SUBMIT_VARIABLE, shutdown
 from zfabric.cli.main import INTERRUPTED
 from zfabric.cli.options import cluster_options
+from zfabric.cli.sessions import chosen_session
 from zfabric.runtime.session import KEEP_VARIABLE
 
 
@@ -32,6 +33,9 @@ from zfabric.runtime.session import KEEP_VARIABLE
     "--keep", is_flag=True, help="Retain the cluster's logs and tables when it ends; `zfabric sessions` lists them. [env: ZFABRIC_KEEP]"
 )
 @click.option("--page", is_flag=True, help="Show the cluster in a browser while the program runs; prints the address.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`.")
+@click.option("--detach", is_flag=True, help="Hand the program to a started cluster, print the job's id, and do not wait.")
+@click.option("--id", "identifier", metavar="ID", help="The id of the job, with --detach.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def submit(
@@ -43,6 +47,9 @@ def submit(
     config: dict[str, Any],
     keep: bool,
     page: bool,
+    module: bool,
+    detach: bool,
+    identifier: str | None,
     script: str,
     arguments: tuple[str, ...],
 ) -> Callable[[], NoReturn]:
@@ -69,7 +76,23 @@ def submit(
         options = ", ".join("--" + name.replace("_", "-") for name in (*given, *["keep"] * keep))
         which = where if session is None else f"that you have started, {session.directory},"
         raise click.UsageError(f"{options}: the cluster {which} has what it was started with (--address local starts another)")
-    code = _compiled(script)
+    if identifier is not None and not detach:
+        raise click.UsageError("--id needs --detach")
+    if detach:
+        if session is None:
+            session = chosen_session(where) if named else None
+        if session is None:
+            raise click.UsageError("--detach needs a cluster that outlives this command: start one with `zfabric start`")
+        _module(script) if module else _compiled(script)
+        from zfabric.cli.jobs import detach as hand_over
+
+        job = hand_over(session, ("-m", script) if module else (os.path.abspath(script),), arguments, identifier)
+        click.echo(job)
+        return lambda: sys.exit(0)
+    if module:
+        code, script, spec = _module(script)
+    else:
+        code, spec = _compiled(script), None
     if where:
         os.environ[ADDRESS_VARIABLE] = where
     if keep:
@@ -79,7 +102,7 @@ def submit(
     os.environ.pop(SUBMIT_VARIABLE, None)
     if given:
         os.environ[SUBMIT_VARIABLE] = json.dumps(given)
-    return lambda: run(code, script, arguments)
+    return lambda: run(code, script, arguments, spec)
 
 
 def _compiled(script: str) -> Callable[[], types.CodeType]:
@@ -97,7 +120,30 @@ def _compiled(script: str) -> Callable[[], types.CodeType]:
     return lambda: compile(source, path, "exec", dont_inherit=True)
 
 
-def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, ...]) -> NoReturn:
+def _module(name: str) -> tuple[Callable[[], types.CodeType], str, Any]:
+    """Find the module NAME, or NAME.__main__ of a package, as `python -m` does. Return its code, its file and its spec."""
+    import importlib.util
+
+    sys.path.insert(0, os.getcwd())
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError) as error:
+        raise click.BadParameter(f"{name!r} cannot be imported: {error}", param_hint="-m") from None
+    loader: Any = spec.loader if spec is not None else None
+    if spec is None or not hasattr(loader, "get_code") or spec.origin is None:
+        raise click.BadParameter(f"there is no module {name!r} that could be run", param_hint="-m")
+    found = spec
+
+    def code() -> types.CodeType:
+        compiled: types.CodeType = loader.get_code(found.name)
+        return compiled
+
+    return code, spec.origin, spec
+
+
+def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, ...], spec: Any = None) -> NoReturn:
     """Run the program as ``__main__`` and exit as it does.
 
     The module stays ``__main__`` to the end (``runpy`` would restore it earlier), since the program's threads, exit handlers and pickled
@@ -106,8 +152,10 @@ def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, .
     sys.argv = [script, *arguments]
     if not sys.flags.safe_path:  # The first entry is this command's directory.
         del sys.path[0]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    sys.path.insert(0, os.getcwd() if spec is not None else os.path.dirname(os.path.abspath(script)))
     module = types.ModuleType("__main__")
+    if spec is not None:
+        module.__dict__.update(__spec__=spec, __package__=spec.parent)
     module.__dict__.update(__file__=os.path.abspath(script), __builtins__=__builtins__, __cached__=None)
     sys.modules["__main__"] = module
     try:

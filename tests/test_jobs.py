@@ -1,0 +1,136 @@
+"""Jobs that run on a started cluster on their own: from the command line, and with Ray's client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import PATIENCE, Place, a_place
+from conftest import running_cluster
+from faults import eventually
+
+import zfabric as zf
+from zfabric.job_submission import JobStatus, JobSubmissionClient
+
+PROGRAM = """
+import sys
+import zfabric as zf
+zf.init()
+print("sum", sum(zf.get([zf.remote(lambda x: x).remote(i) for i in range(10)])), *sys.argv[1:])
+sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with a_place() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[JobSubmissionClient]:
+    with running_cluster(num_cpus=1):
+        yield JobSubmissionClient()
+
+
+def run(place: Place, *arguments: str, code: int = 0) -> str:
+    done = place.run(*arguments, code=code)
+    return done.stdout + done.stderr
+
+
+def test_a_program_outlives_whoever_submitted_it(place: Place) -> None:
+    Path(place.directory, "program.py").write_text(PROGRAM)
+    run(place, "start", "--num-cpus", "1")
+    identifier = run(place, "submit", "--detach", "program.py", "3", "a b").strip()
+    assert "sum 45 3 a b" in run(place, "job", "logs", "-f", identifier, code=3)
+    (job,) = json.loads(run(place, "jobs", "--json"))
+    assert (job["submission_id"], job["status"], job["driver_exit_code"]) == (identifier, "FAILED", 3)
+    assert "exit code 3" in run(place, "job", "status", identifier, code=1)
+    named = run(place, "submit", "--detach", "--id", "again", "-m", "program").strip()
+    assert named == "again"
+    assert "sum 45" in run(place, "job", "logs", "-f", "again")
+    assert "job 'again' already" in run(place, "submit", "--detach", "--id", "again", "program.py", code=2)
+    run(place, "job", "delete", identifier)
+    assert [row["submission_id"] for row in json.loads(run(place, "jobs", "--json"))] == ["again"]
+    assert "there is no job" in run(place, "job", "status", identifier, code=1)
+    run(place, "stop")
+
+
+def test_without_a_started_cluster_nothing_is_detached(place: Place) -> None:
+    Path(place.directory, "program.py").write_text(PROGRAM)
+    assert "start one with `zfabric start`" in run(place, "submit", "--detach", "program.py", code=2)
+    assert "--id needs --detach" in run(place, "submit", "--id", "x", "program.py", code=2)
+    assert "there is no module" in run(place, "submit", "-m", "nothing_here", code=2)
+
+
+def test_a_module_runs_as_python_runs_it(place: Place) -> None:
+    package = Path(place.directory, "things")
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "helper.py").write_text("ANSWER = 42\n")
+    (package / "__main__.py").write_text("import sys\nfrom .helper import ANSWER\nprint(__name__, __package__, ANSWER, sys.argv[1:])\n")
+    assert run(place, "submit", "-m", "things", "x") == "__main__ things 42 ['x']\n"
+
+
+def test_a_job_is_stopped_with_all_its_processes(client: JobSubmissionClient) -> None:
+    job = client.submit_job(entrypoint="sleep 1000 & echo $!; wait", metadata={"who": "me"})
+    pid = int(eventually(lambda: client.get_job_logs(job).strip(), "the pid"))
+    info = client.get_job_info(job)
+    assert (info.status, info.metadata) == (JobStatus.RUNNING, {"who": "me"})
+    with pytest.raises(zf.FabricError, match="stop it first"):
+        client.delete_job(job)
+    assert client.stop_job(job)
+    assert client.wait_for_job(job, PATIENCE) == JobStatus.STOPPED
+    eventually(lambda: not os.path.exists(f"/proc/{pid}"), "the end of the job's child")
+    assert not client.stop_job(job)
+    assert client.delete_job(job)
+
+
+def test_a_job_that_ignores_sigterm_is_killed(client: JobSubmissionClient) -> None:
+    job = client.submit_job(entrypoint="trap '' TERM; echo ready; while true; do sleep 0.1; done")
+    eventually(lambda: "ready" in client.get_job_logs(job), "the job")
+    client.stop_job(job)
+    assert client.wait_for_job(job, PATIENCE) == JobStatus.STOPPED
+    assert "signal 9" in client.get_job_info(job).message
+
+
+def test_variables_directory_and_output(client: JobSubmissionClient, tmp_path: Path) -> None:
+    environment = {"env_vars": {"COLOUR": "green"}, "working_dir": str(tmp_path)}
+    job = client.submit_job(entrypoint="pwd; echo $COLOUR; echo wrong >&2", runtime_env=environment)
+    assert client.wait_for_job(job, PATIENCE) == JobStatus.SUCCEEDED
+    assert client.get_job_logs(job).splitlines() == [str(tmp_path), "green", "wrong"]
+    assert job in [each.submission_id for each in client.list_jobs()]
+
+    async def followed() -> str:
+        return "".join([text async for text in client.tail_job_logs(job)])
+
+    assert asyncio.run(followed()) == client.get_job_logs(job)
+
+
+def test_a_job_that_waits_for_resources_is_pending(client: JobSubmissionClient) -> None:
+    job = client.submit_job(entrypoint="true", entrypoint_num_cpus=64)
+    assert client.get_job_status(job) == JobStatus.PENDING
+    with pytest.raises(zf.GetTimeoutError, match="PENDING"):
+        client.wait_for_job(job, 0.0)
+    zf.kill(zf.get_actor(job, namespace="_jobs"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"entrypoint": ""}, ValueError, "a shell command"),
+        ({"entrypoint": "true", "submission_id": "a/b"}, ValueError, "an id has letters"),
+        ({"entrypoint": "true", "runtime_env": {"pip": ["x"]}}, ValueError, "has no 'pip' here"),
+        ({"entrypoint": "true", "runtime_env": {"working_dir": "/nowhere"}}, zf.RuntimeEnvSetupError, "no directory '/nowhere'"),
+    ],
+)
+def test_wrong_jobs_are_refused(client: JobSubmissionClient, arguments: dict[str, Any], kind: type, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        client.submit_job(**arguments)
+    with pytest.raises(ValueError, match="there is no job 'nobody'"):
+        client.get_job_info("nobody")

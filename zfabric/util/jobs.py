@@ -1,0 +1,293 @@
+"""Jobs: programs that run on a started cluster on their own, after whoever submitted them has gone; with Ray's names.
+
+A job is a shell command in a process of its own, which a detached actor starts, watches and stops. Its output is in the log directory of
+the node's session. The actor stays with the result until it is deleted, or the cluster ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from zfabric import api as zf
+from zfabric.api.cluster import named_actors, session_directory
+from zfabric.api.lifecycle import ADDRESS_VARIABLE
+from zfabric.exceptions import (
+    ActorError,
+    ActorNameTakenError,
+    ActorNotFoundError,
+    FabricError,
+    GetTimeoutError,
+    OptionError,
+    RuntimeEnvSetupError,
+)
+
+NAMESPACE = "_jobs"
+"""The namespace of the actors that run jobs."""
+STOP_SECONDS = 3.0
+"""How long a job has to end after SIGTERM before it is killed."""
+CHUNK_BYTES = 256 * 1024
+"""Most bytes of a log in one answer."""
+LOG_MOST = 16 * 2**20
+"""Most bytes of its end that ``get_job_logs`` returns."""
+POLL_SECONDS = 0.2
+"""The pace at which a log is followed and an end is waited for."""
+ANSWER_SECONDS = 30.0
+
+
+class JobStatus(enum.StrEnum):
+    """What has become of a job."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    STOPPED = "STOPPED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    def is_terminal(self) -> bool:
+        """Whether the job has ended."""
+        return self in (JobStatus.STOPPED, JobStatus.SUCCEEDED, JobStatus.FAILED)
+
+
+class JobDetails(dict[str, Any]):
+    """Facts about a job: ``details["status"]`` and ``details.status`` are the same."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a job has no {name!r}; it has {', '.join(self)}") from None
+
+
+class JobRunner:
+    """Runs one job. Its methods run in threads, so that it answers while the job runs."""
+
+    def __init__(self, job: str, entrypoint: str, variables: dict[str, str], directory: str, metadata: dict[str, str]) -> None:
+        session = session_directory()
+        self._log = f"{session}/logs/job-{job}.log"
+        self._facts = {"submission_id": job, "entrypoint": entrypoint, "metadata": metadata, "start_time": int(time.time() * 1000)}
+        self._stopped = False
+        self._end: tuple[int, int] | None = None
+        """(exit status, milliseconds since the epoch), once the process has ended."""
+        environment = {**os.environ, **variables, ADDRESS_VARIABLE: session}
+        with open(self._log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+            self._process = subprocess.Popen(
+                entrypoint,
+                shell=True,
+                cwd=directory or None,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        status = self._process.wait()
+        self._end = status, int(time.time() * 1000)
+
+    def info(self) -> dict[str, Any]:
+        """Facts about the job, with its status as text."""
+        if self._end is None:
+            return {**self._facts, "status": "RUNNING", "message": "", "end_time": None, "driver_exit_code": None, "pid": self._process.pid}
+        code, ended = self._end
+        status = "STOPPED" if self._stopped else "SUCCEEDED" if code == 0 else "FAILED"
+        message = "" if code == 0 else f"it ended with exit code {code}" if code > 0 else f"it was ended by signal {-code}"
+        return {**self._facts, "status": status, "message": message, "end_time": ended, "driver_exit_code": code, "pid": self._process.pid}
+
+    def read(self, offset: int) -> tuple[bytes, int]:
+        """Bytes of the log from ``offset`` on (negative: before its end), and where they end."""
+        with open(self._log, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = max(0, size + offset) if offset < 0 else min(offset, size)
+            file.seek(start)
+            data = file.read(CHUNK_BYTES)
+        return data, start + len(data)
+
+    def stop(self) -> bool:
+        """Stop the job: SIGTERM to all its processes, SIGKILL later. Return False if it had ended."""
+        if self._end is not None:
+            return False
+        self._stopped = True
+        self._signal(signal.SIGTERM)
+        threading.Timer(STOP_SECONDS, self._kill).start()
+        return True
+
+    def _kill(self) -> None:
+        if self._end is None:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+class JobSubmissionClient:
+    """Submits jobs to a cluster and asks about them. ``address`` as in ``zf.init``; it joins the cluster if this process has joined none.
+
+    >>> import zfabric as zf
+    >>> cluster = zf.init(ignore_reinit_error=True)
+    >>> from zfabric.job_submission import JobSubmissionClient
+    >>> client = JobSubmissionClient()
+    >>> job = client.submit_job(entrypoint="echo hello")
+    >>> str(client.wait_for_job(job, timeout=60))
+    'SUCCEEDED'
+    >>> client.get_job_logs(job)
+    'hello\\n'
+    >>> client.delete_job(job)
+    True
+    """
+
+    def __init__(self, address: str | None = None, **ignored: Any) -> None:
+        unknown = ignored.keys() - {"create_cluster_if_needed", "cookies", "metadata", "headers", "verify"}
+        if unknown:
+            raise TypeError(f"JobSubmissionClient() has no argument {sorted(unknown)[0]!r}")
+        if not zf.is_initialized():
+            zf.init(address)
+
+    def submit_job(
+        self,
+        *,
+        entrypoint: str,
+        submission_id: str | None = None,
+        job_id: str | None = None,
+        runtime_env: dict[str, Any] | None = None,
+        metadata: dict[str, str] | None = None,
+        entrypoint_num_cpus: float = 0,
+        entrypoint_num_gpus: float = 0,
+        entrypoint_resources: dict[str, float] | None = None,
+    ) -> str:
+        """Run the shell command ``entrypoint`` on the cluster; return the job's id (``submission_id``, or a new one).
+
+        ``runtime_env`` may have "env_vars" and "working_dir" (a directory that the node has). The process holds the ``entrypoint_``
+        resources while it runs. Raises ValueError for a wrong argument or an id that is taken, and RuntimeEnvSetupError for a directory
+        that is not there.
+        """
+        if not isinstance(entrypoint, str) or not entrypoint.strip():
+            raise ValueError("submit_job: entrypoint is a shell command, such as 'python train.py'")
+        job = submission_id or job_id or f"job-{secrets.token_hex(4)}"
+        if not isinstance(job, str) or not job.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(job) > 100:
+            raise ValueError(f"submit_job: an id has letters, digits, '-', '_' and '.', at most 100; not {job!r}")
+        environment = dict(runtime_env or {})
+        variables, directory = dict(environment.pop("env_vars", {}) or {}), environment.pop("working_dir", "") or ""
+        if environment:
+            raise ValueError(f"submit_job: runtime_env has no {sorted(environment)[0]!r} here; there are 'env_vars' and 'working_dir'")
+        if directory and not os.path.isdir(directory):
+            raise RuntimeEnvSetupError(f"submit_job: there is no directory {directory!r} for the job")
+        runner = zf.remote(JobRunner).options(
+            name=job,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_concurrency=8,
+            num_cpus=entrypoint_num_cpus,
+            num_gpus=entrypoint_num_gpus,
+            resources=entrypoint_resources or {},
+        )
+        try:
+            handle = runner.remote(
+                job, entrypoint, variables, os.path.abspath(directory) if directory else os.getcwd(), dict(metadata or {})
+            )
+        except ActorNameTakenError:
+            raise ValueError(f"submit_job: there is a job {job!r} already; delete it, or leave submission_id out") from None
+        except OptionError as error:
+            raise ValueError(f"submit_job: {error}") from None
+        if not (entrypoint_num_cpus or entrypoint_num_gpus or entrypoint_resources):
+            zf.get(handle.info.remote(), timeout=ANSWER_SECONDS)  # It runs; errors of its start are raised here.
+        return job
+
+    def get_job_info(self, job_id: str) -> JobDetails:
+        """Return the facts about a job. Raises ValueError for an unknown id."""
+        handle = self._runner(job_id)
+        try:
+            facts = zf.get(handle.info.remote(), timeout=POLL_SECONDS * 10)
+        except GetTimeoutError:  # It waits for its resources.
+            facts = {"submission_id": job_id, "entrypoint": "", "status": "PENDING", "message": "waits for resources", "metadata": {}}
+            facts |= {"start_time": None, "end_time": None, "driver_exit_code": None, "pid": None}
+        except ActorError as error:
+            facts = {"submission_id": job_id, "entrypoint": "", "status": "FAILED", "message": str(error), "metadata": {}}
+            facts |= {"start_time": None, "end_time": None, "driver_exit_code": None, "pid": None}
+        return JobDetails({**facts, "status": JobStatus(facts["status"]), "job_id": job_id, "type": "SUBMISSION"})
+
+    def get_job_status(self, job_id: str) -> JobStatus:
+        """Return what has become of a job. Raises ValueError for an unknown id."""
+        status: JobStatus = self.get_job_info(job_id).status
+        return status
+
+    def list_jobs(self) -> list[JobDetails]:
+        """Return the facts about all jobs that were not deleted, the oldest first."""
+        names = [row["name"] for row in named_actors(all_namespaces=True) if row["namespace"] == NAMESPACE]
+        found = []
+        for name in names:
+            try:
+                found.append(self.get_job_info(name))
+            except ValueError:  # It was deleted meanwhile.
+                continue
+        return sorted(found, key=lambda job: job["start_time"] or 0)
+
+    def get_job_logs(self, job_id: str) -> str:
+        """Return the output of a job, of a long one the end (16 MiB)."""
+        return b"".join(self._chunks(job_id, -LOG_MOST)).decode(errors="replace")
+
+    def _chunks(self, job_id: str, offset: int) -> Iterator[bytes]:
+        handle = self._runner(job_id)
+        while True:
+            data, offset = zf.get(handle.read.remote(offset), timeout=ANSWER_SECONDS)
+            if not data:
+                return
+            yield data
+
+    def follow_job_logs(self, job_id: str) -> Iterator[str]:
+        """Yield the output of a job as it is written, until the job ends."""
+        handle, offset = self._runner(job_id), 0
+        while True:
+            ended = self.get_job_status(job_id).is_terminal()
+            data, offset = zf.get(handle.read.remote(offset), timeout=ANSWER_SECONDS)
+            if data:
+                yield data.decode(errors="replace")
+            elif ended:
+                return
+            else:
+                time.sleep(POLL_SECONDS)  # The log is written by a process that knows of no reader.
+
+    async def tail_job_logs(self, job_id: str) -> Any:
+        """Yield the output of a job as it is written, as an asynchronous iterator."""
+        import asyncio
+
+        following = self.follow_job_logs(job_id)
+        while (text := await asyncio.to_thread(next, following, None)) is not None:
+            yield text
+
+    def wait_for_job(self, job_id: str, timeout: float | None = None) -> JobStatus:
+        """Wait until a job has ended. Raises GetTimeoutError after ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not (status := self.get_job_status(job_id)).is_terminal():
+            if deadline is not None and time.monotonic() > deadline:
+                raise GetTimeoutError(f"job {job_id} is {status} after {timeout} s")
+            time.sleep(POLL_SECONDS)
+        return status
+
+    def stop_job(self, job_id: str) -> bool:
+        """Stop a job: SIGTERM, and SIGKILL three seconds later. Return False if it had ended. Raises ValueError for an unknown id."""
+        return bool(zf.get(self._runner(job_id).stop.remote(), timeout=ANSWER_SECONDS))
+
+    def delete_job(self, job_id: str) -> bool:
+        """Forget a job that has ended. Raises ValueError for an unknown id, and FabricError for a job that runs."""
+        if not self.get_job_status(job_id).is_terminal():
+            raise FabricError(f"job {job_id} runs; stop it first")
+        zf.kill(self._runner(job_id))
+        return True
+
+    def _runner(self, job_id: str) -> Any:
+        try:
+            return zf.get_actor(job_id, namespace=NAMESPACE)
+        except ActorNotFoundError:
+            raise ValueError(f"there is no job {job_id!r} (any more); list_jobs() has those that there are") from None
