@@ -17,7 +17,7 @@ from zfabric.cli.options import WholeNumber, address_option, cluster_options, js
 from zfabric.cli.output import amount, print_json, print_table, size
 from zfabric.cli.sessions import about, chosen_session, connected, seconds
 from zfabric.config import Config
-from zfabric.exceptions import ConnectionLostError, NodeDiedError
+from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError
 from zfabric.protocol.names import is_text
 from zfabric.runtime.connect import node_resources
 from zfabric.runtime.launch import Launched, launch
@@ -265,6 +265,39 @@ def stop(address: str | None, everything: bool, whole: bool, as_json: bool) -> N
             click.echo(f"Stopped the cluster {text} ({session.directory}).")
     if not stopped:
         raise click.ClickException(_nothing_to_stop(everything))
+
+
+@click.command(short_help="Have a node leave its cluster once nothing is left there.")
+@click.argument("node")
+@click.option("--timeout", type=float, metavar="SECONDS", help="End the node after this time with what is left. Default: wait.")
+@click.option("--force", is_flag=True, help="Drain a node on which programs run: they end with it.")
+@address_option
+def drain(node: str, timeout: float | None, force: bool, address: str | None) -> None:
+    """Drain a node: by its name, its number or its id, as `zfabric nodes` lists them.
+
+    Nothing new is placed there. Running tasks end, values that only it has are copied to other nodes, and then it leaves. The head cannot
+    be drained. Actors that live there end with it, as at its death.
+    """
+    from zfabric.runtime.connect import drain_node  # ZeroMQ is loaded with it.
+
+    session = chosen_session(address)
+    with connected(session) as client:
+        rows = client.query("nodes")
+    chosen = [row for row in rows if node in (row["node"], row.get("name"), str(row.get("number")))]
+    if not chosen:
+        raise click.UsageError(f"this cluster has no node {node!r}: zfabric nodes lists them")
+    shown: set[str] = set()
+
+    def show(left: dict[str, Any]) -> None:
+        for each in set(left["actors"]) - shown:
+            shown.add(each)
+            click.echo(f"the actor {each} ends with the node", err=True)
+
+    try:
+        in_time = drain_node(session, chosen[0]["node"], timeout, force, show)
+    except FabricError as error:
+        raise click.ClickException(str(error).removeprefix("drain: ")) from None
+    click.echo(f"Drained node {node}." if in_time else f"Ended node {node} after {timeout:g} s, with what was left there.")
 
 
 def _of_cluster(session: Session, whole: bool, named: bool) -> list[Session]:

@@ -34,6 +34,7 @@ SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
             CommandEntry("stop", "clusters", "Stop a cluster, with all its processes and files."),
             CommandEntry("status", "clusters", "Show resources, tasks, object store and jobs."),
             CommandEntry("nodes", "listings", "List the nodes of a cluster, with their addresses and resources."),
+            CommandEntry("drain", "clusters", "Have a node leave its cluster once nothing is left there."),
             CommandEntry("keys", "keys", "Make, show and revoke the keys with which nodes join a cluster."),
             CommandEntry("sessions", "sessions", "List running clusters, and ended ones with retained logs."),
         ),

@@ -514,6 +514,8 @@ NODE_CHECKS: dict[str, Check] = {
     "FetchValues": _object_ids,
     "FetchedValues": _fetched,
     "CopyLost": _copy_lost,
+    "CopyValues": _object_ids,
+    "ValuesCopied": _object_ids,
     "RetainCopies": _object_ids,
     "Entrust": _entrust,
     "Entrusted": _entrusted,

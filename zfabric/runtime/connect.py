@@ -6,9 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from zfabric.config import Config
-from zfabric.exceptions import ConfigError, ConnectionLostError, VersionMismatchError
+from zfabric.exceptions import ConfigError, ConnectionLostError, FabricError, VersionMismatchError
 from zfabric.protocol.names import is_text
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
@@ -167,3 +168,36 @@ def find_session(address: str) -> Session:
     if not session.alive():
         raise ConnectionLostError(f"the session at {address!r} has ended")
     return session
+
+
+def drain_node(
+    session: Session,
+    node: str,
+    timeout: float | None = None,
+    force: bool = False,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> bool:
+    """Drain a node of the cluster of ``session``, by its id as text. Return once it has left: False if ``timeout`` seconds have ended it.
+
+    ``report`` receives what is left on the node, now and then. Raises FabricError if the node cannot be drained.
+    """
+    identifier = bytes.fromhex(node)
+    client = attach(session, kind="tool")
+    try:
+        until = None if timeout is None else clock() + timeout
+        in_time = True
+        while any(row["node"] == node for row in client.query("nodes")):
+            late = until is not None and clock() >= until
+            try:
+                left = client.query("at", identifier, "drain", force, late)
+            except FabricError:
+                if any(row["node"] == node for row in client.query("nodes")):
+                    raise
+                break
+            in_time &= not late or not (left["tasks"] or left["values"])
+            if report is not None:
+                report(left)
+            time.sleep(0.05)  # A tool polls: the daemon does not notify it.
+        return in_time
+    finally:
+        client.close()

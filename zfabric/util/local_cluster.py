@@ -175,8 +175,16 @@ class LocalCluster:
             node._close()
             raise
 
-    def remove_node(self, node: LocalNode) -> None:
-        """End ``node`` in order. The end of the first node, the head, is that of the cluster. Raises ValueError for a second removal."""
+    def remove_node(self, node: LocalNode, drain: bool = False) -> None:
+        """End ``node`` in order. The end of the first one, the head, is the end of the cluster.
+
+        With ``drain``, first wait until its tasks have ended and its values are copied, as `zfabric drain` does. Raises FabricError if the
+        node cannot be drained.
+        """
+        if drain:
+            from zfabric.runtime.connect import drain_node  # It loads ZeroMQ, which no program needs before its cluster.
+
+            drain_node(self.nodes[0]._launched.session, node.node_id)
         self.nodes.remove(node)
         node._close()
 

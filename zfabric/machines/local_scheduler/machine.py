@@ -36,6 +36,7 @@ from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.draining import Draining
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
@@ -254,6 +255,7 @@ class LocalScheduler:
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, node)
         self.remote_callers = RemoteCallers(self.tables, self.references, self.outcomes, self.borrowing, self.executions)
         self.remote_actors = RemoteActors(self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, node)
+        self.draining = Draining(self.tables, self.executions)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
         self.group_tasks = GroupTasks(self.tables, self.outcomes, self.delegations)
         self.locality = Locality(self.tables, self.delegations)
@@ -328,6 +330,7 @@ class LocalScheduler:
             self.logs,
             self.deadlocks,
             self.groups,
+            self.draining.drain,
             self.statistics,
         )
         self.receivers: dict[type[Any], Callable[[Any], None]] = {
@@ -465,6 +468,10 @@ class LocalScheduler:
             self.fetching.end_of_turn()
             self.borrowing.end_of_turn()
             self.entrusting.end_of_turn()
+            if tables.draining and not tables.recovering:
+                self.draining.end_of_turn(now)
+            if self.draining.asked:
+                self.draining.answer()
         self.actors.end_of_turn()
         self.jobs.end_of_turn(now)
         self.values.read_durable()
@@ -652,6 +659,9 @@ class LocalScheduler:
             m.Borrow: self.repeats.on_borrow,
             m.Borrowed: self.peer_recovery.on_borrowed,
             m.FetchValues: self.fetching.on_fetch_values,
+            m.NodeDraining: self.draining.on_draining,
+            m.CopyValues: self.draining.on_copy_values,
+            m.ValuesCopied: self.draining.on_values_copied,
             m.CopyLost: self.fetching.on_copy_lost,
             m.FetchedValues: self.fetching.on_values,
             m.JobOutput: self.on_job_output,

@@ -744,6 +744,7 @@ class NodeRecord(WorkerRecord):
     __slots__ = (
         "answered",
         "daemon",
+        "draining",
         "ends_received",
         "labels",
         "name",
@@ -767,6 +768,8 @@ class NodeRecord(WorkerRecord):
         self.name = name
         self.resources = resources
         self.labels = labels
+        self.draining = False
+        """Whether nothing new is to be placed there."""
         self.reclaimable = False
         """As home: whether it may have tasks of this node that it has not begun: some were sent since it last had none to return."""
         self.repeating: set[tuple[bytes, bytes]] = set()

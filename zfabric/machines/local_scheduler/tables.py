@@ -68,6 +68,8 @@ class Tables:
         """Bundles of placement groups that this node has reserved, or is about to, by group and index."""
         self.known_groups: dict[bytes, KnownGroup] = {}
         """Placement groups that tasks of this node name."""
+        self.draining = False
+        """Whether this node is to leave its cluster once nothing is left here."""
         self.reserving = False
         """Whether a bundle waits for the end of tasks that use its resources: meanwhile no lease is prolonged."""
         self.first_attempt = first

@@ -112,6 +112,7 @@ from zfabric.protocol.messages.delegation import Borrow as Borrow
 from zfabric.protocol.messages.delegation import Borrowed as Borrowed
 from zfabric.protocol.messages.delegation import ClaimValues as ClaimValues
 from zfabric.protocol.messages.delegation import CopyLost as CopyLost
+from zfabric.protocol.messages.delegation import CopyValues as CopyValues
 from zfabric.protocol.messages.delegation import Delegate as Delegate
 from zfabric.protocol.messages.delegation import Ended as Ended
 from zfabric.protocol.messages.delegation import EndJob as EndJob
@@ -120,6 +121,7 @@ from zfabric.protocol.messages.delegation import FetchedValues as FetchedValues
 from zfabric.protocol.messages.delegation import FetchValues as FetchValues
 from zfabric.protocol.messages.delegation import JobGone as JobGone
 from zfabric.protocol.messages.delegation import JobOutput as JobOutput
+from zfabric.protocol.messages.delegation import NodeDraining as NodeDraining
 from zfabric.protocol.messages.delegation import Reclaim as Reclaim
 from zfabric.protocol.messages.delegation import Reclaimed as Reclaimed
 from zfabric.protocol.messages.delegation import RegisterNode as RegisterNode
@@ -127,6 +129,7 @@ from zfabric.protocol.messages.delegation import RetainCopies as RetainCopies
 from zfabric.protocol.messages.delegation import RetainedValues as RetainedValues
 from zfabric.protocol.messages.delegation import RunningDelegated as RunningDelegated
 from zfabric.protocol.messages.delegation import StopDelegated as StopDelegated
+from zfabric.protocol.messages.delegation import ValuesCopied as ValuesCopied
 from zfabric.protocol.messages.failover import Entrust as Entrust
 from zfabric.protocol.messages.failover import Entrusted as Entrusted
 from zfabric.protocol.messages.failover import ReleaseRows as ReleaseRows

@@ -180,6 +180,22 @@ class RetainCopies(NamedTuple):
     object_ids: Ids
 
 
+class NodeDraining(NamedTuple):
+    """node -> all others. It is drained: nothing new is to be placed there."""
+
+
+class CopyValues(NamedTuple):
+    """node that is drained -> home or holder of objects. Copy these values, which the sender has; ``ValuesCopied`` answers."""
+
+    object_ids: Ids
+
+
+class ValuesCopied(NamedTuple):
+    """home or holder of objects -> node that is drained. These values are copied, or nobody needs them."""
+
+    object_ids: Ids
+
+
 class EndJob(NamedTuple):
     """home of a job -> every other node. The job has ended. ``JobGone`` is the answer."""
 

@@ -213,6 +213,18 @@ class Executions:
                 self.tables.queue_of(task).stop_one()
         self._return(source[1:], returned, blocked=False)
 
+    def return_unbegun(self) -> None:
+        """Return the tasks of other nodes that have not begun here, but for those whose placement group has its bundle here."""
+        by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
+        for task in self.tables.tasks.values():
+            if task.function.delegated and task.state in (READY, WAITING) and self.tables.queue_of(task).group is None:
+                by_home[task.submitter].append(task)
+        for home, tasks in by_home.items():
+            for task in tasks:
+                if task.state == READY:
+                    self.tables.queue_of(task).stop_one()
+            self._return(home, tasks, blocked=False)
+
     def hand_back(self, queues: Iterable[ShapeQueue]) -> None:
         """Return the tasks of queues for which no worker may start: what waits for them is blocked, here or on other nodes."""
         by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)

@@ -65,6 +65,8 @@ class Heartbeats:
                 count, mean = len(queue.tasks), mean_of(queue)
                 queued += count
                 seconds += count * (usual if mean is None else mean)
+        if self.tables.draining:
+            return m.Heartbeat(self.node, (), (), queued, usual)
         total = tuple(sorted(self.pool.total.items()))
         return m.Heartbeat(self.node, total, self.pool.available(), queued, seconds / queued if queued else usual)
 

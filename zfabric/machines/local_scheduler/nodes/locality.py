@@ -45,7 +45,7 @@ class Locality:
         here = bytes_at.pop(b"", 0)
         place = max(bytes_at, key=lambda each: bytes_at[each], default=b"")
         node = self.tables.nodes.get(place)
-        if node is None or node.process is None or not node.process.ready:
+        if node is None or node.process is None or not node.process.ready or node.draining:
             return None
         whole, bandwidth = bytes_at.total() + here, self.tables.config.node_bandwidth
         saved = (bytes_at[place] - here) / bandwidth

@@ -143,6 +143,7 @@ class Peers:
             if node.daemon or message.peer:
                 node.registered = False
             node.daemon = message.daemon
+            node.draining = False  # Its next daemon says so again.
             process.ready = False
             if node.token == self.tables.head:
                 self.requests.repeat_to_head()

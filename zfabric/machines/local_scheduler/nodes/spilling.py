@@ -118,7 +118,8 @@ class Spilling:
             if queue is None:
                 continue
             self.placement_requests.answered(queue, bool(places))
-            elsewhere = [(self.tables.nodes[node], count) for node, count in places if node in self.tables.nodes]
+            known = [(self.tables.nodes[node], count) for node, count in places if node in self.tables.nodes]
+            elsewhere = [(node, count) for node, count in known if not node.draining]
             given = sum(self.delegations.give(queue, node, count, now) for node, count in elsewhere if node.process and node.process.ready)
             if queue.tasks:
                 self._since[token] = now if given or not elsewhere else now + STAY_SECONDS, queue.tasks[0].id

@@ -38,7 +38,7 @@ class Strategies:
 
     def _deal(self, queue: ShapeQueue, now: float) -> None:
         hard = [term for term in queue.strategy if term[0] == "hard"]
-        nodes = [node for node in self.tables.nodes.values() if accepts(node.labels, hard)]
+        nodes = [node for node in self.tables.nodes.values() if accepts(node.labels, hard) and not node.draining]
         here = accepts(self.tables.labels, hard)
         if not nodes and not here:
             self._nowhere(queue, hard, now)

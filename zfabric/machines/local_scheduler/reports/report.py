@@ -65,6 +65,7 @@ class Reports:
         logs: ActorLogs,
         deadlocks: Deadlocks,
         groups: Groups,
+        drain: Callable[..., Any],
         statistics: Callable[[], Mapping[str, float]],
     ) -> None:
         self.node = node
@@ -95,6 +96,7 @@ class Reports:
             "named actors": self._named_actors,
             "namespace": self._namespace,
             "groups": self._groups,
+            "drain": drain,
             "group": self._group,
             "processes": self._processes,
             "nothing": self._nothing,

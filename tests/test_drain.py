@@ -1,0 +1,97 @@
+"""Drain: a node gives away what it has for others, and leaves its cluster. Real processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import eventually, gone
+
+import zfabric as zf
+from zfabric.exceptions import FabricError
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+PATIENCE = 30
+BIG = 300_000
+
+
+@pytest.fixture
+def cluster() -> Iterator[zf.LocalCluster]:
+    """Three nodes of one CPU, with this program connected."""
+    with (
+        zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 2.0}) as made,
+        zf.init(made.address),
+    ):
+        yield made
+
+
+def at(node: Any, soft: bool = True) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node.node_id, soft=soft)
+
+
+def test_tasks_end_and_values_are_copied_before_a_node_leaves(cluster: zf.LocalCluster, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+
+    @zf.remote
+    def big() -> bytes:
+        with runs.open("a") as file:
+            file.write("x")
+        return bytes(BIG)
+
+    @zf.remote
+    def parent() -> list[Any]:
+        made = [zf.put(bytes(BIG)), zf.put("small"), big.remote()]
+        zf.wait(made, num_returns=3)
+        return made
+
+    @zf.remote
+    def slow(path: str) -> str:
+        Path(path).touch()
+        time.sleep(1.0)
+        return zf.get_runtime_context().get_node_id()
+
+    leaving = cluster.nodes[2]
+    value = big.options(scheduling_strategy=at(leaving)).remote()
+    inside = zf.get(parent.options(scheduling_strategy=at(leaving)).remote(), timeout=PATIENCE)
+    zf.wait([value, *inside], num_returns=4, timeout=PATIENCE, fetch_local=False)
+    started = tmp_path / "started"
+    running = slow.options(scheduling_strategy=at(leaving)).remote(str(started))
+    eventually(started.exists, "a task runs on the node")
+    queued = [slow.options(scheduling_strategy=at(leaving)).remote(str(tmp_path / "other")) for _ in range(2)]
+    cluster.remove_node(leaving, drain=True)
+    assert leaving.node_id not in [row["NodeID"] for row in zf.nodes()]
+    assert gone(leaving.pid)
+    assert zf.get(running, timeout=PATIENCE) == leaving.node_id
+    assert leaving.node_id not in zf.get(queued, timeout=PATIENCE)
+    first, small, last = zf.get(inside, timeout=PATIENCE)
+    assert [len(first), small, len(last), len(zf.get(value, timeout=PATIENCE))] == [BIG, "small", BIG, BIG]
+    assert len(runs.read_text()) == 2, "nothing ran again"
+
+
+def test_what_cannot_be_drained_is_refused_with_the_reason(cluster: zf.LocalCluster) -> None:
+    with pytest.raises(FabricError, match="the head of a cluster cannot be drained"):
+        cluster.remove_node(cluster.nodes[0], drain=True)
+    zf.shutdown()
+    with zf.init(cluster.nodes[1].address):
+        with pytest.raises(FabricError, match="1 programs run there"):
+            cluster.remove_node(cluster.nodes[1], drain=True)
+        assert zf.get(zf.remote(max).remote(1, 2), timeout=PATIENCE) == 2
+    assert len(cluster.nodes) == 3
+    cluster.remove_node(cluster.nodes[1], drain=True)
+    with zf.init(cluster.address):
+        assert len(zf.nodes()) == 2
+
+
+def test_a_job_that_ends_as_a_node_joins_is_gone_there_too(cluster: zf.LocalCluster) -> None:
+    """Its end is acknowledged by the node that joins meanwhile."""
+    pending = [zf.remote(time.sleep).remote(0.01) for _ in range(200)]
+    zf.wait(pending, num_returns=10, timeout=PATIENCE)
+    new = cluster._launch(False)
+    zf.shutdown()
+    new._wait()
+    with zf.init(cluster.address):
+        eventually(lambda: len(zf.nodes()) == 4, "the node has joined")
+        assert zf.get([zf.remote(max).remote(each, 0) for each in range(8)], timeout=PATIENCE) == [*range(8)]

@@ -1,0 +1,153 @@
+"""Draining: a node that is to leave its cluster gives away what it has for others, and then ends in order.
+
+The other nodes place nothing new on it, and it returns tasks of others that it has not begun. Tasks that run here end, as do tasks whose
+home is here. Values that only this node has are copied: those of other homes to these, its own to a node that holds refs to them, from
+which the home of their job adopts them once this node has left (``failover``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.actor_records import ActorRecord
+from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored
+from zfabric.machines.local_scheduler.references import holders_of
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import EndNode
+from zfabric.protocol.ids import Address
+from zfabric.protocol.messages import DEAD
+
+DRAINED = "it was drained"
+
+
+class Draining:
+    """The drain of this node, and what other nodes ask of this one as they are drained."""
+
+    def __init__(self, tables: Tables, executions: Executions) -> None:
+        self.tables = tables
+        self.executions = executions
+        self._ended = False
+        self._announced: set[bytes] = set()
+        """Nodes that were notified that this one is drained."""
+        self._copying: dict[bytes, bytes] = {}
+        """Values of this node that others were asked to copy: the node, by object."""
+        self._copied: set[bytes] = set()
+        """Values of this node that others have copied."""
+        self._wanted: dict[bytes, bytes] = {}
+        """Values that nodes which are drained have asked this one to copy: the node, by object."""
+
+    def drain(self, now: float, force: bool = False, at_once: bool = False) -> dict[str, Any]:
+        """Begin to drain this node, or report how far that is; ``at_once`` ends it with what is left. Raises ValueError if it is refused.
+
+        ``force`` drains a node with jobs, which end with it.
+        """
+        tables = self.tables
+        if not tables.nodes or tables.head == tables.node:
+            raise ValueError("the head of a cluster cannot be drained: the cluster ends with it (zfabric stop --cluster)")
+        jobs = [job for job in tables.jobs.values() if not job.home and not job.ended]
+        if jobs and not force and not tables.draining:
+            drivers = ", ".join(f"pid {job.driver.pid}" if job.driver is not None else "detached actors" for job in jobs)
+            raise ValueError(f"{len(jobs)} programs run there, and would end with it: {drivers}; --force drains it all the same")
+        tables.draining = True
+        if at_once:
+            self._end()
+        return self.report()
+
+    def report(self) -> dict[str, Any]:
+        """What is left on this node."""
+        tasks, values = self._tasks(), self._values()
+        actors = [each for each in self.tables.actors.values() if each.state != DEAD]
+        return {"tasks": tasks, "values": len(values), "actors": [_described(each) for each in actors], "ended": self._ended}
+
+    def end_of_turn(self, now: float) -> None:
+        """Give away what can be given away, and leave once nothing is left."""
+        for node in self.tables.nodes.values():
+            if node.token not in self._announced and node.registered and node.process is not None and node.process.ready:
+                self._announced.add(node.token)
+                self.tables.send_to_node(node.token, m.NodeDraining())
+        self._announced &= self.tables.nodes.keys()
+        self.executions.return_unbegun()
+        values = self._values()
+        by_node: dict[bytes, list[bytes]] = {}
+        for object_id, keeper in values.items():
+            if self._copying.get(object_id) != keeper:
+                self._copying[object_id] = keeper
+                by_node.setdefault(keeper, []).append(object_id)
+        for keeper, object_ids in by_node.items():
+            for start in range(0, len(object_ids), ROWS_MAX):
+                self.tables.send_to_node(keeper, m.CopyValues(tuple(object_ids[start : start + ROWS_MAX])))
+        if not values and not self._tasks() and not any(each.unreceived for each in self.tables.nodes.values()):
+            self._end()
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self.tables.effects.append(EndNode(DRAINED))
+
+    def _tasks(self) -> int:
+        """How many tasks have no outcome: of this node, or run for others."""
+        return sum(task.state != DONE for task in self.tables.tasks.values())
+
+    def _values(self) -> dict[bytes, bytes]:
+        """Values that others need and may not have: the node that is to copy each."""
+        found: dict[bytes, bytes] = {}
+        for record in self.tables.values():
+            nodes = [each for each in sorted(holders_of(record)) if each in self.tables.nodes]
+            if isinstance(record, BorrowedRecord):
+                if type(record.value) is Stored and record.home in nodes:
+                    found[record.object_id] = record.home
+            elif nodes and _is_here(record) and record.object_id not in self._copied:
+                asked = self._copying.get(record.object_id, b"")
+                found[record.object_id] = asked if asked in self.tables.nodes else nodes[0]
+        return found
+
+    # -- what others ask --
+
+    def on_draining(self, now: float, source: Address, message: m.NodeDraining) -> None:
+        """Another node is drained: nothing new is placed there."""
+        self.tables.nodes[source[1:]].draining = True
+
+    def on_copy_values(self, now: float, source: Address, message: m.CopyValues) -> None:
+        """A node that is drained asks this one to copy values."""
+        for object_id in message.object_ids:
+            record = self.tables.find(object_id)
+            if record is not None:
+                self._wanted[object_id] = source[1:]
+                self.tables.want(record)
+            else:
+                self.tables.send_to_node(source[1:], m.ValuesCopied((object_id,)))
+
+    def answer(self) -> None:
+        """Notify nodes that are drained of the values that are here now."""
+        for object_id, node in list(self._wanted.items()):
+            record = self.tables.find(object_id)
+            if record is None or _is_here(record) or node not in self.tables.nodes:
+                del self._wanted[object_id]
+                if node in self.tables.nodes:
+                    if record is not None:
+                        self.tables.protect(record)
+                    self.tables.send_to_node(node, m.ValuesCopied((object_id,)))
+
+    @property
+    def asked(self) -> bool:
+        """Whether nodes that are drained wait for copies."""
+        return bool(self._wanted)
+
+    def on_values_copied(self, now: float, source: Address, message: m.ValuesCopied) -> None:
+        """Another node has copied values of this one."""
+        for object_id in message.object_ids:
+            if self._copying.get(object_id) == source[1:]:
+                self._copied.add(object_id)
+
+
+def _is_here(record: AnyObject) -> bool:
+    return record.status != PENDING and record.value is not None and not isinstance(record.value, Elsewhere)
+
+
+def _described(record: ActorRecord) -> str:
+    restarts: int = record.task.option("max_restarts", 0)
+    name = f"{record.class_name} {record.name!r}" if record.name else record.class_name
+    return f"{name} (may restart)" if restarts else name
