@@ -29,7 +29,7 @@ from zfabric.sim.network import Faults
 from zfabric.sim.node import SimSupervisor
 from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
-from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_NODES, applied
+from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_GROUPS, WITH_NODES, applied
 from zfabric.sim.world import Failure, World, WorldResult
 
 SEEDS = range(250)
@@ -78,6 +78,7 @@ FIRST = {
     "no-fence": 23,
     "holds-of-the-dead-stay": 89,
     "dead-nodes-awaited": 35,
+    "lost-bundles-not-noticed": 25,
 }
 """Where to begin looking for those that take long. Only a hint: the rest of the seeds follows."""
 
@@ -257,7 +258,12 @@ def test_a_broken_variant_is_caught(name: str) -> None:
     first = FIRST.get(name, 0)
     with applied(name):
         order = (*range(first, first + 5), *range(VARIANT_SEEDS))
-        kinds: dict[str, Any] = {"actors": name in WITH_ACTORS, "circles": name in WITH_CIRCLES, "nodes": 3 if name in WITH_NODES else 1}
+        kinds: dict[str, Any] = {
+            "actors": name in WITH_ACTORS,
+            "circles": name in WITH_CIRCLES,
+            "groups": name in WITH_GROUPS,
+            "nodes": 3 if name in WITH_NODES | WITH_GROUPS else 1,
+        }
         assert any(command.run_seed(seed, **kinds).failure for seed in order), f"no seed notices {name}"
 
 

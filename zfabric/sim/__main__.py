@@ -15,7 +15,7 @@ from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
 from zfabric.sim.network import Faults
 from zfabric.sim.shrinking import shrink
 from zfabric.sim.transfers import TransferResult, transfer_world
-from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_NODES, applied
+from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_GROUPS, WITH_NODES, applied
 from zfabric.sim.world import World, WorldResult
 
 EXPECTED_STATES = (
@@ -232,6 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--circles", action="store_true", help="programs whose actors wait for each other, some of them in circles")
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
     parser.add_argument("--restarts", action="store_true", help="of all faults of nodes, only restarts of their daemons")
+    parser.add_argument("--groups", action="store_true", help="programs with tasks in placement groups")
     parser.add_argument("--variant", choices=sorted(VARIANTS), help="break the machines in this way; seeds that fail are then a success")
     parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="find a smaller world that fails like this one, and show it")
@@ -241,16 +242,15 @@ def main(arguments: list[str] | None = None) -> int:
         return survey_transfers(range(options.start, options.start + options.seeds))
     options.actors |= options.variant in WITH_ACTORS
     options.circles |= options.variant in WITH_CIRCLES
-    options.nodes = max(options.nodes, 3 if options.variant in WITH_NODES else 1)
+    options.groups |= options.variant in WITH_GROUPS
+    options.nodes = max(options.nodes, 3 if options.variant in WITH_NODES | WITH_GROUPS else 1)
+    kind = {name: getattr(options, name) for name in ("actors", "circles", "nodes", "restarts", "groups")}
     with applied(options.variant):
         if options.trace is not None:
-            return trace(options.trace, actors=options.actors, circles=options.circles, nodes=options.nodes, restarts=options.restarts)
+            return trace(options.trace, **kind)
         if options.shrink is not None:
-            return show_shrunk(
-                options.shrink, True, actors=options.actors, circles=options.circles, nodes=options.nodes, restarts=options.restarts
-            )
-        seeds = range(options.start, options.start + options.seeds)
-        return survey(seeds, options.jobs, options.variant, options.actors, options.circles, options.nodes, options.restarts)
+            return show_shrunk(options.shrink, True, **kind)
+        return survey(range(options.start, options.start + options.seeds), options.jobs, options.variant, **kind)
 
 
 def survey_transfers(seeds: range) -> int:
@@ -268,13 +268,20 @@ def run_transfers(seed: int) -> TransferResult:
 
 
 def survey(
-    seeds: range, jobs: int, variant: str | None, actors: bool = False, circles: bool = False, nodes: int = 1, restarts: bool = False
+    seeds: range,
+    jobs: int,
+    variant: str | None,
+    actors: bool = False,
+    circles: bool = False,
+    nodes: int = 1,
+    restarts: bool = False,
+    groups: bool = False,
 ) -> int:
     """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
     began = time.perf_counter()
     failed = done = 0
     states: Counter[str] = Counter()
-    for outcome in run_seeds(seeds, jobs, actors=actors, circles=circles, nodes=nodes, restarts=restarts):
+    for outcome in run_seeds(seeds, jobs, actors=actors, circles=circles, nodes=nodes, restarts=restarts, groups=groups):
         done += 1
         states.update({name: 1 for name, count in outcome.states.items() if count > 0})
         if outcome.failure:
@@ -285,13 +292,14 @@ def survey(
                 + (" --circles" if circles else "")
                 + (f" --nodes {nodes}" if nodes > 1 else "")
                 + (" --restarts" if restarts else "")
+                + (" --groups" if groups else "")
                 + (f" --variant {variant}" if variant else "")
             )
             print(f"    python -m zfabric.sim --trace {outcome.seed}{more}")
             if variant:
                 break
             if failed <= SHRUNK_MOST:
-                show_shrunk(outcome.seed, False, actors=actors, circles=circles, nodes=nodes)
+                show_shrunk(outcome.seed, False, actors=actors, circles=circles, nodes=nodes, restarts=restarts, groups=groups)
         if done % 200 == 0:
             print(f"{done} seeds, {failed} failed, {done / (time.perf_counter() - began):.0f} seeds/s", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - began

@@ -15,6 +15,7 @@ from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.failures import refs_in
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import ERROR, OK
+from zfabric.sim.grouped import Groups
 from zfabric.sim.logged import LoggedActors
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import (
@@ -48,6 +49,7 @@ class _State:
         self.slots = slots
         self.values: dict[int, Value] = {}
         self.held: list[bytes] = list(slots.values())
+        self.groups = Groups(process)
 
     def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
         """Read a finished object, and hold the refs inside it. Return what ``Process.look`` returns."""
@@ -107,10 +109,19 @@ def _do_call(
         state.take(slot, object_id(task_id, index))
 
 
+def _do_group(state: _State, number: int, bundles: tuple[Any, ...], policy: str) -> Running:
+    yield from state.groups.make(number, bundles, policy)
+
+
+def _do_ungroup(state: _State, number: int) -> Running:
+    yield from state.groups.remove(number)
+
+
 def _packed(state: _State, spec: Spec, options: tuple[Any, ...], boxed: tuple[int, ...]) -> tuple[bytes, Any]:
     """Pack the arguments and options of a call."""
     refs = tuple(state.slots[slot] for slot in boxed)
-    return msgpack.packb((spec, refs)), tuple((name, refs if name == "contains" else value) for name, value in options) or None
+    values = {"contains": lambda _: refs, "strategy": state.groups.strategy}
+    return msgpack.packb((spec, refs)), tuple((name, values[name](value) if name in values else value) for name, value in options) or None
 
 
 def _do_make(state: _State, slot: int, kind: int, spec: Spec, options: tuple[Any, ...], boxed: tuple[int, ...]) -> None:
@@ -271,6 +282,8 @@ _ACTIONS: dict[str, Any] = {
     "sleep": _do_sleep,
     "deaf": _do_deaf,
     "call": _do_call,
+    "group": _do_group,
+    "ungroup": _do_ungroup,
     "put": _do_put,
     "get": _do_get,
     "peek": _do_peek,

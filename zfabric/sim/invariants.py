@@ -190,6 +190,27 @@ class Invariants:
         """In a calm world, compare the holders in the daemons' tables with the refs of processes."""
         for node in self.world.living:
             self._calm(node)
+        self._groups_are_whole_or_nowhere()
+
+    def _groups_are_whole_or_nowhere(self) -> None:
+        """Fail if a placement group has bundles at nodes that its home does not know, or if one that waits for room has some."""
+        reserved = {}
+        for node in self.world.living:
+            for bundles in node.daemon.scheduler.tables.bundles.values():
+                for bundle in bundles.values():
+                    if not bundle.ending:
+                        reserved[bundle.group, bundle.index, node.identifier] = bundle.committed
+        known: dict[tuple[bytes, int, bytes], bool] = {}
+        for node in self.world.living:
+            for record in node.daemon.scheduler.tables.groups.values():
+                places = [*enumerate(record.places), *record.target.items()]
+                known.update(((record.id, index, place), record.state == m.CREATED) for index, place in places if place)
+                if record.state == m.PENDING_GROUP and any(record.places):
+                    self.world.fail(f"placement group {short(record.id)} waits, and has places")
+        if reserved.keys() != known.keys():
+            self.world.fail(f"bundles are reserved that no home needs, or missing: {sorted(reserved.keys() ^ known.keys())}")
+        if any(committed and not reserved[key] for key, committed in known.items()):
+            self.world.fail("a placement group is whole, and one of its bundles is not committed")
 
     def _calm(self, node: Node) -> None:
         daemon = node.daemon
@@ -283,7 +304,7 @@ class Invariants:
         left += [f"the job {short(each)}" for each in tables.jobs if each == job]
         left += [f"{short(entry.object_id)} in the arena, {entry.state}" for entry in daemon.store._tables.entries.values()]
         left += [f"a grant of {self.world.who(grant.holder)}" for grant in daemon.store._tables.grants.values() if self._dead(grant.holder)]
-        for table in ("task", "object", "function", "log", "checkpoint"):
+        for table in ("task", "object", "function", "log", "checkpoint", "group"):
             left += [f"{short(key)} of the {table} table" for key, _ in daemon.journal.scan(table)]
         left += self._files(node)
         left += self._of_nodes(node)
@@ -291,6 +312,8 @@ class Invariants:
         left += [f"the end of job {short(each)} on other nodes" for each in daemon.scheduler.jobs._leaving]
         left += [f"the record of actor {short(each)}" for each in daemon.scheduler.actors.records]
         left += [f"the name of actor {each}" for each in daemon.scheduler.actors.named]
+        left += [f"a bundle of group {short(each)}" for each in tables.bundles]
+        left += [f"placement group {short(each)}" for each in (*tables.groups, *tables.known_groups)]
         return left
 
     def _dead(self, incarnation: bytes) -> bool:

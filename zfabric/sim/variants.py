@@ -19,6 +19,9 @@ from zfabric.machines.control_store.machine import ControlStore
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.group_records import GroupRecord
+from zfabric.machines.local_scheduler.groups.bundles import Bundles
+from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
@@ -581,6 +584,17 @@ def _copied_values_not_released(right: Any) -> Any:
     return copied
 
 
+def _committed_too_early(right: Any) -> Any:
+    """A group counts as whole once its first bundles are prepared."""
+
+    def go_on(self: Groups, record: GroupRecord) -> None:
+        if len(set(record.target.values())) > len(record.steps):
+            record.steps.clear()
+        right(self, record)
+
+    return go_on
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-reported-again": ((Client, "rejoin", _pins_not_reported_again),),
     "release-before-hold": ((Client, "take_before_releases", _release_first),),
@@ -662,6 +676,16 @@ WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :])
 """Variants whose mistake needs programs with actors."""
 
 
+GROUPED: dict[str, tuple[Patch, ...]] = {
+    "committed-too-early": ((Groups, "_go_on", _committed_too_early),),
+    "lost-bundles-not-noticed": ((Groups, "node_died", _nothing),),
+    "groups-outlive-their-job": ((Bundles, "job_ended", _nothing), (Groups, "job_ended", _nothing)),
+}
+"""Variants whose mistake needs placement groups."""
+WITH_GROUPS = frozenset(GROUPED)
+VARIANTS.update(GROUPED)
+
+
 @contextmanager
 def applied(name: str | None) -> Iterator[None]:
     """Break machines with the variant ``name`` within the context. None leaves them as they are."""
@@ -676,4 +700,4 @@ def applied(name: str | None) -> Iterator[None]:
             setattr(owner, method, function)
 
 
-__all__ = ["VARIANTS", "WITH_ACTORS", "WITH_CIRCLES", "WITH_NODES", "applied"]
+__all__ = ["VARIANTS", "WITH_ACTORS", "WITH_CIRCLES", "WITH_GROUPS", "WITH_NODES", "applied"]

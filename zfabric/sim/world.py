@@ -27,6 +27,7 @@ from zfabric.sim.bodies import StackFrame
 from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.circles import CircleAuthor, WaitGraph
 from zfabric.sim.drivers import Driver
+from zfabric.sim.grouped import grouped
 from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
@@ -74,7 +75,8 @@ class World:
 
     With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
     program of a seed. With ``clocks``, no two processes have the same clock. With ``restarts``, nothing happens to nodes but that their
-    daemons die. ``reduced`` replaces the faults and the program of the seed by fewer (``shrinking``); all else remains the seed's.
+    daemons die. With ``groups``, some tasks run in placement groups. ``reduced`` replaces the faults and the program of the seed by fewer
+    (``shrinking``); all else remains the seed's.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class World:
         clocks: bool = False,
         nodes: int = 1,
         restarts: bool = False,
+        groups: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         self.seed = seed
@@ -139,6 +142,8 @@ class World:
                 self.faults = self.faults._replace(nodes=self.faults.nodes._replace(kills=max(1, self.faults.nodes.kills)))
             else:
                 self.program = enlarged(slowed_down(self.program, seed), seed)
+        if groups and program is None:
+            self.program = grouped(self.program, seed, nodes)
         if reduced is not None:
             self.faults, self.program = reduced
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))

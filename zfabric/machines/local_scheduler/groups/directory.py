@@ -68,7 +68,7 @@ class Groups:
             return
         record = self.tables.groups.setdefault(group, GroupRecord(group, bundles, policy, name, namespace, detached))
         self._stale = True
-        self._write(record, (source, token, (self.tables.node, "")))
+        self._write(record, (source, token, (group, self.tables.node, "")))
 
     def remove(self, source: Address, token: int, group: bytes, home: bytes) -> None:
         """Remove a group, at its home."""
@@ -108,7 +108,10 @@ class Groups:
 
     def _written(self, now: float, about: tuple[Address, int, Any], answer: m.Written) -> None:
         source, token, payload = about
-        self.tables.send(source, m.Answer(token, payload, "" if answer.ok else answer.text))
+        if not answer.ok and payload is not None:
+            for record in [each for each in self.tables.groups.values() if each.id == payload[0]]:
+                self._remove(record, answer.text)
+        self.tables.send(source, m.Answer(token, payload and payload[1:], "" if answer.ok else answer.text))
 
     # -- room --
 

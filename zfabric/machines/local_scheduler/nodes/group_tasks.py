@@ -49,6 +49,8 @@ class GroupTasks:
         known[message.group] = KnownGroup(message)
         if message.state == REMOVED:
             self._asked.discard(message.group)
+            if not any(queue.group is not None and queue.group.group == message.group for queue in self.tables.queues.values()):
+                del known[message.group]  # Its last tasks have gone before it: their job has ended.
             removed = [group for group, each in known.items() if each.state == REMOVED]
             for group in removed[: len(removed) - REMOVED_MAX]:
                 del known[group]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zfabric.machines.common.resources import ResourcePool
+from zfabric.machines.local_scheduler.groups.planning import total_of
 from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, PENDING, READY, WAITING
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.ids import short
@@ -11,21 +12,25 @@ from zfabric.protocol.machine import InvariantViolation
 
 def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
     """Raise InvariantViolation where two facts disagree. ``lineage_bytes`` is the count of ``References``."""
-    held: dict[str, int] = {}
+    held: dict[int, dict[str, int]] = {}
     for worker in tables.workers.values():
         for task in worker.inflight.values():
             if task.state == DONE and task.rare is not None and task.rare.running_on is worker:
                 continue
             if task.worker is not worker or task.state != ASSIGNED:
                 raise InvariantViolation(f"{short(task.id)} is in flight on a worker that it is not assigned to")
-        for name, amount in worker.demand if worker.pool is pool else ():
-            held[name] = held.get(name, 0) + (0 if worker.lent and name == "CPU" else amount)
-    for bundle in (bundle for bundles in tables.bundles.values() for bundle in bundles.values()):
-        for name, amount in bundle.demand:
-            held[name] = held.get(name, 0) + amount
-    for name, amount in pool.total.items():
-        if dict(pool.available()).get(name, 0) + held.get(name, 0) != amount:
-            raise InvariantViolation(f"{name}: what is free and what is leased do not add up")
+        of_pool = held.setdefault(id(worker.pool), {})
+        for name, amount in worker.demand:
+            of_pool[name] = of_pool.get(name, 0) + (0 if worker.lent and name == "CPU" else amount)
+    reserved = [bundle for bundles in tables.bundles.values() for bundle in bundles.values()]
+    of_bundles = dict(total_of([bundle.demand for bundle in reserved]))
+    if any(amount > pool.total.get(name, 0) for name, amount in of_bundles.items()):
+        raise InvariantViolation("bundles of placement groups have more than the node has")
+    for each in (pool, *(bundle.pool for bundle in reserved if bundle.pool is not None)):
+        leased, bundled = held.get(id(each), {}), of_bundles if each is pool else {}
+        for name, amount in each.total.items():
+            if dict(each.available()).get(name, 0) + leased.get(name, 0) + bundled.get(name, 0) != amount:
+                raise InvariantViolation(f"{name}: what is free and what is leased do not add up")
     values = [task.value for task in tables.tasks.values() if task.outputs is None]
     values += [record.value for record in tables.objects.values()]
     if sum(len(value) for value in values if type(value) is bytes) != tables.inline.total:

@@ -1,0 +1,87 @@
+"""Placement groups in programs of worlds: made by the driver, used by some of its tasks, removed at the end or left to the end of the job.
+
+The bundles are small shares of the resource "slot", of which every node has one unit: all groups of a program fit on one node, since the
+others may die. Only the last one may have no room: nobody uses it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from zfabric.protocol.options import ANY_BUNDLE, RESOURCE_UNIT, GroupTerm, Strategy, group_strategy
+from zfabric.sim.programs import ACTOR, MODULUS, PLAIN, Program, mix
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from zfabric.sim.processes import Process
+
+BUNDLE = (("slot", RESOURCE_UNIT // 4),)
+"""The resources of each bundle."""
+DEMANDS = (BUNDLE, (("slot", RESOURCE_UNIT // 8),), ())
+"""What tasks in a group ask for."""
+IN_GROUP = "in group"
+LAST_SLOT = 10_000
+"""The first slot that no author uses."""
+
+
+def grouped(program: Program, seed: int, nodes: int) -> Program:
+    """Have some tasks of a program's root run in placement groups."""
+    rng = random.Random(f"{seed}/groups")
+    used = [(rng.choice((1, 2)), rng.choice(("PACK", "SPREAD", "STRICT_PACK"))), (1, rng.choice(("PACK", "STRICT_SPREAD")))]
+    used = used[: rng.choice((1, 2))]
+    statements: list[Any] = [("group", index, (BUNDLE,) * bundles, policy) for index, (bundles, policy) in enumerate(used)]
+    if rng.random() < 0.5:
+        statements.append(("group", len(used), (BUNDLE,) * rng.randrange(1, nodes + 2), "STRICT_SPREAD"))
+    share = rng.choice((0.3, 0.7))
+    for each in program.statements:
+        if each[0] == "call" and each[2] < ACTOR and not each[4] and rng.random() < share:
+            which = rng.randrange(len(used))
+            each = (*each[:4], _options(rng, which, used[which][0]), *each[5:])
+        statements.append(each)
+    if rng.random() < 0.5:  # One of its tasks may have ended before a group is removed, or not.
+        label = rng.randrange(MODULUS)
+        spec = (label, False, (("sleep", rng.choice((0.0, 0.05, 5.0))),), ((0, ()),))
+        statements.append(("call", (LAST_SLOT,), PLAIN, spec, _options(rng, 0, used[0][0]), (), ()))
+        statements += [("sleep", rng.choice((0.0, 0.01, 0.2))), ("ungroup", 0)]
+        statements.append(("peek", ((LAST_SLOT, mix(label, 0), ("PlacementGroupRemovedError",)),)))
+    return Program(tuple(statements), program.tasks + 1)
+
+
+def _options(rng: random.Random, group: int, bundles: int) -> tuple[Any, ...]:
+    return (("demand", rng.choice(DEMANDS)), ("strategy", (IN_GROUP, group, rng.choice((ANY_BUNDLE, rng.randrange(bundles))))))
+
+
+class Groups:
+    """The placement groups that a process has made, by their number in the program: (id, home)."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.made: dict[int, tuple[bytes, bytes]] = {}
+
+    def strategy(self, value: Any) -> Strategy:
+        """What a call says about where it runs."""
+        if not value or value[0] != IN_GROUP:
+            return value  # type: ignore[no-any-return]
+        _, number, bundle = value
+        return group_strategy(GroupTerm(*self.made[number], bundle, False))
+
+    def make(self, number: int, bundles: tuple[Any, ...], policy: str) -> Generator[tuple[Any, ...], Any, Any]:
+        """Make a group, and wait until its home has it."""
+        identifier = self.process.top.namer.child()
+        home, error = yield from self._ask("create group", identifier, bundles, policy, "", "", False)
+        if error:
+            self.process.world.fail(f"a group is refused: {error}")
+        self.made[number] = identifier, home
+
+    def remove(self, number: int) -> Generator[tuple[Any, ...], Any, Any]:
+        """Remove a group, and wait until its home has."""
+        yield from self._ask("remove group", *self.made[number])
+
+    def _ask(self, what: str, *arguments: Any) -> Generator[tuple[Any, ...], Any, Any]:
+        answer = yield ("ask", what, arguments)
+        while answer.error:  # The disk is full for a while.
+            yield ("sleep", 0.1)
+            answer = yield ("ask", what, arguments)
+        return answer.payload
