@@ -899,8 +899,9 @@ def test_jobs_of_a_former_node_are_cleared_page_by_page_and_marked_as_ended_last
     node.scheduler.former_jobs.ask()
     node.turn()
     written = []
-    while asked := node.take(m.Scan):
-        ((_, scan),) = asked
+    asked = node.take(m.Scan)
+    while asked:
+        (_, scan), *asked = asked
         found = sorted(row for row in store[scan.table].items() if row[0].startswith(scan.prefix) and row[0] > scan.after)
         node.send(b"S" + OWN, m.Found(scan.token, tuple(found[:2]), len(found) > 2))
         for _, write in node.take(m.Write):
@@ -908,6 +909,7 @@ def test_jobs_of_a_former_node_are_cleared_page_by_page_and_marked_as_ended_last
             store["job"].update({key: value for table, key, value in write.puts if table == "job"})
             for table, key in write.deletes:
                 del store[table][key]
+        asked += node.take(m.Scan)
     assert written[-1] == ("job", old)
     assert [written.count(each) for each in (("job", old), ("job", over))] == [1, 0]
     assert unpack_row(store["job"][old]) == {"status": "ended", "number": 7}

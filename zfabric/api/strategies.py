@@ -198,7 +198,7 @@ def strategy_of(options: Mapping[str, Any]) -> Strategy | None:
             terms += [(rank, label, each.operator, each.values) for label, each in sorted(labels.items())]
     elif strategy == "SPREAD" and not terms:
         return SPREAD
-    return tuple(terms) if terms or strategy is not None else None
+    return tuple(terms) if terms or strategy not in (None, "DEFAULT") else None
 
 
 def check_place(options: Mapping[str, Any], client: ClientInterface, name: str, usual: Demand) -> None:
