@@ -164,15 +164,12 @@ def test_a_large_array_is_stored_once_for_all_calls(here: None, stored: list[int
 
 
 def test_arrays_of_calls_are_released_with_their_calls(here: None) -> None:
-    def objects() -> int:
-        return len([row for row in connected().query("objects", 1000) if row["size"] >= MILLION])
-
-    before = objects()
+    before = large_objects()
     results = Parallel(return_as="generator")(delayed(numpy.sum)(numpy.ones(MILLION)) for _ in range(6))
     assert list(results) == [MILLION] * 6
     del results
     gc.collect()
-    eventually(lambda: objects() <= before, "nothing is retained")
+    eventually(lambda: large_objects() <= before, "nothing is retained")
 
 
 def test_large_arrays_are_read_only_and_results_are_not(here: None) -> None:
@@ -207,16 +204,23 @@ def test_an_array_of_a_file_is_opened_again_and_writes_to_it_are_shared(here: No
     assert Parallel(n_jobs=2)(delayed(numpy.max)(each) for each in (private, shared)) == [7, 3]
 
 
+def large_objects() -> int:
+    """How many large values the cluster has."""
+    return len([row for row in connected().query("objects", 1000) if row["size"] >= MILLION])
+
+
 def test_refs_in_arguments_live_as_long_as_their_calls(here: None) -> None:
-    def values(refs: list[Any]) -> list[int]:
+    def lengths(refs: list[Any]) -> list[int]:
         gc.collect()
-        return zf.get(refs)
+        return [len(each) for each in zf.get(refs)]
 
     def calls() -> Iterator[Any]:
         for number in range(4):
-            yield delayed(values)([zf.put(number), zf.put(-number)])
+            yield delayed(lengths)([zf.put(bytes(MILLION + number)), zf.put(b"")])
 
-    assert Parallel(n_jobs=2)(calls()) == [[number, -number] for number in range(4)]
+    before = large_objects()
+    assert Parallel(n_jobs=2)(calls()) == [[MILLION + number, 0] for number in range(4)]
+    eventually(lambda: large_objects() <= before, "they are released")
 
 
 def nested(array: Any, jobs: int | None) -> tuple[float, str, int | None]:
@@ -233,14 +237,18 @@ def test_calls_inside_calls_run_on_the_cluster(here: None, jobs: int | None, exp
     assert found == [(3.0 * MILLION, kind, expected)] * 3
 
 
-def recurse(depth: int) -> int:
-    return max([depth, *Parallel(n_jobs=2)(delayed(recurse)(depth + 1) for _ in range(2))]) if depth < 5 else depth
+def levels(depth: int) -> list[tuple[str, int]]:
+    """The kinds and levels of the backends of calls inside calls."""
+    with Parallel(n_jobs=2) as parallel:
+        here = (type(parallel._backend).__name__, parallel._backend.nesting_level)
+        return [here, *(parallel(delayed(levels)(depth - 1) for _ in range(2))[0] if depth else [])]
 
 
 def test_recursion_ends() -> None:
-    """Also with one CPU: a call that waits for calls lends its own. Deep calls make no tasks."""
+    """Also with one CPU: a call that waits for calls lends its own. Calls inside calls inside calls make no tasks."""
+    kinds = [("ZfabricBackend", 0), ("ZfabricBackend", 1), ("SequentialBackend", 2), ("SequentialBackend", 2)]
     with running_cluster(num_cpus=1), parallel_config(backend="zfabric", n_jobs=2):
-        assert recurse(0) == 5
+        assert levels(3) == kinds
     running_cluster_again()
 
 
@@ -275,19 +283,19 @@ def test_the_number_of_jobs(here: None) -> None:
     running_cluster_again()
 
 
-def at_a_time(directory: str, number: int) -> int:
-    """How many calls run with this one."""
-    mine = Path(directory, str(number))
-    mine.touch()
-    try:
-        return len(os.listdir(directory))
-    finally:
-        mine.unlink()
-
-
-def test_no_more_batches_run_at_a_time_than_jobs(tmp_path: Path) -> None:
-    with running_cluster(num_cpus=4), parallel_config(backend="zfabric", n_jobs=2):
-        assert set(Parallel(batch_size=1)(delayed(at_a_time)(str(tmp_path), number) for number in range(100))) <= {1, 2}
+def test_no_more_batches_are_submitted_than_jobs(tmp_path: Path) -> None:
+    go = str(tmp_path / "go")
+    with running_cluster(num_cpus=4), Parallel(n_jobs=2, backend="zfabric", pre_dispatch="all", batch_size=1) as parallel:
+        caller = threading.Thread(target=lambda: parallel(delayed(wait_for_file)(go) for _ in range(8)))
+        caller.start()
+        try:
+            eventually(lambda: len(parallel._backend._open) == 8, "all are handed to the backend")
+            eventually(lambda: connected().query("tasks", 100, ("running",)), "some run")
+            assert len(connected().query("tasks", 100)) == 2
+        finally:
+            Path(go).touch()
+            caller.join()
+        assert parallel.n_completed_tasks == 8
     running_cluster_again()
 
 
