@@ -110,6 +110,16 @@ def test_what_a_call_names_is_let_go_with_its_outcome_or_with_the_actors_life(no
     assert OTHER not in node.scheduler.tables.objects
 
 
+def test_what_a_call_names_that_comes_again_is_pinned_once(node: Nodes) -> None:
+    worker = node.actor()
+    relayed = m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(0, contains=(OTHER,)),), CALLER, ((OTHER, HOME_C),))
+    node.hear(HOME_A, relayed, relayed)
+    assert node.scheduler.tables.objects[OTHER].pins == 1
+    node.report(worker, (CALL, m.OK, (b"value",), ()))
+    node.hear(HOME_A, relayed)
+    assert OTHER not in node.scheduler.tables.objects
+
+
 def test_a_large_result_stays_here_for_the_callers_node(node: Nodes) -> None:
     worker = node.actor()
     node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(),), CALLER, ()))

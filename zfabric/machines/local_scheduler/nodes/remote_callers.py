@@ -49,13 +49,17 @@ class RemoteCallers:
         node = source[1:]
         for row in message.rows:
             named = names_of(row)
-            if named:
+            if named and row[0] not in self._pinned and not self._is_reported(row[0]):
                 self.borrowing.refer(named, message.homes, node)
                 self.references.pin(named)
                 self._pinned[row[0]] = message.actor_id, named
         caller = remote_caller(message.caller, node)
         self._callers[node].add(caller)
         self.tables.send(ACTOR + worker.process.incarnation, message._replace(caller=caller, homes=()))
+
+    def _is_reported(self, call_id: bytes) -> bool:
+        """Whether a call that comes again has an outcome on its way."""
+        return any(call_id in calls for reporters in self._reporters.values() for calls in reporters.values())
 
     def on_relayed_receipt(self, now: float, source: Address, message: m.RelayedReceipt) -> None:
         """Pass on which outcomes a caller has received."""
