@@ -58,6 +58,7 @@ class Day:
         self.dead_nodes: set[str] = set()
         """Nodes that died, or may have been declared dead."""
         self.dead_pids: set[int] = set()
+        self.dead_daemons = 0
         self.story: list[str] = []
         """What was done, for people."""
 
@@ -86,6 +87,7 @@ class Day:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         self.dead_pids.add(pid)
+        self.dead_daemons += name == "zf-daemon"
         self.say(f"{name} {pid} of {node.name} killed")
         return node
 
@@ -145,6 +147,13 @@ def kill_head_daemon(day: Day) -> None:
     """The daemon of the head dies."""
     day.pause()
     day.kill("zf-daemon", day.cluster.nodes[0])
+
+
+def kill_node_and_head_daemon(day: Day) -> None:
+    """A node dies, and the daemon of the head while it takes over, or soon after."""
+    kill_node(day)
+    day.pause(0.0, 2 * LEASE)
+    kill_head_daemon(day)
 
 
 def pause_node(day: Day) -> None:
@@ -294,8 +303,9 @@ def kill_everything(day: Day) -> None:
 FAULTS: dict[str, Callable[[Day], None]] = {
     each.__name__: each
     for each in (
-        none, kill_node, kill_two_nodes, kill_worker, kill_agent, kill_daemon, kill_head_daemon, pause_node, pause_briefly,
-        pause_head_daemon, cut, cut_one_way, cut_off, flap, reset, slow, thin, dead_data_path, replace_nodes, add_nodes, kill_everything,
+        none, kill_node, kill_two_nodes, kill_worker, kill_agent, kill_daemon, kill_head_daemon, kill_node_and_head_daemon,
+        pause_node, pause_briefly, pause_head_daemon, cut, cut_one_way, cut_off, flap, reset, slow, thin, dead_data_path,
+        replace_nodes, add_nodes, kill_everything,
     )
 }  # fmt: skip
 
@@ -350,7 +360,7 @@ def check_executions(day: Day, program: Program) -> None:
     """Raise AssertionError if a task ran again that no dead process had run. What tasks submit has no name of its own."""
     if not program.flat:
         return
-    most = 1 + (len(day.dead_nodes) if program.lineage else 0)
+    most = 1 + (len(day.dead_nodes) + day.dead_daemons if program.lineage else 0)
     lasting: dict[str, list[Execution]] = {}
     for each in executions():
         if not day.may_restart(each):

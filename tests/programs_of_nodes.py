@@ -359,7 +359,7 @@ def streams(size: int) -> None:
 class Program(NamedTuple):
     """A program. In ``flat`` ones each task is submitted once, so only what a dead process had run may run again.
 
-    With ``lineage``, values that are lost with a node may need those that were freed: each task may run once more for each lost node.
+    With ``lineage``, values that are lost with a node may need those that were freed: each task may run once more for each lost one.
     """
 
     run: Callable[[int], None]
