@@ -121,7 +121,8 @@ def delegate(about: Any, functions: Any, rows: Any, *rest: Any) -> m.Delegate:
 
 def entrust(number: int, job: bytes, functions: Any, rows: Any, homes: Any) -> m.Entrust:
     """An ``Entrust`` whose tasks are of its job."""
-    return m.Entrust(number, job, functions, _of_job(job, rows), homes)
+    rows = _of_job(job, rows)
+    return m.Entrust(number, job, functions, rows, homes, tuple(row[0] for row in rows[:1]))
 
 
 def _of_job(job: bytes, rows: Any) -> Any:
@@ -201,6 +202,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "RetainCopies": st.builds(m.RetainCopies, many(pool.objects)),
         "Entrust": st.builds(entrust, numbers, pool.jobs, functions, task_rows, homes),
         "Entrusted": st.builds(m.Entrusted, numbers, tasks),
+        "Finished": st.builds(m.Finished, tasks),
         "Withdraw": st.builds(m.Withdraw, tasks),
         "Remains": st.builds(m.Remains, pool.nodes, many(remains, 3), homes, many(st.tuples(pool.tasks, pool.attempts), 2), st.booleans()),
         "TookOver": st.builds(m.TookOver, pool.nodes),

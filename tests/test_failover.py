@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+import zfabric as zf
+from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.protocol import messages as m
 from zfabric.protocol.options import NODE_ID
 from zfabric.sim.network import Faults
 from zfabric.sim.node import node_identifier
-from zfabric.sim.programs import PLAIN, Program, mix
+from zfabric.sim.programs import PLAIN, VOID, Program, mix
 from zfabric.sim.scenarios import STEADY, call, get, task
 from zfabric.sim.world import World
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LOST = ("ObjectLostError",)
 
@@ -38,8 +45,8 @@ class Run:
             nodes=nodes,
             settings={**usual, **settings},
         )
-        for number, time in kills.items():
-            self.world.after(time, self._killer(number))
+        for number, seconds in kills.items():
+            self.world.after(seconds, self._killer(number))
         outcome = self.world.run()
         assert outcome.failure == ""
 
@@ -155,3 +162,77 @@ def test_a_task_on_a_third_node_reads_what_a_dead_node_had_submitted() -> None:
         nodes=3,
     )
     assert run.counts()["Remains"] >= 1
+
+
+def test_a_child_whose_parent_has_ended_runs_elsewhere_although_nobody_waits_for_it() -> None:
+    child = ("call", (), VOID, (5, False, (("sleep", 3.0),), ()), (), (), ())
+    run = Run(on(2, 0, box(child, refs=())), get((0, value(7))), ("sleep", 12.0), kills={2: 1.0})
+    assert sorted(run.begun().values()) == [1, 2]
+    assert run.counts()["Finished"] == 0
+
+
+def test_a_child_of_a_child_that_has_ended_runs_elsewhere() -> None:
+    grandchild = call(0, task(6, ("sleep", 3.0)))
+    child = call(0, task(5, grandchild, ("drop", 0), ("sleep", 0.5)))
+    run = Run(on(2, 0, box(child, ("drop", 0), refs=())), get((0, value(7))), ("sleep", 12.0), kills={2: 2.0})
+    assert sorted(run.begun().values()) == [1, 1, 2], "the grandchild once more"
+    assert run.counts()["Finished"] == 1, "the child had its outcome"
+
+
+def test_children_that_have_ended_do_not_run_again() -> None:
+    child = call(0, task(5))
+    run = Run(on(2, 0, box(child, ("drop", 0), ("sleep", 0.3), refs=())), get((0, value(7))), ("sleep", 8.0), kills={2: 1.0})
+    assert sorted(run.begun().values()) == [1, 1]
+    assert run.counts()["Entrust"] == 0
+
+
+@pytest.mark.parametrize("child", [task(5, ("sleep", 8.0)), task(5, size=3_000_000)], ids=["attempt", "value"])
+def test_a_task_that_runs_although_another_node_has_its_attempt_or_its_value_is_found(child: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in ("_adopt_values", "_adopt_attempts"):
+        monkeypatch.setattr(Failover, method, lambda *_: None)
+    with pytest.raises(AssertionError, match=r"begins on worker|FabricError"):
+        Run(
+            on(2, 0, box(on(3, 0, child), ("sleep", 0.5), refs=(0,))),
+            get((0, value(7))),
+            ("open", 0, 0, 1),
+            ("sleep", 6.0),
+            get((1, value(5))),
+            kills={2: 1.0},
+            nodes=3,
+        )
+
+
+# -- real processes --
+
+
+@zf.remote
+def link(directory: str, number: int, before: bytes = b"") -> bytes:
+    """A task of a chain: a file for each time it runs, and a value that is larger than its input."""
+    Path(directory, f"{number}.{time.monotonic_ns()}").touch()
+    return before + bytes([number]) * 2000
+
+
+@zf.remote
+def parent(directory: str, length: int) -> list[zf.ObjectRef]:
+    """Submit a chain of tasks, and return the refs of its middle and its end, which are not done."""
+    refs = [link.remote(directory, 0)]
+    for number in range(1, length):
+        refs.append(link.remote(directory, number, refs[-1]))
+    return [refs[length // 2], refs[-1]]
+
+
+def test_the_values_of_a_chain_on_a_killed_node_are_made_again(tmp_path: Path) -> None:
+    with (
+        zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 2.0}) as cluster,
+        zf.init(cluster.address),
+    ):
+        victim = cluster.nodes[1]
+        there = NodeAffinitySchedulingStrategy(victim.node_id, soft=False)
+        middle, end = zf.get(parent.options(scheduling_strategy=there).remote(str(tmp_path), 100), timeout=60)
+        zf.wait([end], timeout=60, fetch_local=False)
+        victim.kill()
+        assert zf.get(end, timeout=60) == b"".join(bytes([number]) * 2000 for number in range(100))
+        assert zf.get(middle, timeout=60) == b"".join(bytes([number]) * 2000 for number in range(51))
+        runs = Counter(path.name.split(".")[0] for path in tmp_path.iterdir())
+        assert len(runs) == 100
+        assert max(runs.values()) == 2

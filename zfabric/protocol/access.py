@@ -88,6 +88,7 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.ValuesCopied,
             m.Entrust,
             m.Entrusted,
+            m.Finished,
             m.Withdraw,
             m.Remains,
             m.RetainCopies,

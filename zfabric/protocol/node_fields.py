@@ -240,9 +240,10 @@ def _copy_lost(name: str, fields: tuple[Any, ...]) -> None:
 
 
 def _entrust(name: str, fields: tuple[Any, ...]) -> None:
-    number, job, functions, rows, homes = fields
+    number, job, functions, rows, homes, unfinished = fields
     _numbers(name, number)
     check_ids(name, (job,), JOB_BYTES)
+    check_ids(name, unfinished, TASK_BYTES)
     check_exports(name, (functions,))
     check_task_rows(name, rows)
     if not {row[0][:JOB_BYTES] for row in rows} <= {job}:
@@ -519,6 +520,7 @@ NODE_CHECKS: dict[str, Check] = {
     "RetainCopies": _object_ids,
     "Entrust": _entrust,
     "Entrusted": _entrusted,
+    "Finished": _reclaimed,
     "Withdraw": _reclaimed,
     "Remains": _remains,
     "TookOver": _about_node,

@@ -40,6 +40,10 @@ class Invariants:
         self._numbers: dict[bytes, int] = {}
         self._outcomes: dict[AnyObject, int] = {}
         self._ended: dict[bytes, dict[tuple[bytes, int, int], tuple[bytes, int]]] = {}
+        self._going_on: dict[bytes, int] = {}
+        """Attempts that nodes have reported to the home of the job as their home was dead, unless they are to stop."""
+        self._copies: dict[bytes, tuple[bytes, bytes]] = {}
+        """Values that nodes have reported then, and do not release: (object, node), by task."""
         self._members: set[bytes] = set()
         """Nodes of the last table that a registry has sent."""
 
@@ -50,6 +54,7 @@ class Invariants:
             which = f"attempt {item.attempt:#x} of {short(item.row[0])}"
             self.world.fail(f"{which} begins on {worker.name} and was begun on {self._begun[named]}: their children have the same names")
         self._begun[named] = worker.name
+        self._runs_once_more(worker, item)
         if len(self.world.nodes) > 1:
             self._alone(worker, item)
 
@@ -72,6 +77,30 @@ class Invariants:
                 for other in node.workers.values():
                     if other is not worker and any(type(each.item) is Item and each.item.row[0] == task_id for each in other.stack):
                         self.world.fail(f"{short(task_id)} begins on {worker.name}, and runs on {other.name}")
+
+    def remains(self, daemon: SimDaemon, sender: bytes, message: m.Remains) -> None:
+        """Check a report on a dead node: the home of a job waits for it before it takes over. Note the attempts that run on."""
+        tables = daemon.scheduler.tables
+        if message.complete and tables.dead.get(message.node) and sender in tables.nodes:
+            self.world.fail(f"node {daemon.node.number} has taken over from a dead one before {self.world.who(sender)} has reported")
+        self._going_on.update(message.attempts)
+        self._copies.update({row[0][:TASK_BYTES]: (row[0], sender) for row in message.objects if row[3] == OK})
+
+    def _runs_once_more(self, worker: WorkerProcess, item: Item) -> None:
+        """Fail if a task of a dead home runs again although an attempt goes on that another node has reported, or its value is there."""
+        identifier, holder = self._copies.get(item.row[0], (b"", b""))
+        if self._going_on.get(item.row[0], item.attempt) != item.attempt:
+            self.world.fail(f"{short(item.row[0])} begins on {worker.name}, and an attempt of it that another node has reported counts")
+        for node in self.world.living if identifier else ():
+            copy = node.daemon.scheduler.tables.find(identifier) if node.identifier == holder and not node.doomed else None
+            if copy is not None and copy.home and copy.value is not None:
+                self.world.fail(f"{short(item.row[0])} begins on {worker.name}, and node {node.number} has its value")
+
+    def came_to_nothing(self, message: m.Ended | m.Reclaimed) -> None:
+        """Forget reported attempts that have failed, or come back."""
+        failed = message.task_ids if isinstance(message, m.Reclaimed) else [row[0] for row in _rows_of(message) if row[2] != OK]
+        for task_id in failed:
+            self._going_on.pop(task_id, None)
 
     def late_attempts(self, daemon: SimDaemon, source: bytes, message: m.Completed) -> list[TaskRecord]:
         """Return unfinished tasks of which a worker or node reports another attempt than the one that it was given."""
@@ -105,6 +134,11 @@ class Invariants:
                 for index, row in enumerate(m.Completed(*message.completed).rows):
                     if row[2] == OK:
                         ended[node, message.number, index] = row[0], daemon.node.restarts
+            if type(message) is m.StopDelegated and self._going_on.get(message.task_id) == message.attempt:
+                del self._going_on[message.task_id]
+            if type(message) is m.Release:
+                for identifier in message.object_ids:
+                    self._copies.pop(identifier[:TASK_BYTES], None)
             if to != REGISTRY and daemon.core.member is not None and daemon.core.member.silent:
                 self.world.fail(f"node {daemon.node.number} sends {type(message).__name__}, and its lease is nearly over")
 
@@ -122,6 +156,8 @@ class Invariants:
                 continue
             if not node.stopped_until and self.world.now > node.went_on + RESUMES:
                 self.world.fail(f"node {node.number} is declared dead, and acts")
+        if self._members - members:
+            self._going_on.clear()
         self._members = members
 
     def _delegated(self, daemon: SimDaemon, message: m.Delegate) -> None:
@@ -319,6 +355,10 @@ class Invariants:
     def _dead(self, incarnation: bytes) -> bool:
         agents = (node.agent.incarnation for node in self.world.living if node.agent is not None)
         return incarnation not in agents and all(process.incarnation != incarnation for process in self.world.processes())
+
+
+def _rows_of(message: m.Ended) -> m.Rows:
+    return m.Completed(*message.completed).rows
 
 
 def borrowed_by(node: Node) -> list[bytes]:

@@ -22,6 +22,8 @@ class NodeFaults(NamedTuple):
 
     kills: int = 0
     """Nodes other than the first that are killed with all their processes."""
+    late_kills: int = 0
+    """The same, once programs have been running for a while."""
     restarts: int = 0
     """Number of times that the daemon of a node is killed, and restarted by its supervisor."""
     stops: int = 0

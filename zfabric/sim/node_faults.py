@@ -145,6 +145,11 @@ class ClusterFaults:
             self._plan(self._kills, self._kill)
         for _ in range(faults.restarts):
             self._plan(self._restarts, self._restart)
+        late = random.Random(f"{self.world.seed}/nodes that die later")
+        for _ in range(faults.late_kills):
+            self.world.after(
+                0.2 + 2.5 * late.random(), lambda: self._begin(self._kill, late.choice(self.world.nodes[1:] or self.world.nodes))
+            )
         for _ in range(faults.stops):
             self._plan(self._stops, self._stop)
         for _ in range(faults.cuts):

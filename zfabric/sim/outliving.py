@@ -31,6 +31,7 @@ class OutlivingAuthor:
         self.puts = self.random.random() < 0.3
         self.large = self.random.random() < 0.5
         self.tasks = 0
+        self.tasks_max = self.random.choice((8, 16, 30))
 
     def write(self) -> Program:
         """Write the root: some parents, their refs taken out, readers of these, and at last all values, with pauses between."""
@@ -83,7 +84,7 @@ class OutlivingAuthor:
                 statements.append(("drop", slot))
 
     def _strategy(self) -> tuple[tuple[str, Any], ...]:
-        number = self.random.randrange(self.nodes + 2)
+        number = self.random.randrange(self.nodes + 1)
         if not 0 < number <= self.nodes:
             return ()
         return (("strategy", (("soft", NODE_ID, "in", (node_identifier(number).hex(),)),)),)
@@ -103,10 +104,12 @@ class OutlivingAuthor:
 
     def _spec(self, label: int, depth: int) -> tuple[Spec, tuple[_Ref, ...]]:
         rng = self.random
-        body: list[Any] = [("sleep", rng.choice((0.0, 0.0, 0.01, 0.3, 1.5, 3.0)) if depth > 1 else 0.0)]
+        body: list[Any] = [("sleep", rng.choice((0.0, 0.01, 0.3, 1.5, 6.0, 6.0)) if depth > 1 else 0.0)]
         slots: dict[int, _Ref] = {}
         for _ in range(rng.randrange(1, 5) if depth <= self.depth_max else 0):
             number = len(slots)
+            if self.tasks >= self.tasks_max:
+                break
             if self.puts and rng.random() < 0.2:
                 value = rng.randrange(MODULUS)
                 body.append(("put", number, value, self._size(), ()))

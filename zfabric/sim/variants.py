@@ -22,14 +22,15 @@ from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.group_records import GroupRecord
 from zfabric.machines.local_scheduler.groups.bundles import Bundles
 from zfabric.machines.local_scheduler.groups.directory import Groups
-from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes import spilling
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
@@ -481,11 +482,6 @@ def _one_task_of_the_dead_runs_again(right: Any) -> Any:
     return node_lost
 
 
-def _holds_of_the_dead_stay(right: Any) -> Any:
-    """A dead node remains the holder of what it held."""
-    return lambda self, process: None if process.kind == "node" else right(self, process)
-
-
 def _said_before_deleted(right: Any) -> Any:
     """The registry says that a node is dead before its row is deleted."""
 
@@ -505,6 +501,22 @@ def _lives_on_without_lease(right: Any) -> Any:
         right(self, now, lease)
 
     return watch
+
+
+def _taken_over_at_once(right: Any) -> Any:
+    """The home of a job takes over from a dead node as soon as it is notified of the death, with what has been reported by then."""
+
+    def advance(self: Failover, now: float) -> None:
+        for takeover in self._takeovers.values():
+            takeover.reported |= takeover.survivors or set()
+        right(self, now)
+
+    return advance
+
+
+def _no_homes(right: Any) -> Any:
+    """Messages to other nodes do not say where the objects are at home that they name."""
+    return lambda self, object_ids: ()
 
 
 def _early_registration_lost(right: Any) -> Any:
@@ -654,7 +666,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "lost-attempts-come-again": ((Outcomes, "node_lost", _lost_attempts_come_again),),
     "one-lost-task-runs-again": ((Outcomes, "node_lost", _one_task_of_the_dead_runs_again),),
     "death-not-noticed": ((Peers, "_died", _nothing),),
-    "holds-of-the-dead-stay": ((Departures, "release", _holds_of_the_dead_stay),),
+    "holds-of-the-dead-stay": ((References, "node_gone", _nothing),),
     "death-without-durability": ((Registry, "_end", _said_before_deleted),),
     "lives-on-without-lease": ((Member, "_watch_lease", _lives_on_without_lease),),
     "early-registration-lost": ((Peers, "on_register_node", _early_registration_lost),),
@@ -666,6 +678,9 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "places-not-repeated": ((Repeats, "on_retained_values", _nothing), (PeerRecovery, "take_retained", _nothing)),
     "ends-forgotten-when-sent": ((Executions, "end_of_turn", _forgotten_when_sent),),
     "recovered-without-peers": ((PeerRecovery, "on_recovered", _recovered_without_peers),),
+    "failover-on-half-a-picture": ((Failover, "_advance", _taken_over_at_once),),
+    "id-without-home": ((Tables, "homes_of", _no_homes),),
+    "rows-not-entrusted": ((Entrusting, "entrust", _nothing),),
 }
 """name -> patches"""
 WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("no-fence") :])

@@ -106,8 +106,11 @@ class World:
         self.cpus = cpus or (random.Random(f"{seed}/cpus").choice((1, 1, 2)) if circles or nodes > 1 else self.shape.choice((1, 2, 2, 3)))
         quiesce = random.Random(f"{seed}/quiesce").choice((0.0, 0.01, 0.1))
         apart = {"quiesce_seconds": quiesce, **_direct_submission(random.Random(f"{seed}/introductions"))}
+        outlives = (
+            nodes > 1 and not (actors or restarts) and program is None and random.Random(f"{seed}/do children outlive").random() < OUTLIVING
+        )
         if nodes > 1:
-            apart["spill_after"] = random.Random(f"{seed}/spilling").choice((0.001, 0.004, 0.02))
+            apart["spill_after"] = random.Random(f"{seed}/spilling").choice((0.001, 0.004, 0.02) if not outlives else (0.02,))
             self.faults = self.faults._replace(daemon_crashes=0, full_disk=0)  # No node can join then.
             if faults is None:
                 apart["node_lease"] = random.Random(f"{seed}/leases").choice((2.0, 3.0))
@@ -137,11 +140,10 @@ class World:
         if nodes > 1 and program is None:
             if actors:
                 self.program = spread_out(slowed_down(self.program, seed), seed)
-            elif not restarts and random.Random(f"{seed}/do children outlive").random() < OUTLIVING:
+            elif outlives:
                 self.program = OutlivingAuthor(f"{seed}/outliving", nodes).write()
                 # A daemon's restart may lose the row of a task that has just ended, and nothing but the death of a node is expected here.
-                alone = self.faults.nodes._replace(kills=max(1, self.faults.nodes.kills), restarts=0)
-                self.faults = self.faults._replace(nodes=alone)
+                self.faults = self.faults._replace(nodes=self.faults.nodes._replace(late_kills=1, restarts=0))
             else:
                 self.program = enlarged(slowed_down(self.program, seed), seed)
         if groups and program is None:
@@ -323,6 +325,11 @@ class World:
             self.node_faults.delegated(to[1:])
         elif type(message) is m.Pull:
             self.node_faults.pulling(to[1:])
+        elif type(message) is m.Remains:
+            (receiver,) = (node for node in self.nodes if to[1:] in (node.identifier, node.daemon.incarnation))
+            self.invariants.remains(receiver.daemon, source[1:], message)
+        elif isinstance(message, m.Ended | m.Reclaimed):
+            self.invariants.came_to_nothing(message)
         if self.observer is not None:
             self.observer(self.now, _place(self, source), _place(self, to), message)
 

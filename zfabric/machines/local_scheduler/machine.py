@@ -34,6 +34,7 @@ from zfabric.machines.local_scheduler.lifecycle.membership import Membership
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.draining import Draining
@@ -162,8 +163,18 @@ class LocalScheduler:
             self.logs,
         )
         self.names = ActorNames(self.tables, self.actors, self.outcomes, node)
+        self.entrusting = Entrusting(self.tables)
+        self.children = Children(self.tables, self.entrusting)
         self.submission = Submission(
-            self.tables, self.blocks, self.admission, self.stopping, self.direct, self.values, self.streams, self.actors, self.names
+            self.tables,
+            self.blocks,
+            self.admission,
+            self.stopping,
+            self.direct,
+            self.values,
+            self.streams,
+            self.actors,
+            self.names,
         )
         self.events = Events(node, self.outcomes, self.actors)
         self.departures = Departures(self.tables, self.references, self.direct, self.actors)
@@ -186,7 +197,6 @@ class LocalScheduler:
             self.job_shutdown,
         )
         self.former_jobs = FormerJobs(self.tables, self.requests)
-        self.entrusting = Entrusting(self.tables)
         self.orphans = Orphans(self.tables, self.outcomes)
         self.unknown_nodes = UnknownNodes(self.tables, self.requests)
         self.borrowing = Borrowing(self.tables, self.references, self.unknown_nodes, self.entrusting, self.orphans, node)
@@ -210,6 +220,7 @@ class LocalScheduler:
             self.jobs,
             self.borrowing,
             self.entrusting,
+            self.children,
             self.fetching,
         )
         self.bundles = Bundles(self.tables, self.requests, self.outcomes, self.workers, self.dispatcher, self.actors)
@@ -461,7 +472,9 @@ class LocalScheduler:
         if tables.node_table:
             self.borrowing.begin_end_of_turn()
             self.failover.end_of_turn()
+            self.children.begin_end_of_turn()
             self.executions.end_of_turn()
+            self.children.end_of_turn()
             self.remote_actors.end_of_turn()
             self.remote_callers.end_of_turn()
             self.delegations.end_of_turn()
@@ -667,6 +680,7 @@ class LocalScheduler:
             m.JobOutput: self.on_job_output,
             m.Entrust: self.failover.on_entrust,
             m.Entrusted: self.entrusting.on_entrusted,
+            m.Finished: self.failover.on_finished,
             m.Withdraw: self.failover.on_withdraw,
             m.Remains: self.failover.on_remains,
             m.TookOver: self.failover.on_took_over,

@@ -282,6 +282,8 @@ class EntrustedRow(NamedTuple):
 
     row: Row
     homes: Rows
+    unfinished: bool = False
+    """Whether it is to run if its home dies, even if nothing refers to its values."""
 
 
 class StreamRecord:
@@ -346,6 +348,7 @@ class TaskExtras:
         "stays",
         "stopped",
         "submitters",
+        "unfinished",
         "unresolved",
         "wait_locations",
     )
@@ -383,6 +386,8 @@ class TaskExtras:
         self.lineage_weight = 0
         self.entrusted = False
         """Whether the home of its job has its row."""
+        self.unfinished = False
+        """Whether the home of its job is to run it if this node dies, even if nothing refers to its values: its parent has ended."""
 
     def made(self) -> None:
         """Reset what counts failures of ``__init__``, since the actor lives; the number of restarts stays."""

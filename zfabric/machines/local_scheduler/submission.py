@@ -101,6 +101,8 @@ class Submission:
         self.tables.counts["tasks_submitted"] += len(message.rows)
         if process.kind == "driver":
             self.direct.submitted(process, message.rows)
+        elif job.home:
+            self.tables.submitted_here.append(message.rows)
 
     def _admit(self, task: TaskRecord, now: float) -> None:
         """Admit a task that is not plain: several values, options of its own, a deadline, dependencies, or an actor to make."""

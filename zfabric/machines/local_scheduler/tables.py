@@ -108,6 +108,10 @@ class Tables:
         """Rows of jobs of this node that other homes have entrusted to it, by home and task."""
         self.withdrawn: list[TaskRecord] = []
         """Tasks whose rows were entrusted to the home of their job and that nothing needs any more."""
+        self.submitted_here: list[m.Rows] = []
+        """Rows of other nodes' jobs that processes of this one have submitted since the last turn."""
+        self.finished: list[TaskRecord] = []
+        """Tasks that have ended since the last turn, of those that were entrusted without an outcome."""
         self.first_held: list[BorrowedRecord] = []
         """Objects of other nodes that a process of this one began to hold since the last turn."""
         self.to_borrow: list[BorrowedRecord] = []

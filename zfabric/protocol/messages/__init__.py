@@ -132,6 +132,7 @@ from zfabric.protocol.messages.delegation import StopDelegated as StopDelegated
 from zfabric.protocol.messages.delegation import ValuesCopied as ValuesCopied
 from zfabric.protocol.messages.failover import Entrust as Entrust
 from zfabric.protocol.messages.failover import Entrusted as Entrusted
+from zfabric.protocol.messages.failover import Finished as Finished
 from zfabric.protocol.messages.failover import ReleaseRows as ReleaseRows
 from zfabric.protocol.messages.failover import Remains as Remains
 from zfabric.protocol.messages.failover import RetainRows as RetainRows

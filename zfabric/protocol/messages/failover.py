@@ -14,8 +14,9 @@ class Entrust(NamedTuple):
     """home of tasks -> home of their job. Task rows that it needs if the sender dies, with all rows that these name. ``Entrusted`` with the
     same number is the answer.
 
-    They are rows whose values other nodes refer to. ``functions`` are those of the rows that the receiver does not have, as in ``Export``.
-    ``homes`` is as in ``Delegate``.
+    They are rows whose values other nodes refer to, and those of ``unfinished``, which the receiver has by then: tasks without an outcome
+    whose parents have ended, so that nobody would submit them again. ``functions`` are those of the rows that the receiver does not have,
+    as in ``Export``. ``homes`` is as in ``Delegate``.
     """
 
     number: int
@@ -23,6 +24,7 @@ class Entrust(NamedTuple):
     functions: Rows
     rows: Rows
     homes: Rows
+    unfinished: Ids = ()
 
 
 class Entrusted(NamedTuple):
@@ -33,6 +35,12 @@ class Entrusted(NamedTuple):
 
     number: int
     task_ids: Ids = ()
+
+
+class Finished(NamedTuple):
+    """home of tasks -> home of their job. These tasks, which were sent as unfinished, have outcomes."""
+
+    task_ids: Ids
 
 
 class Withdraw(NamedTuple):

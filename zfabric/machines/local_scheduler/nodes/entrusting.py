@@ -38,18 +38,46 @@ class Entrusting:
 
     def entrust(self, object_ids: Iterable[bytes]) -> None:
         """Entrust the rows that make these objects, unless the homes of their jobs have them, with all rows that those name."""
+        self._entrust(self._makers(object_ids))
+
+    def entrust_unfinished(self, tasks: list[TaskRecord]) -> None:
+        """Entrust tasks that the home of their job is to run if this node dies, whether or not anything refers to their values."""
+        known = [task for task in tasks if task.facts().entrusted]
+        for task in tasks:
+            task.facts().unfinished = True
+        self._entrust(tasks)
+        for job in {task.function.queue.job: None for task in known}:
+            unfinished = [task.id for task in known if task.function.queue.job is job]
+            for start in range(0, len(unfinished) if job.home in self.tables.nodes else 0, ROWS_MAX):
+                self._last += 1
+                self._open[self._last] = job.home
+                task_ids = tuple(unfinished[start : start + ROWS_MAX])
+                self.tables.send_to_node(job.home, m.Entrust(self._last, job.id, (), (), (), task_ids))
+
+    def finished(self, tasks: list[TaskRecord]) -> None:
+        """Notify the homes of their jobs that tasks which were entrusted as unfinished have outcomes."""
+        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for task in tasks:
+            by_home[task.function.queue.job.home].append(task.id)
+        for home, task_ids in by_home.items():
+            for start in range(0, len(task_ids) if home in self.tables.nodes else 0, ROWS_MAX):
+                self.tables.send_to_node(home, m.Finished(tuple(task_ids[start : start + ROWS_MAX])))
+
+    def _makers(self, object_ids: Iterable[bytes]) -> list[TaskRecord]:
+        records = map(self.tables.find, object_ids)
+        return [record.task for record in records if record is not None and record.task is not None]
+
+    def _entrust(self, agenda: list[TaskRecord]) -> None:
         found: defaultdict[JobRecord, list[TaskRecord]] = defaultdict(list)
-        agenda = list(object_ids)
         while agenda:
-            record = self.tables.find(agenda.pop())
-            task = record.task if record is not None else None
-            if task is None or task.function.actor is not None or (task.rare is not None and task.rare.entrusted):
+            task = agenda.pop()
+            if task.function.actor is not None or task.function.stream is not None or (task.rare is not None and task.rare.entrusted):
                 continue
             job = task.function.queue.job
             if job.home in self.tables.nodes:
                 task.facts().entrusted = True
                 found[job].append(task)
-                agenda.extend(named_by(task))
+                agenda.extend(self._makers(named_by(task)))
         for job, tasks in found.items():
             self._send(job, tasks)
 
@@ -63,7 +91,8 @@ class Entrusting:
             self._last += 1
             self._open[self._last] = job.home
             rows = tuple(task.row for task in batch)
-            self.tables.send_to_node(job.home, m.Entrust(self._last, job.id, tuple(functions), rows, homes))
+            unfinished = tuple(task.id for task in batch if task.facts().unfinished)
+            self.tables.send_to_node(job.home, m.Entrust(self._last, job.id, tuple(functions), rows, homes, unfinished))
         self.tables.counts["entrusted"] += len(tasks)
 
     def send(self, node: bytes, message: m.Message) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.records import (
@@ -35,7 +36,7 @@ from zfabric.machines.local_scheduler.transitions import CallsEndReceived
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import Address, node_of, short, unpack_counter
-from zfabric.protocol.messages import FAILED
+from zfabric.protocol.messages import FAILED, LOST, STAYS
 from zfabric.protocol.options import in_bundle, option
 
 
@@ -52,6 +53,7 @@ class Executions:
         jobs: Jobs,
         borrowing: Borrowing,
         entrusting: Entrusting,
+        children: Children,
         fetching: Fetching,
     ) -> None:
         self.tables = tables
@@ -62,6 +64,7 @@ class Executions:
         self.jobs = jobs
         self.borrowing = borrowing
         self.entrusting = entrusting
+        self.children = children
         self.fetching = fetching
 
     def on_delegate(self, now: float, source: Address, message: m.Delegate) -> None:
@@ -247,6 +250,8 @@ class Executions:
         ended, self.tables.delegated_ends = self.tables.delegated_ends, []
         by_home: defaultdict[bytes, _Report] = defaultdict(_Report)
         for task, status, outputs, extra, contained in ended:
+            if self.children and isinstance(task, TaskRecord):
+                (self.children.parent_lost if status in (LOST, STAYS) else self.children.parent_ended)(task)
             report = by_home[task.submitter]
             if extra is not None:
                 report.extras.append((len(report.rows), *extra))

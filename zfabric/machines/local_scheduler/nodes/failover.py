@@ -40,7 +40,7 @@ from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
 from zfabric.protocol.messages import LOST, OK
 from zfabric.protocol.messages.rows import DEPENDENCIES, OPTIONS
 from zfabric.protocol.options import option
@@ -121,10 +121,21 @@ class Failover:
         if job is not None and not job.ended:
             self.submission.export(job, message.functions)
             homes = {row[0]: row for row in message.homes}
+            rows = self.tables.entrusted.setdefault(home, {})
             for row in message.rows:
                 named = tuple(homes[each] for each in _named_in(row) if each in homes)
-                self.tables.entrusted.setdefault(home, {})[row[0]] = EntrustedRow(row, named)
+                rows[row[0]] = EntrustedRow(row, named)
+            self._set_unfinished(rows, message.unfinished, True)
         self.tables.send_to_node(home, m.Entrusted(message.number))
+
+    def _set_unfinished(self, rows: dict[bytes, EntrustedRow], task_ids: m.Ids, unfinished: bool) -> None:
+        for task_id in task_ids:
+            if task_id in rows:
+                rows[task_id] = rows[task_id]._replace(unfinished=unfinished)
+
+    def on_finished(self, now: float, source: Address, message: m.Finished) -> None:
+        """Tasks have outcomes that were entrusted without."""
+        self._set_unfinished(self.tables.entrusted.get(source[1:], {}), message.task_ids, False)
 
     def on_withdraw(self, now: float, source: Address, message: m.Withdraw) -> None:
         """Drop rows that nobody needs any more."""
@@ -293,8 +304,9 @@ class Failover:
         orphans = [each for each in orphans if self.tables.job_home(each.id) == b""]
         for orphan in orphans:
             drop_holder(orphan, self.tables.node)
-        wanted = [each.id for each in orphans if each.is_needed or each.named or each.fetchers or each.dependents]
-        tasks = self._restore_tasks(dead, rows, wanted, now)
+        wanted = [each.id[:TASK_BYTES] for each in orphans if each.is_needed or each.named or each.fetchers or each.dependents]
+        unfinished = [task_id for task_id, entrusted in rows.items() if entrusted.unfinished]
+        tasks = self._restore_tasks(dead, rows, wanted + unfinished, now)
         records: list[AnyObject] = [value for task in tasks.values() for value in task.values()]
         records += self._restore_objects(each for each in orphans if self.tables.find(each.id) is each)
         for task in tasks.values():
@@ -305,12 +317,16 @@ class Failover:
         self._retain_foreign_rows(tasks.values())
         self._adopt_values(takeover, records)
         needed = [each for each in records if each.holders is not None or each.pins > 0 or each.fetchers or each.dependents]
-        self._adopt_attempts(takeover, {each.task for each in needed if each.task is not None}, now)
+        to_run = [tasks[task_id] for task_id in unfinished if task_id in tasks]
+        self._adopt_attempts(takeover, {*to_run, *(each.task for each in needed if each.task is not None)})
+        reason = "its home, the node where it was made, is dead"
         for record in needed:
             if _is_lost(record) and (record.task is None or record.task.state == DONE):
-                self.rebuilding.make_available(record, "its home, the node where it was made, is dead")
+                self.rebuilding.make_available(record, reason)
             elif record.status != PENDING:
                 self.outcomes.announce(record)
+        for task in to_run:
+            self._run(task, reason)
         self._accept_ends(takeover, now)
         self._end_attempts(takeover.own, now)
         takeover.copies.clear()
@@ -320,6 +336,7 @@ class Failover:
             if job.driver is not None:
                 self.departures.pass_on(dead, job.driver)
         self.tables.spare.extend(records)
+        self.tables.spare.extend(task for task in tasks.values() if task.outputs == ())
         if tasks:
             again = sum(task.state != DONE for task in tasks.values())
             self.tables.write_log("info", f"took over {len(tasks)} tasks of the dead node {dead.hex()}; {again} of them have no outcome")
@@ -335,7 +352,7 @@ class Failover:
     def _restore_tasks(self, dead: bytes, rows: dict[bytes, EntrustedRow], wanted: list[bytes], now: float) -> dict[bytes, TaskRecord]:
         """Make records of the tasks that make these objects, and of all that they name: as ended tasks whose values are lost."""
         found: dict[bytes, TaskRecord] = {}
-        agenda = [each[:TASK_BYTES] for each in wanted]
+        agenda = list(wanted)
         while agenda:
             task_id = agenda.pop()
             entrusted, job = rows.get(task_id), self.tables.jobs.get(task_id[:JOB_BYTES])
@@ -435,11 +452,11 @@ class Failover:
                 self.borrowing.settle(copy.contained)
                 self.tables.counts["adopted"] += 1
 
-    def _adopt_attempts(self, takeover: _Takeover, needed: set[TaskRecord], now: float) -> None:
+    def _adopt_attempts(self, takeover: _Takeover, needed: set[TaskRecord]) -> None:
         """Make attempts that run on other nodes this one's own. Those stop whose values nobody needs, or exist."""
         for task_id, (token, attempt) in takeover.attempts.items():
             task = self.tables.tasks.get(task_id)
-            if task is not None and task in needed and task.state == DONE and any(map(_is_lost, task.values())):
+            if task is not None and task in needed and _is_to_run(task):
                 self._assign(task, self.tables.nodes[token], attempt)
             else:
                 self.tables.send_to_node(token, m.StopDelegated(task_id, attempt, "cancelled", True))
@@ -453,6 +470,16 @@ class Failover:
         task.attempt = attempt
         task.assign(node)
         node.inflight[task.id] = task
+        self.tables.counts["adopted"] += 1
+
+    def _run(self, task: TaskRecord, reason: str) -> None:
+        """Run a task that has no outcome, for whatever it does."""
+        if not _is_to_run(task):
+            return
+        if task.outputs != ():
+            self.rebuilding.make_available(task.values()[0], reason)
+        elif why := self.rebuilding.rebuild(task, reason):
+            self.tables.write_log("warning", f"{task.name} ({short(task.id)}) cannot run: {why}")
 
     def _accept_ends(self, takeover: _Takeover, now: float) -> None:
         """Accept how attempts on other nodes have ended meanwhile."""
@@ -469,6 +496,11 @@ class Failover:
             if task.worker is not None and task.worker.remote:
                 task.facts().recursively = True
             self.stopping.stop(task, "cancelled", now)
+
+
+def _is_to_run(task: TaskRecord) -> bool:
+    """Whether nothing runs a task of which a value is missing, or that has none."""
+    return task.state == DONE and (task.outputs == () or any(map(_is_lost, task.values())))
 
 
 def _is_lost(record: AnyObject) -> bool:

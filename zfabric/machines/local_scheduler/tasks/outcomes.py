@@ -515,6 +515,9 @@ class Outcomes:
                 process.results.append((task.id, status, row))
                 self.tables.touched[process] = None
         rare.submitters = ()
+        if rare.unfinished:
+            rare.unfinished = False
+            self.tables.finished.append(task)
 
     def _unpin_row(self, task: TaskRecord) -> None:
         row = task.row

@@ -1,0 +1,97 @@
+"""Children that outlive their parents, on another node than the home of the job.
+
+When a node dies, the tasks that it ran for others run again, and submit their children anew. A child whose parent has ended would be lost:
+nobody submits it again, and perhaps nobody waits for it. So when a delegated task ends, those of its children that have no outcome are
+entrusted to the home of the job, which runs them if this node dies; and when such a child ends, its own are.
+"""
+
+from __future__ import annotations
+
+from zfabric.machines.common.naming import salt_of
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
+from zfabric.machines.local_scheduler.records import DONE, TaskRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix
+from zfabric.protocol.messages.rows import OPTIONS, TASK_ID
+from zfabric.protocol.options import option
+
+CHILDREN_MIN = 10_000
+"""Children at which those that have ended are forgotten for the first time; afterwards, at twice the number that remained."""
+
+
+class Children:
+    """Children of tasks of other nodes' jobs, by their parents, over the shared tables."""
+
+    def __init__(self, tables: Tables, entrusting: Entrusting) -> None:
+        self.tables = tables
+        self.entrusting = entrusting
+        self._of: dict[bytes, list[bytes]] = {}
+        """Ids of children, by the prefix of their ids; of those that a thread of its own submitted, by the parent's id."""
+        self._count = 0
+        self._most = CHILDREN_MIN
+
+    def __len__(self) -> int:
+        return self._count
+
+    def begin_end_of_turn(self) -> None:
+        """Enter the tasks of other nodes' jobs that processes of this node have submitted."""
+        for rows in self.tables.submitted_here:
+            self._enter(rows)
+        self.tables.submitted_here.clear()
+
+    def _enter(self, rows: m.Rows) -> None:
+        for row in rows:
+            parent = option(row[OPTIONS], "parent") if len(row) > OPTIONS else None
+            self._of.setdefault(parent or row[TASK_ID][:PREFIX_BYTES], []).append(row[TASK_ID])
+        self._count += len(rows)
+        if self._count > self._most:
+            self._forget_ended()
+
+    def parent_ended(self, task: TaskRecord) -> None:
+        """Entrust the children that have no outcome of a task that has ended, and those of its children that have ended before."""
+        unfinished: list[TaskRecord] = []
+        agenda = self._take(task)
+        while agenda:
+            child = self.tables.tasks.get(agenda.pop())
+            if child is not None and child.state != DONE:
+                unfinished.append(child)
+            elif child is not None:
+                agenda += self._take(child)
+        if unfinished:
+            self.entrusting.entrust_unfinished(unfinished)
+
+    def parent_lost(self, task: TaskRecord) -> None:
+        """Forget the children of an attempt that comes to nothing: the next one submits its own."""
+        self._take(task)
+
+    def end_of_turn(self) -> None:
+        """Notify the homes of jobs of entrusted children that have ended, and entrust the children of these."""
+        finished, self.tables.finished = self.tables.finished, []
+        for task in finished:
+            self.parent_ended(task)
+        self.entrusting.finished(finished)
+
+    def _take(self, task: TaskRecord) -> list[bytes]:
+        """Remove and return the children of a task."""
+        found = self._of.pop(_prefix(task), []) + self._of.pop(task.id, [])
+        self._count -= len(found)
+        return found
+
+    def _forget_ended(self) -> None:
+        """Forget children that have ended and whose own have."""
+        tasks = self.tables.tasks
+        for parent, children in list(self._of.items()):
+            left = [
+                each for each in children if (task := tasks.get(each)) is not None and (task.state != DONE or _prefix(task) in self._of)
+            ]
+            self._count -= len(children) - len(left)
+            if left:
+                self._of[parent] = left
+            else:
+                del self._of[parent]
+        self._most = max(CHILDREN_MIN, 2 * self._count)
+
+
+def _prefix(task: TaskRecord) -> bytes:
+    return child_prefix(task.id[:JOB_BYTES], task.id, 0, salt_of(task.attempt))
