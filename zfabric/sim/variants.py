@@ -28,7 +28,6 @@ from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes import spilling
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
-from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
@@ -514,11 +513,6 @@ def _taken_over_at_once(right: Any) -> Any:
     return advance
 
 
-def _no_homes(right: Any) -> Any:
-    """Messages to other nodes do not say where the objects are at home that they name."""
-    return lambda self, object_ids: ()
-
-
 def _early_registration_lost(right: Any) -> Any:
     """A node that registers before the table with it arrives is not remembered."""
 
@@ -679,8 +673,6 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "ends-forgotten-when-sent": ((Executions, "end_of_turn", _forgotten_when_sent),),
     "recovered-without-peers": ((PeerRecovery, "on_recovered", _recovered_without_peers),),
     "failover-on-half-a-picture": ((Failover, "_advance", _taken_over_at_once),),
-    "id-without-home": ((Tables, "homes_of", _no_homes),),
-    "rows-not-entrusted": ((Entrusting, "entrust", _nothing),),
 }
 """name -> patches"""
 WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("no-fence") :])

@@ -143,7 +143,9 @@ class World:
             elif outlives:
                 self.program = OutlivingAuthor(f"{seed}/outliving", nodes).write()
                 # A daemon's restart may lose the row of a task that has just ended, and nothing but the death of a node is expected here.
-                self.faults = self.faults._replace(nodes=self.faults.nodes._replace(late_kills=1, restarts=0))
+                self.faults = self.faults._replace(
+                    nodes=self.faults.nodes._replace(kills=max(1, self.faults.nodes.kills), late_kills=1, restarts=0)
+                )
             else:
                 self.program = enlarged(slowed_down(self.program, seed), seed)
         if groups and program is None:
