@@ -636,11 +636,12 @@ def test_a_value_in_the_arena_may_outlive_all_messages_about_the_call_that_made_
         world.calls.looked(call_value(bytes(16), 0), m.FAILED, unknown)
 
 
+@pytest.mark.parametrize("length", [LONG, FOREVER])
 @pytest.mark.parametrize("made_again", [True, False])
-def test_a_value_is_accepted_instead_of_an_error_that_was_not_durable(made_again: bool) -> None:
+def test_a_value_is_accepted_instead_of_an_error_that_was_not_durable(made_again: bool, length: float) -> None:
     # Nothing stops it here: only what is made again, and is known to a daemon that has forgotten the cancel, may come to its end.
     due = ("TaskCancelledError",)
-    world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", FOREVER))), get((0, due))), 0), cpus=1)
+    world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", length))), get((0, due))), 0), cpus=1)
 
     def ask() -> None:
         (running,) = world.daemon.scheduler.tables.tasks.values()  # type: ignore[union-attr]  # The daemon lives.

@@ -44,7 +44,7 @@ from zfabric.sim.node_faults import (
 )
 from zfabric.sim.outliving import OutlivingAuthor
 from zfabric.sim.processes import Process
-from zfabric.sim.programs import FOREVER, Author, Program
+from zfabric.sim.programs import FOREVER, LONG, Author, Program
 from zfabric.sim.surroundings import Clock
 from zfabric.sim.workers import WorkerProcess
 
@@ -527,7 +527,7 @@ class World:
     def ran_to_its_end(self, frame: StackFrame) -> None:
         """Observe that a body computed to the end. If only an interrupt should have ended it, its dependents have uncertain values."""
         item, daemon = frame.item, self.daemon
-        if self.now - frame.busy_since >= FOREVER and item is not None:
+        if self.now - frame.busy_since >= LONG and item is not None:
             task = daemon.scheduler.tables.tasks.get(item.row[0])
             self.cancel_forgotten |= task is not None and self._cancel_lost(task)
 
