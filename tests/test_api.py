@@ -1182,6 +1182,7 @@ def test_timeline(client, tmp_path):
         (b"k3", event(78, (task, function, 3.0, 1.0))),
     )
     pages = {b"": (rows[:1], True), b"k2": (rows[1:], False)}
+    client.answers["nodes"] = ({"node": "ab", "alive": True},)
     client.answers["rows"] = lambda table, after, limit: pages[after] if table == "event" else ((), False)
     trace = zf.timeline()
     spans = [event for event in trace if event["ph"] == "X"]

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -167,7 +168,7 @@ def test_a_crash_leaves_its_traceback(fabric: Callable[..., Fabric]) -> None:
 
 
 def test_a_worker_gets_the_environment_of_its_request_and_the_limits_of_workers(
-    fabric: Callable[..., Fabric], monkeypatch: pytest.MonkeyPatch
+    fabric: Callable[..., Fabric], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("MKL_NUM_THREADS", "5")
@@ -180,12 +181,12 @@ def test_a_worker_gets_the_environment_of_its_request_and_the_limits_of_workers(
         "print(resource.getrlimit(resource.RLIMIT_STACK)[0], sorted(os.listdir('/proc/self/fd')))",
         (("FRUIT", "apple"),),
         directory,
-        ("/nowhere",),
+        (str(tmp_path),),
         3,
     )
     assert f.event().exit_code == 0
     first, second, third = f.output().splitlines()
-    assert first == f"apple {directory} /nowhere 3 5"
+    assert first == f"apple {directory} {tmp_path} 3 5"
     assert second == "(0, 0) True True"
     stack, _, descriptors = third.partition(" ")
     assert int(stack) >= 8 << 20

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import mmap
-import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import numpy
 
 from zfabric import api as zf
 from zfabric.adapters.cached_functions import pickler
+from zfabric.adapters.serialization import deserialize
 
 _Base: Any = pickler()
 
@@ -117,7 +117,7 @@ def unpack(payload: bytes, references: list[zf.ObjectRef], arrays: tuple[Any, ..
     before = _loading.references, _loading.arrays
     _loading.references, _loading.arrays = references, arrays
     try:
-        call: Callable[[], Any] = pickle.loads(payload)
+        call: Callable[[], Any] = deserialize(payload)
         return call
     finally:
         _loading.references, _loading.arrays = before
