@@ -115,7 +115,7 @@ def _functions(rows: list[dict[str, Any]]) -> Table:
     for name in ("function", "job", ""):
         table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=16 if name == "function" else None)
     for name in ("wait", "run", "done", "failed", "mean", "left"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=7 if name in ("mean", "left") else None)
     for row in rows:
         ended = row["finished"] + row["failed"]
         bar = ProgressBar(total=max(1, ended + row["waiting"] + row["running"]), completed=ended, width=14)

@@ -233,7 +233,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
     parser.add_argument("--restarts", action="store_true", help="of all faults of nodes, only restarts of their daemons")
     parser.add_argument("--groups", action="store_true", help="programs with tasks in placement groups")
-    parser.add_argument("--variant", choices=sorted(VARIANTS), help="break the machines in this way; seeds that fail are then a success")
+    parser.add_argument(
+        "--variant", choices=sorted(VARIANTS), metavar="NAME", help="break the machines in this way; seeds that fail are then a success"
+    )
     parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="find a smaller world that fails like this one, and show it")
     parser.add_argument("--transfers", action="store_true", help="worlds of transfer agents, without programs")
