@@ -96,9 +96,8 @@ def _head(now: dict[str, Any]) -> Panel:
     tasks, store, machine = now["tasks"], now["store"], now["machine"]
     used = {name: total - now["available"].get(name, 0.0) for name, total in now["resources"].items()}
     waiting = tasks["waiting"]
-    about = "≈" if now["estimated"] else ""
     lines = [
-        f"tasks     {now['rate']:,.0f}/s, {tasks['running']:,} running, {tasks['blocked']:,} blocked, {about}{waiting:,} waiting, "
+        f"tasks     {now['rate']:,.0f}/s, {tasks['running']:,} running, {tasks['blocked']:,} blocked, {waiting:,} waiting, "
         f"{now['finished']:,} done, {tasks['failed']:,} failed",
         f"in use    {amounts(used)} of {amounts(now['resources'])}",
         f"machine   {machine['cpu']:.0%} of its CPUs, {size(machine['memory'])} of {size(machine['memory_total'])} memory",
@@ -119,12 +118,11 @@ def _functions(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         ended = row["finished"] + row["failed"]
         bar = ProgressBar(total=max(1, ended + row["waiting"] + row["running"]), completed=ended, width=14)
-        about = "≈" if row["estimated"] else ""
         table.add_row(
             Text(plain(row["name"])),
             str(int(row["job"], 16)),
             bar,
-            f"{about}{row['waiting']:,}",
+            f"{row['waiting']:,}",
             f"{row['running']:,}",
             f"{row['finished']:,}",
             Text(f"{row['failed']:,}", style="red" if row["failed"] else ""),

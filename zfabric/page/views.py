@@ -77,7 +77,6 @@ class Views:
             "resources": _sum(status["resources"] for status in statuses),
             "available": _sum(status["available"] for status in statuses),
             "tasks": tasks,
-            "estimated": any(row["estimated"] for row in progress),
             "rate": rate,
             "finished": finished,
             "workers": dict(Counter(worker["state"] for worker in self._client.query("workers"))),

@@ -246,22 +246,34 @@ class TaskRecord:
 
     def wait(self, unresolved: int) -> None:
         """Record that the task waits for this number of dependencies."""
+        self.function.unfinished += self.state == DONE
+        self.function.waiting += self.state != WAITING
         self.state = WAITING
         self.worker = None
         self.facts().unresolved = unresolved
 
     def ready(self) -> None:
         """Record that any worker of its shape may run the task."""
+        self.function.unfinished += self.state == DONE
+        self.function.waiting -= self.state == WAITING
         self.state = READY
         self.worker = None
 
     def assign(self, worker: WorkerRecord) -> None:
-        """Record that this worker is to run the task."""
+        """Record that this worker is to run the ready task."""
         self.state = ASSIGNED
         self.worker = worker
 
     def finish(self) -> None:
         """Record that the task has its outcome."""
+        self.function.unfinished -= self.state != DONE
+        self.function.waiting -= self.state == WAITING
+        self.state = DONE
+        self.worker = None
+
+    def finish_assigned(self) -> None:
+        """The same for a task that a worker has run."""
+        self.function.unfinished -= 1
         self.state = DONE
         self.worker = None
 
@@ -419,7 +431,9 @@ class FunctionRecord:
         "shared",
         "strategy",
         "stream",
+        "unfinished",
         "unsuccessful",
+        "waiting",
     )
 
     def __init__(self, identifier: bytes, name: str, payload: bytes, options: tuple[Row, ...], delegated: bool = False) -> None:
@@ -447,6 +461,10 @@ class FunctionRecord:
         """Those of them without a value: failed, interrupted or retried."""
         self.failed = 0
         """Tasks that have failed, also those that never ran."""
+        self.unfinished = 0
+        """Records of its tasks without an outcome. Whoever makes a record counts it; changes of a record's state are counted there."""
+        self.waiting = 0
+        """Those of them that wait for arguments."""
         self.shared: bool = self.actor is not None and option(options, "lightweight", False)
         """Whether the actors that it makes share processes."""
         self.concurrency: int = option(options, "max_concurrency", 0) if self.actor is None else 0

@@ -354,6 +354,7 @@ class References:
         self.revive(task)
         if self.tables.tasks.pop(task.id, None) is None:
             return
+        self.tables.failures.pop(task.id, None)
         if task.rare is not None and task.rare.entrusted:
             self.tables.withdrawn.append(task)
         for value in task.values():

@@ -82,8 +82,8 @@ class Submission:
             if function is None:
                 self.admission.refuse_unknown(process, row)
                 continue
-            task = TaskRecord(row, function, submitter, first)
-            tasks[task_id] = task
+            task = tasks[task_id] = TaskRecord(row, function, submitter, first)
+            function.unfinished += 1
             if not process.ready:
                 task.holders = None  # While a process registers, only its ``Hold`` messages count.
             if retains_rows:

@@ -90,6 +90,8 @@ class Tables:
         """Exponential average of the running time of all tasks of this node."""
         self.config = config
         self.tasks: dict[bytes, TaskRecord] = {}
+        self.failures: dict[bytes, TaskRecord] = {}
+        """Those of them that have ended and have an error in place of a value."""
         self.objects: dict[bytes, ObjectRecord] = {}
         """Records of ``put`` values, and of values of tasks with several returns."""
         self.streams: dict[bytes, StreamRecord] = {}
@@ -179,6 +181,11 @@ class Tables:
         self.spare: deque[AnyObject] = deque()
         """Records that were released by their last user, to be checked by ``References.collect``."""
         self._next_queue = 1
+
+    def note_failure(self, record: AnyObject) -> None:
+        """Enter the task of a record that has an error in place of its value."""
+        if record.task is not None:
+            self.failures[record.task.id] = record.task
 
     def values(self) -> list[AnyObject]:
         """Records of all tasks and objects."""

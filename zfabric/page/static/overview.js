@@ -19,14 +19,13 @@ export const overview = {
     const rows = now.progress;
     const tasks = now.tasks;
     const [cpus, cpusTotal] = used(now, "CPU");
-    const about = now.estimated ? "≈ " : "";
     const waiting = tasks.waiting;
     const problems = now.problems.map((each) => el("p", { class: "problem", role: "alert" }, el("strong", {}, each.what), each.advice));
     const cards = [
       card("tasks done per second", count(now.rate), `${count(now.finished)} in all`),
       card("running", count(tasks.running), `${count(tasks.blocked)} wait inside get()`),
-      card("waiting", about + count(waiting), tasks.infeasible ? `${count(tasks.infeasible)} infeasible` : ""),
-      card("failed", count(tasks.failed), "with refs to their errors"),
+      card("waiting", count(waiting), tasks.infeasible ? `${count(tasks.infeasible)} infeasible` : ""),
+      card("failed", count(rows.reduce((sum, row) => sum + row.failed, 0)), `of ${count(tasks.failed)} somebody has refs`),
       card("CPUs in use", `${+cpus.toFixed(2)} of ${cpusTotal}`, `this machine: ${percent(now.machine.cpu)}`),
       card("object store", bytes(now.store.used ?? 0), `of ${bytes(now.store.capacity ?? 0)}; ${bytes(now.store.spilled ?? 0)} on disk`),
       card("memory of this machine", bytes(now.machine.memory), `of ${bytes(now.machine.memory_total)}`),
@@ -69,7 +68,8 @@ export function bars(rows) {
     ["function", (row) => row.name],
     ["job", (row) => parseInt(row.job, 16)],
     ["", (row) => bar(row)],
-    ["waiting", (row) => (row.estimated ? "≈ " : "") + count(row.waiting), "right"],
+    ["waiting", (row) => count(row.waiting), "right"],
+    ["for arguments", (row) => count(row.arguments), "right"],
     ["running", (row) => count(row.running), "right"],
     ["done", (row) => count(row.finished), "right"],
     ["failed", (row) => count(row.failed), "right"],

@@ -55,6 +55,7 @@ class Remakes:
             options += (("contains", maker.contains()),) if maker.contains() else ()
         first = self.tables.first_attempt
         task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"", first)
+        maker.function.unfinished += 1
         task.holders, task.outputs = None, ()
         self.tables.tasks[task.id] = task
         self._wanted[task.id] = identifier

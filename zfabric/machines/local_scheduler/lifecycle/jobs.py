@@ -221,6 +221,7 @@ class Jobs:
         self.references.clear(task)
         task.finish()
         self.tables.tasks.pop(task.id, None)
+        self.tables.failures.pop(task.id, None)
 
     def end_all(self, now: float, reason: str = "") -> None:
         """End every job, since the node stops. (During recovery the jobs are not known; the next node ends them.)

@@ -292,6 +292,7 @@ class Recovery:
         if function is None:
             return None
         task = TaskRecord(row, function, submitter, self.tables.first_attempt)
+        function.unfinished += 1
         count = task.option("num_returns", 1)
         if count != 1:
             make_outputs(task, count)
@@ -448,6 +449,8 @@ class Recovery:
             self.tables.sealed.append((object_id, value[0], value[1], process, False))
         if record.value is None:
             record.status = status
+            if status != OK:
+                self.tables.note_failure(record)
             record.contained = contained or (refs_in(value) if status != OK and type(value) is bytes else ())
             self.tables.inline.replace(record, Stored(value[1]) if type(value) is tuple else value)
 

@@ -370,8 +370,11 @@ class Failover:
             if task is not None:
                 self._drop_attempt(task)
             task = tables.tasks[row[0]] = TaskRecord(row, function, dead, tables.first_attempt)
+            function.unfinished += 1
             task.finish()
         else:
+            task.function.unfinished -= 1
+            function.unfinished += 1
             task.function, task.submitter, task.outputs = function, dead, None
             task.facts().demand_queue = None
         task.holders = None
@@ -468,6 +471,7 @@ class Failover:
             if _is_lost(value):
                 value.status = PENDING
         task.attempt = attempt
+        task.ready()
         task.assign(node)
         node.inflight[task.id] = task
         self.tables.counts["adopted"] += 1

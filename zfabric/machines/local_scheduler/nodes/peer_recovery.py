@@ -168,6 +168,7 @@ class PeerRecovery:
             task = self.tables.tasks.get(task_id)
             if task is not None and task.state == WAITING and task in (self.tables.unsettled or ()):
                 task.attempt = attempt
+                task.ready()
                 task.assign(node)
                 node.inflight[task_id] = task
                 self.tables.counts["adopted"] += 1

@@ -145,10 +145,9 @@ class ClusterQueries:
             for row in answer.payload:
                 found = total.setdefault((row["job"], row["function"]), row)
                 if found is not row:
-                    for count in ("waiting", "running", "finished", "failed"):
+                    for count in ("waiting", "arguments", "running", "finished", "failed"):
                         found[count] += row[count]
                     found["mean_seconds"] = found["mean_seconds"] or row["mean_seconds"]
-                    found["estimated"] |= row["estimated"]
         return list(total.values())
 
     def _found(self, question: _Question) -> list[dict[str, str]]:

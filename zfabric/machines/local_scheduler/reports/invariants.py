@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.groups.planning import total_of
-from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, PENDING, READY, WAITING
+from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, PENDING, READY, WAITING, FunctionRecord
+from zfabric.machines.local_scheduler.reports.diagnoses import failed
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.ids import short
 from zfabric.protocol.machine import InvariantViolation
@@ -37,6 +40,20 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
         raise InvariantViolation("the values that are here have other bytes than are counted")
     if sum(task.rare.lineage_weight for task in tables.tasks.values() if task.rare is not None) != lineage_bytes:
         raise InvariantViolation("the rows that are kept as lineage have other bytes than are counted")
+    for task in tables.tasks.values():
+        if (task.state == DONE and failed(task)) != (tables.failures.get(task.id) is task):
+            raise InvariantViolation(f"{short(task.id)} has failed, or not, and the table of failures has it otherwise")
+    if not tables.failures.keys() <= tables.tasks.keys():
+        raise InvariantViolation("the table of failures has tasks without a record")
+    unfinished, waiting = Counter[FunctionRecord](), Counter[FunctionRecord]()
+    for task in tables.tasks.values():
+        unfinished[task.function] += task.state != DONE
+        waiting[task.function] += task.state == WAITING
+    for job in tables.jobs.values():
+        for function in (*job.functions.values(), *job.delegated.values()):
+            if (function.unfinished, function.waiting) != (unfinished[function], waiting[function]):
+                counted = f"{unfinished[function]} unfinished tasks, {waiting[function]} of which wait, and not"
+                raise InvariantViolation(f"{function.name} has {counted} {function.unfinished} and {function.waiting}")
     for task in tables.tasks.values():
         if (task.state == ASSIGNED) != (task.worker is not None):
             raise InvariantViolation(f"{short(task.id)} is {task.state} with worker {task.worker}")

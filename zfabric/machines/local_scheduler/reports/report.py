@@ -22,7 +22,6 @@ from zfabric.machines.local_scheduler.records import (
     IDLE,
     LEASED,
     READY,
-    STATE_NAMES,
     WAITING,
     WORKER_STATES,
     AnyObject,
@@ -32,7 +31,7 @@ from zfabric.machines.local_scheduler.records import (
     WorkerRecord,
 )
 from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, title
-from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, failed, object_row, running_since, running_task
+from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, object_row, running_since, running_task
 from zfabric.machines.local_scheduler.reports.neighbours import Neighbourhood
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -42,8 +41,6 @@ from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import matcher
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
 
-COUNT_MAX = 50_000
-"""Tasks that ``status`` counts one by one: about 10 ms."""
 PAGE_MAX = 1000
 """Most rows of the control store in one answer."""
 FOUND_MAX = 20
@@ -219,9 +216,12 @@ class Reports:
         for queue in tables.queues.values():
             yield from (task for task in queue.tasks if task.state == READY)
         if "waiting" in wanted:
-            yield from (task for task in tables.tasks.values() if task.state == WAITING)
-        if not wanted.isdisjoint(("finished", "failed")):
+            waiting = sum(function.waiting for function in self._all_functions())
+            yield from islice((task for task in tables.tasks.values() if task.state == WAITING), waiting)
+        if "finished" in wanted:
             yield from (task for task in tables.tasks.values() if task.state == DONE)
+        elif "failed" in wanted:
+            yield from tables.failures.values()
 
     def _task_row(self, task: TaskRecord, now: float) -> dict[str, Any]:
         return {
@@ -267,15 +267,8 @@ class Reports:
     def _functions(self, now: float) -> list[dict[str, Any]]:
         """How far the tasks of each function are, of jobs that run; a class counts the actors that are made of it.
 
-        Ended tasks are counted as they end, at their home. Of unfinished ones, at most ``COUNT_MAX`` are looked at, and the rest is
-        estimated.
+        Tasks are counted as they come and as they end, at their home, so that the answer takes as long for ten million tasks as for ten.
         """
-        unfinished: dict[FunctionRecord, int] = {}
-        tasks = self.tables.tasks
-        for task in islice(tasks.values(), COUNT_MAX):
-            if task.state != DONE:
-                unfinished[task.function] = unfinished.get(task.function, 0) + 1
-        estimated = len(tasks) > COUNT_MAX
         running: dict[FunctionRecord, int] = {}
         for worker in self.tables.workers.values():
             task_run = running_task(worker)
@@ -285,31 +278,31 @@ class Reports:
         for job in self.tables.jobs.values():
             for function in job.delegated.values() if not job.ended else ():
                 if runs := running.get(function, 0):  # At their home these wait: the rows are added up.
-                    rows.append({**_progress(job, function, -runs, runs, estimated), "finished": 0, "failed": 0})
+                    rows.append({**_progress(job, function, -runs, runs), "finished": 0, "failed": 0})
             for function in job.functions.values() if not job.ended else ():
-                count, runs = unfinished.get(function, 0), running.get(function, 0)
-                if estimated:
-                    count = round(count * len(tasks) / COUNT_MAX)
-                if count or function.ended or function.failed or function.unsuccessful:
-                    rows.append(_progress(job, function, max(0, count - runs), runs, estimated))
+                if function.unfinished or function.ended or function.failed or function.unsuccessful:
+                    runs = running.get(function, 0)
+                    rows.append(_progress(job, function, max(0, function.unfinished - runs), runs))
         return rows
+
+    def _all_functions(self) -> list[FunctionRecord]:
+        return [function for job in self.tables.jobs.values() for each in (job.functions, job.delegated) for function in each.values()]
 
     def _status(self, now: float) -> dict[str, Any]:
         states = dict.fromkeys(TASK_STATES, 0)
-        # A query must not take as long as a million tasks need: beyond a slice of them, states without a table of their own are estimated.
-        seen = 0
-        for task in islice(self.tables.tasks.values(), COUNT_MAX):
-            states["failed" if task.state == DONE and failed(task) else STATE_NAMES[task.state]] += 1
-            seen += 1
-        if seen == COUNT_MAX:
-            share = len(self.tables.tasks) / seen
-            states = {name: round(count * share) for name, count in states.items()}
-        for worker in self.tables.workers.values():
+        for worker in (*self.tables.workers.values(), *self.tables.nodes.values()):
+            assigned = sum(task.state != DONE for task in worker.inflight.values())
             blocked = sum(each.task_id in worker.inflight for each in worker.blocked_tasks)  # Calls of actors wait, too, and are not tasks.
-            running = running_task(worker) is not None
+            running = running_task(worker) is not None and not worker.remote
             states["blocked"] += blocked
             states["running"] += running
-            states["assigned"] -= blocked + running
+            states["assigned"] += assigned - blocked - running
+        functions = self._all_functions()
+        unfinished = sum(function.unfinished for function in functions)
+        states["waiting"] = sum(function.waiting for function in functions)
+        states["ready"] = unfinished - states["waiting"] - states["assigned"] - states["blocked"] - states["running"]
+        states["failed"] = len(self.tables.failures)
+        states["finished"] = len(self.tables.tasks) - unfinished - states["failed"]
         for queue in self.tables.queues.values():
             if not queue.pool.fits_total(queue.demand):
                 count = sum(task.state == READY for task in queue.tasks)
@@ -320,7 +313,6 @@ class Reports:
             "resources": amounts(tuple(sorted(self.pool.total.items()))),
             "available": self._available(now),
             "tasks": states,
-            "estimated": seen == COUNT_MAX,
             "workers": len(self.tables.workers),
             "actors": self.actor_reports.counts(),
             "jobs": [
@@ -465,7 +457,7 @@ def amounts(demand: Demand) -> dict[str, float]:
     return {name: amount / RESOURCE_UNIT for name, amount in demand}
 
 
-def _progress(job: JobRecord, function: FunctionRecord, waiting: int, running: int, estimated: bool) -> dict[str, Any]:
+def _progress(job: JobRecord, function: FunctionRecord, waiting: int, running: int) -> dict[str, Any]:
     """A row of ``functions``."""
     return {
         "job": job.id.hex(),
@@ -473,11 +465,11 @@ def _progress(job: JobRecord, function: FunctionRecord, waiting: int, running: i
         "name": function.name,
         "kind": "function" if function.actor is None else "class",
         "waiting": waiting,
+        "arguments": 0 if function.delegated else function.waiting,
         "running": running,
         "finished": function.ended - function.unsuccessful,
         "failed": function.failed,
         "mean_seconds": function.mean,
-        "estimated": estimated,
     }
 
 

@@ -372,7 +372,8 @@ class Dispatcher:
         work, first = 0.0, self.tables.first_attempt
         for task in batch:
             row = task.row
-            task.assign(worker)
+            if task.worker is None:
+                task.assign(worker)
             inflight[row[0]] = task
             function = task.function
             if function.id not in known:

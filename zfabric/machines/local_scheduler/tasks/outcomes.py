@@ -123,7 +123,7 @@ class Outcomes:
                 worker.work -= function.mean
             if status == OK and task.outputs is None and len(outputs) == 1 and type(outputs[0]) is bytes and not extras and function.plain:
                 # The plain case, in place: one small value.
-                task.finish()
+                task.finish_assigned()
                 task.status = OK
                 task.value = outputs[0]
                 inline_bytes += len(outputs[0])
@@ -234,6 +234,7 @@ class Outcomes:
     def set_failure(self, record: AnyObject, status: int, payload: bytes) -> None:
         """Record a failure in place of a value."""
         record.status = status
+        self.tables.note_failure(record)
         self.tables.inline.replace(record, payload)
         refs = refs_in(payload)
         if refs or record.contained:

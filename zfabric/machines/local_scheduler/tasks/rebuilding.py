@@ -76,6 +76,7 @@ class Rebuilding:
     def _run_again(self, task: TaskRecord, inputs: list[AnyObject]) -> None:
         """Run a finished task again for its values; its dependencies exist or are on their way."""
         self.references.revive(task)
+        self.tables.failures.pop(task.id, None)
         unresolved = 0
         for needed in inputs:
             needed.pins += 1
@@ -195,6 +196,7 @@ class Rebuilding:
         why = self.rebuild(record, reason)
         if why:
             record.status = FAILED
+            self.tables.note_failure(record)
             kind = "LineageEvictedError" if "lineage cap" in why else "ObjectLostError"
             self.tables.inline.replace(record, pack_failure(kind, f"object {short(record.object_id)} is lost: {why}"))
             self.outcomes.announce(record)
