@@ -31,9 +31,17 @@ def on(number: int, slot: int, spec: tuple[Any, ...], needs: tuple[int, ...] = (
 
 
 class Run:
-    """A program on several nodes, some of which die at given times."""
+    """A program on several nodes, some of which die at given times. From some time on, ``deaf`` ones receive nothing of others."""
 
-    def __init__(self, *statements: Any, kills: dict[int, float], nodes: int = 2, faults: Faults = STEADY, **settings: Any) -> None:
+    def __init__(
+        self,
+        *statements: Any,
+        kills: dict[int, float],
+        deaf: dict[int, float] | None = None,
+        nodes: int = 2,
+        faults: Faults = STEADY,
+        **settings: Any,
+    ) -> None:
         self.sent: list[tuple[float, str, str, Any]] = []
         usual = {"workers_max": 4, "inline_depth": 100, "worker_idle_seconds": 60.0, "spill_after": 60.0, "node_lease": 2.0}
         self.world = World(
@@ -47,8 +55,14 @@ class Run:
         )
         for number, seconds in kills.items():
             self.world.after(seconds, self._killer(number))
+        for number, seconds in (deaf or {}).items():
+            self.world.after(seconds, lambda number=number: self._deafen(number))
         outcome = self.world.run()
         assert outcome.failure == ""
+
+    def _deafen(self, number: int) -> None:
+        node = self.world.nodes[number - 1].identifier
+        self.world.network.cuts.update((other.identifier, node) for other in self.world.nodes if other.identifier != node)
 
     def _killer(self, number: int) -> Callable[[], object]:
         return lambda: self.world.nodes[number - 1].end("kill -9")
@@ -236,3 +250,19 @@ def test_the_values_of_a_chain_on_a_killed_node_are_made_again(tmp_path: Path) -
         runs = Counter(path.name.split(".")[0] for path in tmp_path.iterdir())
         assert len(runs) == 100
         assert max(runs.values()) == 2
+
+
+@pytest.mark.parametrize("executor", (1, 3), ids=("the home of the job", "another node"))
+def test_an_end_that_a_dead_home_has_not_acknowledged_counts(executor: int) -> None:
+    child = on(executor, 0, task(5, ("sleep", 0.5)))
+    run = Run(
+        on(2, 0, box(child, refs=(0,))),
+        get((0, value(7))),
+        ("open", 0, 0, 1),
+        ("sleep", 6.0),
+        get((1, value(5))),
+        kills={2: 1.0},
+        deaf={2: 0.3},
+        nodes=3,
+    )
+    assert set(run.begun().values()) == {1}

@@ -321,6 +321,7 @@ class LocalScheduler:
             self.stopping,
             self.departures,
             self.jobs,
+            self.executions,
             self.fetching,
             self.failover,
             self.copies,

@@ -30,7 +30,7 @@ from zfabric.machines.local_scheduler.records import (
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.transitions import CallsEndReceived
 from zfabric.protocol import messages as m
@@ -254,18 +254,16 @@ class Executions:
         for task, status, outputs, extra, contained in ended:
             if self.children and isinstance(task, TaskRecord):
                 (self.children.parent_lost if status in (LOST, STAYS) else self.children.parent_ended)(task)
-            report = by_home[task.submitter]
-            if extra is not None:
-                report.extras.append((len(report.rows), *extra))
-            report.rows.append((task.id, task.attempt, status, outputs))
-            report.named += contained
+            by_home[task.submitter].add((task.id, task.attempt, status, outputs), extra, contained)
         for node, report in by_home.items():
             home = self.tables.nodes.get(node)
             if home is None:
                 self.references.unpin(report.named)
                 continue
-            completed = tuple(m.Completed.of(tuple(report.rows), tuple(report.extras)))
-            self.report(home, m.Ended(home.next_end, completed, self.tables.homes_of(report.named)), report.named)
+            self._send_report(home, report)
+
+    def _send_report(self, home: NodeRecord, report: _Report) -> None:
+        self.report(home, m.Ended(home.next_end, tuple(report.completed()), self.tables.homes_of(report.named)), report.named)
 
     def report(self, home: NodeRecord, message: m.Ended | m.CallsEnded, named: Iterable[bytes]) -> None:
         """Send ends to another node; retain them, and the pins of what they name, until it has taken them in."""
@@ -274,6 +272,37 @@ class Executions:
         home.pinned[home.next_end] = tuple(named)
         self.borrowing.send_behind(home.token, message)
         home.next_end += 1
+
+    def home_died(self, dead: NodeRecord) -> list[m.Completed]:
+        """Report ends that a dead home has not acknowledged to the homes of the jobs, which take over. Return those of this node's jobs.
+
+        First these homes are told that this node has the attempts, as they are of those that run (``Orphans.report``). What the ends name
+        that are returned is pinned.
+        """
+        own: list[m.Completed] = []
+        for message in dead.unreceived:
+            if isinstance(message, m.Ended):
+                self._report_anew(dead.token, message, own)
+        return own
+
+    def _report_anew(self, dead: bytes, message: m.Ended, own: list[m.Completed]) -> None:
+        completed = m.Completed(*message.completed)
+        extras = {index: tuple(extra) for index, *extra in completed.extras}
+        by_home: defaultdict[bytes, _Report] = defaultdict(_Report)
+        for index, row in enumerate(completed.rows):
+            home = self.tables.job_home(row[0])
+            if home is not None:
+                by_home[home].add(row, extras.get(index), contained_in(row, extras.get(index)) if row[2] != LOST else ())
+        for home, report in by_home.items():
+            if home and home not in self.tables.nodes:
+                continue
+            self.references.pin(report.named)
+            if home:
+                attempts = tuple((row[0], row[1]) for row in report.rows)
+                self.tables.send_to_node(home, m.Remains(dead, (), (), attempts, False))
+                self._send_report(self.tables.nodes[home], report)
+            else:
+                own.append(report.completed())
 
     def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> None:
         """A home has taken in reports, and is registered as a holder of what they name."""
@@ -292,3 +321,14 @@ class _Report:
         self.rows: list[m.Row] = []
         self.extras: list[m.Row] = []
         self.named: list[bytes] = []
+
+    def add(self, row: m.Row, extra: tuple[m.Row, m.Row] | None, named: m.Ids) -> None:
+        """Add an attempt: its row and extra as in ``Completed``, and the refs inside."""
+        if extra is not None:
+            self.extras.append((len(self.rows), *extra))
+        self.rows.append(row)
+        self.named += named
+
+    def completed(self) -> m.Completed:
+        """The attempts as a message."""
+        return m.Completed.of(tuple(self.rows), tuple(self.extras))

@@ -74,6 +74,8 @@ class _Takeover:
         """Attempts that run on other nodes: (node, attempt), by task."""
         self.ends: list[tuple[bytes, m.Row, m.Row | None, m.Ids]] = []
         """Attempts of these that have ended: node, row and extra as in ``Completed``, refs inside, which are pinned."""
+        self.own_ends: list[m.Completed] = []
+        """Attempts that had ended on this node, and of which the dead one has not heard. The refs inside are pinned."""
 
 
 class Failover:
@@ -164,9 +166,13 @@ class Failover:
 
     # -- reports on a dead one --
 
-    def node_died(self, dead: bytes, survivors: Iterable[bytes], now: float) -> None:
-        """Wait for the nodes that knew a dead one to report; wait for a node that was to report no longer."""
+    def node_died(self, dead: bytes, survivors: Iterable[bytes], ended: list[m.Completed], now: float) -> None:
+        """Wait for the nodes that knew a dead one to report; wait for a node that was to report no longer.
+
+        ``ended`` are attempts for it that had ended here (``Executions.home_died``).
+        """
         takeover = self._takeovers.setdefault(dead, _Takeover())
+        takeover.own_ends = ended
         takeover.survivors = set(survivors) - {dead}
         for task in self.tables.tasks.values():
             if task.function.delegated and task.submitter == dead and self.tables.job_home(task.id) == b"":
@@ -318,7 +324,9 @@ class Failover:
         self._adopt_values(takeover, records)
         needed = [each for each in records if each.holders is not None or each.pins > 0 or each.fetchers or each.dependents]
         to_run = [tasks[task_id] for task_id in unfinished if task_id in tasks]
-        self._adopt_attempts(takeover, {*to_run, *(each.task for each in needed if each.task is not None)})
+        tasks_needed = {*to_run, *(each.task for each in needed if each.task is not None)}
+        self._accept_own_ends(dead, takeover.own_ends, tasks_needed, now)
+        self._adopt_attempts(takeover, tasks_needed)
         reason = "its home, the node where it was made, is dead"
         for record in needed:
             if _is_lost(record) and (record.task is None or record.task.state == DONE):
@@ -490,6 +498,22 @@ class Failover:
         for token, row, extra, named in takeover.ends:
             extras = ((0, *extra),) if extra is not None else ()
             self.outcomes.completed(self.tables.nodes[token], m.Completed.of((row,), extras), now)
+            self.references.unpin(named)
+            self.borrowing.settle(named)
+
+    def _accept_own_ends(self, dead: bytes, ends: list[m.Completed], needed: set[TaskRecord], now: float) -> None:
+        """Accept how attempts had ended on this node. Their large values are here, or they run again."""
+        for completed in ends:
+            node = NodeRecord(dead, 0, "", {}, {}, now)
+            named: list[bytes] = []
+            extras = {index: tuple(extra) for index, *extra in completed.extras}
+            for index, (task_id, attempt, status, outputs) in enumerate(completed.rows):
+                task = self.tables.tasks.get(task_id)
+                if status != LOST:
+                    named += contained_in((task_id, attempt, status, outputs), extras.get(index))
+                if task in needed and _is_to_run(task) and not any(isinstance(value, int) for value in outputs):
+                    self._assign(task, node, attempt)
+            self.outcomes.completed(node, completed, now)
             self.references.unpin(named)
             self.borrowing.settle(named)
 

@@ -12,6 +12,7 @@ from zfabric.machines.local_scheduler.actors.names import ActorNames
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.copies import Copies
+from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
@@ -46,6 +47,7 @@ class Peers:
         stopping: Stopping,
         departures: Departures,
         jobs: Jobs,
+        executions: Executions,
         fetching: Fetching,
         failover: Failover,
         copies: Copies,
@@ -64,6 +66,7 @@ class Peers:
         self.stopping = stopping
         self.departures = departures
         self.jobs = jobs
+        self.executions = executions
         self.fetching = fetching
         self.failover = failover
         self.copies = copies
@@ -186,8 +189,9 @@ class Peers:
         """A node is dead: what it ran runs again, jobs whose driver was there end. ``survivors`` are nodes that knew it."""
         del self.tables.nodes[node.token]
         self.tables.send(self._local_placer, m.ProcessGone(node.token))
+        ended = self.executions.home_died(node)
         self.fetching.node_died(node.token)
-        self.failover.node_died(node.token, survivors, now)
+        self.failover.node_died(node.token, survivors, ended, now)
         self.tables.write_log("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
         self.tables.counts["lost_with_nodes"] += len(node.inflight)
         self.outcomes.node_lost(node)
