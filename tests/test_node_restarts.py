@@ -18,6 +18,9 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, first_attempt
 from zfabric.protocol.options import RESOURCE_UNIT
+from zfabric.sim.programs import ACTOR, Program, mix
+from zfabric.sim.scenarios import STEADY, get, invoke, task
+from zfabric.sim.world import World
 
 TASKS = 150
 
@@ -441,3 +444,19 @@ def test_a_restarted_home_withdraws_the_rows_that_nobody_needs_any_more() -> Non
     assert told(node, A) == []
     node.register(C)
     assert told(node, A) == [m.Withdraw((task_id(8),))]
+
+
+def test_a_restarted_daemon_frees_what_the_rows_of_living_actors_name_when_they_end() -> None:
+    """Rows that name a value are counted once all values are known: with other nodes, values that were put stay for rows that need them."""
+    put = ("put", 0, 9, 200_000, ())
+    actor = ("make", 1, ACTOR, task(1), (("max_restarts", 1), ("contains", (0,))), (0,))
+    world = World(
+        0,
+        faults=STEADY,
+        program=Program((put, actor, invoke(2, 1, task(2)), get((2, mix(2, 0))), ("sleep", 3.0)), 0),
+        nodes=2,
+        settings={"worker_idle_seconds": 60.0},
+    )
+    world.after(1.0, world.nodes[0].kill_daemon)
+    assert world.run().failure == ""
+    assert world.states["daemon restarted"] == 1

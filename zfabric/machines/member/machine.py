@@ -209,6 +209,10 @@ class Member:
             return math.inf
         return self._began + FROZEN_SHARE_RESTARTED / ENDS_AFTER * self._patience
 
+    def unanswered(self, now: float) -> bool:
+        """Whether this is a restarted daemon that lets the workers run, and does not know yet whether its node is dead."""
+        return self._former is not None and self._lease is None and now < self._freeze_at()
+
     def _freeze(self) -> None:
         if not self.frozen:
             self.frozen = True

@@ -233,8 +233,17 @@ class Recovery:
         if not self.tables.nodes:
             self._drop_rows()
         self.actors.retain_arguments()
+        self._count_rows()
         self._stop_void(now)
         self.tables.spare.extend(self._values())
+
+    def _count_rows(self) -> None:
+        """Count for each object the rows that name it: not before all objects have records."""
+        for record in self._values():
+            record.named = 0
+        for task in self.tables.tasks.values():
+            if row_names(task.row) and not task.function.delegated:
+                self.references.retain_row(task)
 
     def _drop_rows(self) -> None:
         """Drop the rows of the control store that nothing needs."""
@@ -500,8 +509,6 @@ class Recovery:
             task.status = PENDING
         if values and all(record.status != PENDING for record in values):
             task.finish()
-            if row_names(task.row):
-                self.references.retain_row(task)
             process = self.tables.processes.get(task.submitter)
             if process is not None:
                 self.outcomes.report_to(process, task)
@@ -514,9 +521,7 @@ class Recovery:
             self.actors.enter_again(task)
         if worker is not None:
             self.admission.set_terms(task, now)
-            if row_names(task.row):
-                self.references.retain_row(task)
-                self.references.pin(named_by(task))
+            self.references.pin(named_by(task))
             self._assign(task, worker)
             if task.rare is not None and task.rare.stopped:
                 self.stopping.stop(task, task.rare.stopped, now)  # Whoever asked for that may be gone.

@@ -40,6 +40,9 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
         raise InvariantViolation("the values that are here have other bytes than are counted")
     if sum(task.rare.lineage_weight for task in tables.tasks.values() if task.rare is not None) != lineage_bytes:
         raise InvariantViolation("the rows that are kept as lineage have other bytes than are counted")
+    for record in tables.values():
+        if record.named < 0:
+            raise InvariantViolation(f"{short(record.object_id)} is named by {record.named} rows")
     for task in tables.tasks.values():
         if (task.state == DONE and failed(task)) != (tables.failures.get(task.id) is task):
             raise InvariantViolation(f"{short(task.id)} has failed, or not, and the table of failures has it otherwise")
