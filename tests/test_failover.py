@@ -252,7 +252,7 @@ def test_the_values_of_a_chain_on_a_killed_node_are_made_again(tmp_path: Path) -
         assert max(runs.values()) == 2
 
 
-@pytest.mark.parametrize("executor", (1, 3), ids=("the home of the job", "another node"))
+@pytest.mark.parametrize("executor", [1, 3], ids=("the home of the job", "another node"))
 def test_an_end_that_a_dead_home_has_not_acknowledged_counts(executor: int) -> None:
     child = on(executor, 0, task(5, ("sleep", 0.5)))
     run = Run(
