@@ -460,3 +460,16 @@ def test_a_restarted_daemon_frees_what_the_rows_of_living_actors_name_when_they_
     world.after(1.0, world.nodes[0].kill_daemon)
     assert world.run().failure == ""
     assert world.states["daemon restarted"] == 1
+
+
+def test_a_large_value_of_a_task_that_nobody_knows_any_more_is_released_where_it_is() -> None:
+    """Its submitter reported the ref to the restarted daemon and died; the row is in no store yet."""
+    node = Anew(elsewhere=True)
+    value = JOB + b"parent D" + bytes(8)
+    node.rejoin_worker((CLIENT, m.Hold((value,))))
+    node.send(b"X" + OWN, m.ProcessDied(99, 0, 9, 0, ""))
+    ended = m.Completed.of(((value[:16], OF_SELF, m.OK, (200_000,)),), (), ())
+    for other, said in ((A, (m.Ended(1, tuple(ended), ()),)), (C, ())):
+        _, search, _ = node.register(other, *said)
+        hear(node, other, m.Borrowed(search.number, (value,)))
+    assert m.Release((value,)) in told(node, A)

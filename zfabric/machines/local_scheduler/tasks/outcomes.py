@@ -276,7 +276,7 @@ class Outcomes:
         """Free a second copy of a value in the arena, under an id that nothing else has; or have the node drop it that has it."""
         if isinstance(value, int) and worker.remote:
             record = self.tables.find(identifier)
-            if record is None or not (isinstance(record.value, Elsewhere) or record.status == PENDING):
+            if record is None or record.home or not (isinstance(record.value, Elsewhere) or record.status == PENDING):
                 self.tables.given_up.append((worker.token, identifier))
         if isinstance(value, tuple) and self.tables.store_address is not None:
             name = b"\xff" * 4 + identifier[4:16] + int(value[0] % 2**32).to_bytes(4, "big")
