@@ -379,6 +379,24 @@ def test_errors_name_the_path_to_the_offending_part():
         s.dump_arguments((), {"option": holder}, Ref)
 
 
+class Exits:
+    def __init__(self, at):
+        self.at = at
+
+    def __reduce__(self):
+        return sys.exit("left") if self.at == "pickle" else (sys.exit, (self.at,))
+
+
+def test_a_value_that_exits_ends_no_process():
+    with pytest.raises(SerializationError, match=r"cannot pickle what f returned\[1\] -> .*Exits \(SystemExit: left\)"):
+        s.serialize([1, Exits("pickle")], "what f returned")
+    data = s.serialize(Exits("unpickle")).to_bytes()
+    with pytest.raises(SerializationError, match="cannot unpickle a value: SystemExit: unpickle"):
+        s.deserialize(data)
+    with pytest.raises(SerializationError, match="cannot unpickle a value: SystemExit: unpickle"):
+        s.deserialize_all([data])
+
+
 def test_the_search_for_the_path_is_bounded():
     cyclic = [threading.Lock()]
     cyclic.append(cyclic)

@@ -256,7 +256,7 @@ def _pickle(value: Any, how: int, where: str) -> SerializedValue:
         return serialize_blindly(value, how)
     except FabricError:
         raise
-    except Exception as error:  # __reduce__ is user code.
+    except (Exception, SystemExit) as error:  # __reduce__ is user code, and may call sys.exit().
         if _raised_by_handler(error):
             raise
         raise _cannot_pickle(value, where, error) from error
@@ -303,7 +303,7 @@ def _note_tensor() -> None:
     _collecting.tensors = True
 
 
-def _raised_by_handler(error: Exception) -> bool:
+def _raised_by_handler(error: BaseException) -> bool:
     """Whether a signal handler raised the error. Such an error has nothing to do with the value."""
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -316,7 +316,7 @@ def _raised_by_handler(error: Exception) -> bool:
     return traceback is not None
 
 
-def _cannot_pickle(value: Any, where: str, error: Exception) -> SerializationError:
+def _cannot_pickle(value: Any, where: str, error: BaseException) -> SerializationError:
     from zfabric.adapters.unpicklable import blame  # Only errors need it.
 
     path = blame(value, where)
@@ -385,7 +385,7 @@ def deserialize_all(values: Iterable[bytes]) -> list[Any]:
         return [loads(data) if data[0] > OWN_MEMORY else deserialize(data) for data in values]
     except (FabricError, MemoryError):
         raise
-    except Exception as error:  # User code runs here, too (__setstate__, imports).
+    except (Exception, SystemExit) as error:  # User code runs here, too (__setstate__, imports), and may call sys.exit().
         if _raised_by_handler(error):
             raise
         raise _cannot_unpickle(error) from error
@@ -426,17 +426,17 @@ def _load(stream: bytes | memoryview, buffers: Sequence[Any], copy: bool = False
         return _loads(stream, buffers=buffers) if buffers else _loads(stream)
     except (FabricError, MemoryError):
         raise
-    except Exception as error:  # User code runs here, too (__setstate__, imports).
+    except (Exception, SystemExit) as error:  # User code runs here, too (__setstate__, imports), and may call sys.exit().
         if _raised_by_handler(error):
             raise
         raise _cannot_unpickle(error) from error
 
 
-def _cannot_unpickle(error: Exception) -> SerializationError:
+def _cannot_unpickle(error: BaseException) -> SerializationError:
     return SerializationError(f"cannot unpickle a value: {type(error).__name__}: {error}{_advice(error)}")
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: BaseException) -> str:
     """Return advice for a value or a function whose module this process cannot import."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
@@ -480,7 +480,7 @@ def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
         pickler.dump(state)
     except FabricError:
         raise
-    except Exception as error:  # __reduce__ is user code.
+    except (Exception, SystemExit) as error:  # __reduce__ is user code, and may call sys.exit().
         if _raised_by_handler(error):
             raise
         raise _cannot_pickle(state, where, error) from error

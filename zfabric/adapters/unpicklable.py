@@ -28,7 +28,7 @@ def picklable(value: Any) -> bool:
     """Whether cloudpickle can pickle ``value``."""
     try:
         pickler()(_Sink(), protocol=5, buffer_callback=lambda _: None).dump(value)
-    except Exception:  # A user's __reduce__ may raise anything.
+    except (Exception, SystemExit):  # A user's __reduce__ may raise anything.
         return False
     return True
 

@@ -220,9 +220,10 @@ class Executor(_Executor):
     def submit(self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:
         """Run ``fn(*args, **kwargs)`` as a task.
 
-        Raises RuntimeError after ``shutdown``, and SerializationError if the call cannot be pickled; the future has that error if the call
-        had to wait for room.
+        Raises RuntimeError after ``shutdown``, and TypeError for a function that yields or is remote already. The future has the error if
+        the call cannot be pickled or its arguments do not fit the function.
         """
+        _check(fn)
         future: TaskFuture[Result] = TaskFuture()
         with self._lock:
             if self._broken:
@@ -240,6 +241,10 @@ class Executor(_Executor):
         if future.begun:
             try:
                 self._begin(future, (fn, args, kwargs))
+            except TypeError as error:  # It cannot be pickled, or called so: the future raises it, as in the standard library.
+                if future.set_running():
+                    future.set_exception(error)
+                self._ended(future)
             except BaseException:  # Ctrl-C too: a call that was not submitted takes no room.
                 self._ended(future)
                 raise
@@ -257,11 +262,7 @@ class Executor(_Executor):
     def _remote(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Submit a call: a plain function is exported once; any other callable travels with its call."""
         if type(fn) is not types.FunctionType:
-            if isinstance(fn, zf.RemoteFunction):
-                raise TypeError(f"{fn!r} is remote already: call its .remote(...), whose ref has a .future(), or submit its ._function")
             return self._call.remote(fn, args, kwargs)
-        if fn.__code__.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
-            raise TypeError(f"{fn.__qualname__} yields, and a future has one value: submit a function that returns a list of them")
         remote = self._functions.get(fn)
         if remote is None:
             if len(self._functions) >= FUNCTIONS_MAX:
@@ -366,6 +367,14 @@ def _cancel(futures: list[Any]) -> None:
     running = _running_tasks() if any(future.ref is not None for future in futures) else set()
     for future in futures:
         future.cancel_unless(running)
+
+
+def _check(fn: Any) -> None:
+    """Raise TypeError for what has no single value to return."""
+    if isinstance(fn, zf.RemoteFunction):
+        raise TypeError(f"{fn!r} is remote already: call its .remote(...), whose ref has a .future(), or submit its ._function")
+    if type(fn) is types.FunctionType and fn.__code__.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+        raise TypeError(f"{fn.__qualname__} yields, and a future has one value: submit a function that returns a list of them")
 
 
 def _after(initialize: _Initializer, function: Callable[..., Any]) -> Callable[..., Any]:
