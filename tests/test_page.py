@@ -254,6 +254,8 @@ def test_output_is_followed_and_searched(page: Page) -> None:
 def test_stacks_of_all_processes(page: Page) -> None:
     found = page.ask("stacks")
     assert {each["kind"] for each in found} == {"driver", "worker"}
+    worker = next(each for each in found if each["kind"] == "worker")
+    assert page.ask(f"samples?pid={worker['pid']}")["idle"] > 0
 
 
 def test_the_page_outlives_a_daemon(page: Page) -> None:
@@ -362,6 +364,10 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         for view, text in expected.items():
             browser.execute_script(f"location.hash = '{view}'")
             eventually(lambda text=text: shown(text), view)
+        browser.execute_script("location.hash = 'stacks'")
+        eventually(lambda: shown("driver"), "stacks")
+        browser.find_element(By.XPATH, "//button[text()='flame graph of ten seconds']").click()
+        eventually(lambda: shown("samples in 1 s"), "the first second of a flame graph")
         browser.execute_script("location.hash = 'errors'")
         eventually(lambda: shown("<img src=x onerror=alert(1)>"), "the error as text")  # It is text, and made no element.
         assert browser.find_elements(By.TAG_NAME, "img") == []

@@ -8,8 +8,9 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +20,10 @@ from faults import PATIENCE, eventually
 import zfabric as zf
 from zfabric.cli.stack import stack
 from zfabric.protocol.names import brief
+from zfabric.runtime import sampling
+from zfabric.runtime.connect import attach
+from zfabric.runtime.session import Session
+from zfabric.runtime.stack_report import sample_report
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,11 +41,14 @@ def here(path: Path) -> bool:
     return eventually(path.exists, f"{path.name} has begun")  # type: ignore[no-any-return]
 
 
-def looked(*arguments: str, code: int = 0) -> str:
+def session_directory() -> str:
     import zfabric.api.lifecycle as lifecycle
 
-    address = lifecycle._started.session.directory  # type: ignore[union-attr]
-    result = CliRunner().invoke(stack, [*arguments, "--address", address])
+    return lifecycle._started.session.directory  # type: ignore[union-attr]
+
+
+def looked(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(stack, [*arguments, "--address", session_directory()])
     assert result.exit_code == code, result.output
     return result.output
 
@@ -169,6 +177,49 @@ def test_a_worker_whose_interpreter_is_held_is_dumped_from_c(tmp_path: Path, mon
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(zf.exceptions.WorkerCrashedError):
         zf.get(ref, timeout=PATIENCE)
+
+
+@zf.remote
+def busy(begun: Path, end: Path) -> None:
+    touch(begun)
+    while not end.exists():
+        for _ in range(1000):
+            deeper(3)
+
+
+def deeper(times: int) -> int:
+    return deeper(times - 1) if times else sum(range(1000))
+
+
+def test_where_a_process_spends_its_time(tmp_path: Path) -> None:
+    ref = busy.remote(tmp_path / "begun", tmp_path / "end")
+    here(tmp_path / "begun")
+    with closing(attach(Session(session_directory()), kind="tool")) as client:
+        (pid,) = client.query("processes", ref.binary()[:16])
+        first, second = client.query("stacks", pid, 0.2), sample_report(client, pid, True, 0.2)
+        with pytest.raises(zf.exceptions.FabricError, match=r"0 to 1.5 seconds, not 10.0; ask again"):
+            client.query("stacks", pid, 10.0)
+    (tmp_path / "end").touch()
+    zf.get(ref, timeout=PATIENCE)
+    stacks = ["/".join(function for _, _, function in frames) for _, frames, _ in first]
+    assert any(stack.endswith("/busy/deeper/deeper/deeper/deeper") for stack in stacks), stacks
+    assert max(samples for _, _, samples in first) > 1
+    assert second["idle"] > 0  # The thread that answers is the fabric's.
+    assert all(row["frames"][0][2] == "busy" for row in second["stacks"])
+
+
+def test_samples_are_bounded_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "FRAMES_MOST", 3)
+    rows = sampling.sampled_threads(0.05)
+    assert sum(len(frames) for _, frames, _ in rows) <= 3
+    assert any(frames == () and samples > 0 for _, frames, samples in rows), "those without room are counted"
+    answers: list[Any] = []
+    answered = threading.Event()
+    sampler = sampling.Sampler()
+    for token in range(3):
+        sampler.ask(b"asker", token, 0.1, lambda asked, rows: (answers.append((asked, rows)), answered.set()))
+    assert answered.wait(PATIENCE)
+    assert [asked for asked, _ in answers] == [[(b"asker", 0), (b"asker", 1), (b"asker", 2)]]
 
 
 def test_stacks_of_unknown_or_pending_tasks_are_errors() -> None:

@@ -28,11 +28,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, secure: bool = False) -> Guard:
     """Return the server's application. It is reached at ``host`` and ``port`` with ``token``."""
 
-    def view(answer: Callable[[Request], tuple[Any, ...]]) -> Handler:
+    def view(answer: Callable[[Request], tuple[Any, ...]], ask: Callable[..., Awaitable[Any]] = watcher.ask) -> Handler:
         async def handler(request: Request) -> Response:
             try:
                 method, *arguments = answer(request)
-                return JSONResponse(await watcher.ask(method, *arguments))
+                return JSONResponse(await ask(method, *arguments))
             except ValueError as error:
                 return JSONResponse({"error": str(error)}, 400)
             except FabricError as error:
@@ -65,7 +65,8 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
         Route("/api/memory", view(lambda request: (views.memory, _limit(request)))),
         Route("/api/errors", view(lambda request: (views.errors,))),
         Route("/api/logs", view(lambda request: (views.logs, _number(request, "since", 0), _pid(request), _text(request)))),
-        Route("/api/stacks", view(lambda request: (views.stacks, _pid(request)))),
+        Route("/api/stacks", view(lambda request: (views.stacks, _pid(request), _node(request)), watcher.ask_aside)),
+        Route("/api/samples", view(lambda request: (views.samples, _pid(request) or 0, _node(request)), watcher.ask_aside)),
         Route("/api/details", view(lambda request: (views.details, _text(request)))),
         Route("/api/graph", view(lambda request: (views.graph, _text(request)))),
         Route("/metrics", metrics),
@@ -96,6 +97,10 @@ def _limit(request: Request) -> int:
 
 def _pid(request: Request) -> int | None:
     return _number(request, "pid", 0, 2**22) or None
+
+
+def _node(request: Request) -> str:
+    return request.query_params.get("node", "")[:TEXT_MOST]
 
 
 def _text(request: Request) -> str:

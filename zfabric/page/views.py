@@ -17,7 +17,7 @@ from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.log_files import LocalLogFiles, LogFiles, RemoteLogFiles
 from zfabric.runtime.session import Session
-from zfabric.runtime.stack_report import process_report
+from zfabric.runtime.stack_report import process_report, sample_report
 from zfabric.runtime.timeline import TimelineNode, members
 
 ROWS = 200
@@ -27,6 +27,8 @@ FAILED_MOST = 500
 ALMOST_FULL = 0.9
 """Share of a store or a disk from which on it is a problem."""
 
+SAMPLED_SECONDS = 1.0
+"""How long one question for samples of stacks takes."""
 MEMBERS_SECONDS = 5.0
 """How long a list of the nodes is used for the task stream."""
 ERROR_PREFIX = "has finished with an error: "
@@ -219,14 +221,27 @@ class Views:
             found.append((node.get("name", ""), LocalLogFiles(self._session.logs) if here else RemoteLogFiles(self._client, node["node"])))
         return found
 
-    def stacks(self, pid: int | None) -> list[dict[str, Any]]:
+    def stacks(self, pid: int | None, node: str = "") -> list[dict[str, Any]]:
         """The stacks of one process, or of all."""
-        workers = {row["pid"]: row for row in self._client.query("workers")}
-        pids = self._client.query("processes", b"")
-        if pid is not None and pid not in pids:
+        found = self._processes(pid, node)
+        return [{"node": of.name, **process_report(self._session, of.asker, each, worker, False)} for of, each, worker in found]
+
+    def samples(self, pid: int, node: str = "") -> dict[str, Any]:
+        """Where a process spends the next second."""
+        of, _, worker = self._processes(pid, node)[0]
+        return {"node": of.name, **sample_report(of.asker, pid, worker is not None, SAMPLED_SECONDS)}
+
+    def _processes(self, pid: int | None, node: str) -> list[tuple[TimelineNode, int, dict[str, Any] | None]]:
+        """The drivers and workers of all nodes, or of one, or one of them: node, pid, the row of a worker."""
+        found = []
+        for of in members(self._client):
+            if node in ("", of.name):
+                workers = {row["pid"]: row for row in of.asker.query("workers") if row.get("node", of.name) == of.name}
+                pids = of.asker.query("processes", b"")
+                found += [(of, each, workers.get(each)) for each in pids if pid in (None, each)]
+        if pid is not None and not found:
             raise ValueError(f"no process of this cluster has the pid {pid}")
-        pids = pids if pid is None else [pid]
-        return [process_report(self._session, self._client, each, workers.get(each), False) for each in pids]
+        return found
 
     def details(self, text: str) -> dict[str, Any]:
         """Everything about what ``text`` names: an id, the beginning of one, an actor's name, a pid."""

@@ -17,21 +17,28 @@ EVERY_SECONDS = 1.0
 SHARE_MOST = 0.02
 """The share of its time that a daemon may spend on answers: it is asked less often where they take long."""
 VIEWERS_MOST = 50
+ASIDE_MOST = 8
+"""Most processes that are sampled at a time."""
 
 
 class Watcher:
-    """One per server. All queries run on one thread of its own."""
+    """One per server. Queries run on one thread of its own, but for those that wait for processes."""
 
     def __init__(self, session: Session, views: Views) -> None:
         self._session = session
         self._views = views
         self._thread = ThreadPoolExecutor(1, "queries")
+        self._aside = ThreadPoolExecutor(ASIDE_MOST, "slow-queries")
         self._viewers: set[asyncio.Queue[str]] = set()
         self._asking: asyncio.Task[None] | None = None
 
     async def ask(self, view: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the views."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, view, *arguments)
+
+    async def ask_aside(self, view: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the views that waits for something and changes nothing of theirs, beside the others."""
+        return await asyncio.get_running_loop().run_in_executor(self._aside, view, *arguments)
 
     @property
     def full(self) -> bool:
@@ -76,5 +83,6 @@ class Watcher:
             viewer.put_nowait(event)
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the threads."""
+        for threads in (self._thread, self._aside):
+            threads.shutdown(wait=False, cancel_futures=True)

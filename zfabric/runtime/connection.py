@@ -28,6 +28,7 @@ from zfabric.machines.client import Client
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, control_of
 from zfabric.protocol.messages import ERROR, Row, Rows
+from zfabric.runtime.sampling import Sampler
 from zfabric.runtime.session import Session
 from zfabric.runtime.terminal import Terminal
 from zfabric.shell.process import Outgoing, client_sends, client_takes, peers_first
@@ -122,6 +123,7 @@ class Connection:
         self.sent_at = 0.0
         self.terminal = Terminal(self.config.log_repeat_seconds)
         self._showing = threading.RLock()
+        self._sampler = Sampler()
         self._flusher: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
 
@@ -315,7 +317,7 @@ class Connection:
 
     def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         if type(message) is m.Inspect:
-            self.machine.send(m.Inspected(message.asker, message.token, self.threads()))
+            self.inspect(message)
         elif type(message) is m.CollectGarbage:
             self.collect_garbage()
         elif type(message) is not m.RegisterAgain:
@@ -331,6 +333,20 @@ class Connection:
 
     def _collect_garbage(self) -> None:
         gc.collect()
+        self._attempt(self._flush_armed)
+
+    def inspect(self, message: m.Inspect) -> None:
+        """Report the stacks of this process: now, or sampled by a thread of their own."""
+        if message.seconds > 0.0:
+            with suppress(RuntimeError):  # No thread can start, as at the interpreter's exit: the asker's time expires.
+                self._sampler.ask(message.asker, message.token, message.seconds, self._report_samples)
+        else:
+            self.machine.send(m.Inspected(message.asker, message.token, self.threads()))
+
+    def _report_samples(self, asked: list[tuple[bytes, int]], rows: Rows) -> None:
+        with self.lock:
+            for asker, token in asked:
+                self.machine.send(m.Inspected(asker, token, rows))
         self._attempt(self._flush_armed)
 
     def threads(self) -> Rows:

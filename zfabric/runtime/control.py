@@ -80,7 +80,7 @@ class ControlThread:
         if type(message) is m.RegisterAgain:
             return
         if type(message) is m.Inspect:
-            connection.machine.send(m.Inspected(message.asker, message.token, connection.threads()))
+            connection.inspect(message)
         elif type(message) is m.CollectGarbage:
             connection.collect_garbage()
         else:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import linecache
+from collections import Counter
 from typing import Any
 
 from zfabric.exceptions import FabricError, GetTimeoutError
-from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.session import Session
-from zfabric.runtime.stacks import Thread, dump_path, dumped_threads, frames_of_program, is_idle_loop
+from zfabric.runtime.stacks import Frame, Thread, dump_path, dumped_threads, frames_of_program, is_idle_loop
+from zfabric.runtime.timeline import Asker
 
 ANSWER_SECONDS = 2.5
 """How long a process may take to answer, in seconds: a driver polls for requests once a second."""
 DUMP_SECONDS = 2.0
 
 
-def process_report(session: Session, client: DriverClient, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:
+def process_report(session: Session, client: Asker, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:
     """Return what a process reports of its threads, or a dump of its stacks if it does not answer."""
     answers = True
     threads: tuple[Thread, ...] = ()
@@ -37,6 +38,23 @@ def process_report(session: Session, client: DriverClient, pid: int, worker: dic
         "answers": answers,
         "threads": [each for each in shown if each["frames"] or each["runs"]],
     }
+
+
+def sample_report(client: Asker, pid: int, is_worker: bool, seconds: float) -> dict[str, Any]:
+    """Return where a process has spent the next ``seconds``: rows of ``stacks``, each with how many samples had it.
+
+    Threads that wait for work are counted as ``idle``. Raises GetTimeoutError where no Python code can run there.
+    """
+    stacks: Counter[tuple[str, tuple[Frame, ...]]] = Counter()
+    idle = 0
+    for thread, frames, samples in client.query("stacks", pid, seconds, timeout=seconds + ANSWER_SECONDS):
+        shown = () if is_idle_loop(frames) else frames_of_program(frames, is_worker)
+        if shown:
+            stacks[thread, shown] += samples
+        else:
+            idle += samples
+    rows = [{"thread": thread, "frames": frames, "samples": samples} for (thread, frames), samples in stacks.items()]
+    return {"pid": pid, "seconds": seconds, "idle": idle, "stacks": rows}
 
 
 def _thread_report(thread: Thread, is_worker: bool, everything: bool) -> dict[str, Any]:

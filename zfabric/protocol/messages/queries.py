@@ -41,16 +41,18 @@ class Notice(NamedTuple):
 class Inspect(NamedTuple):
     """local scheduler -> the control thread of a worker, or a driver. Report the stacks of all threads; ``Inspected`` answers.
 
-    ``asker`` (an address) and ``token`` are those of the question, and come back. A process that does not run Python code does not
-    answer.
+    ``asker`` (an address) and ``token`` are those of the question, and come back. With ``seconds`` over 0, the stacks seen in that time
+    are reported, counted. A process that does not run Python code does not answer.
     """
 
     asker: bytes
     token: int
+    seconds: float
 
 
 class Inspected(NamedTuple):
-    """worker, driver -> local scheduler, which passes ``threads`` on to the asker as ``Answer``. Rows as in ``runtime/stacks``."""
+    """worker, driver -> local scheduler, which passes ``threads`` on to the asker as ``Answer``. Rows as in ``runtime/stacks``, or in
+    ``runtime/sampling``."""
 
     asker: bytes
     token: int

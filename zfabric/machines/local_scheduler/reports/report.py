@@ -43,6 +43,8 @@ from zfabric.protocol.options import RESOURCE_UNIT, Demand
 
 PAGE_MAX = 1000
 """Most rows of the control store in one answer."""
+SAMPLING_MOST = 1.5
+"""Longest time in seconds for which a process samples its stacks: it answers within the time that one node has to answer another."""
 FOUND_MAX = 20
 """Most things that one text may name."""
 FROM_STORE = {"status": "statistics", "statuses": "statistics", "objects": "entries"}
@@ -134,13 +136,15 @@ class Reports:
             payload, error = None, f"{what}: {problem}"
         self.tables.send(source, m.Answer(token, payload, error))
 
-    def _ask_stacks(self, source: Address, token: int, pid: int) -> None:
+    def _ask_stacks(self, source: Address, token: int, pid: int, seconds: float = 0.0) -> None:
         """Relay the query to the process. A worker's control thread answers while user code runs; a driver answers once a second."""
+        if not isinstance(seconds, int | float) or not 0.0 <= seconds <= SAMPLING_MOST:
+            raise ValueError(f"stacks are sampled for 0 to {SAMPLING_MOST:g} seconds, not {seconds!r}; ask again to see more")
         process = self.tables.by_pid.get(pid)
         if process is None:
             raise ValueError(f"no process of this cluster has the pid {pid}")
         to = CONTROL + control_of(process.token) if isinstance(process, WorkerRecord) else CLIENT + process.incarnation
-        self.tables.send(to, m.Inspect(source, token))
+        self.tables.send(to, m.Inspect(source, token, float(seconds)))
 
     def _processes(self, now: float, subject: bytes) -> list[int]:
         """The pid of the process of a worker, task or actor, or of an object's task; without a subject, of all drivers and workers."""
