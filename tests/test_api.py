@@ -24,6 +24,7 @@ from fakes import FakeClient
 import zfabric as zf
 import zfabric.util
 from zfabric.api import lifecycle
+from zfabric.api.environments import environment_of
 from zfabric.config import Config
 from zfabric.protocol.ids import FIRST_RETURN, short
 from zfabric.protocol.options import NODE_ID, RUNTIME_ENV_VARIABLE, SPREAD
@@ -422,7 +423,7 @@ def test_options_that_this_kind_of_function_or_method_cannot_honour_are_refused(
 def test_the_runtime_env_of_a_program_is_shown_as_given(client, monkeypatch):
     monkeypatch.setattr(lifecycle, "_runtime_env", None)
     assert zf.get_runtime_context().runtime_env == {}
-    monkeypatch.setattr(lifecycle, "_runtime_env", lifecycle._checked_environment({"env_vars": {"A": "1"}}))
+    monkeypatch.setattr(lifecycle, "_runtime_env", environment_of({"env_vars": {"A": "1"}}))
     context = zf.get_runtime_context()
     assert context.runtime_env == {"env_vars": {"A": "1"}}
     assert context.get_runtime_env_string() == '{"env_vars": {"A": "1"}}'
@@ -513,8 +514,16 @@ def test_environments_are_absolute_and_checked(client, tmp_path, monkeypatch):
     (variables, directory, paths) = dict(client.exports[client.rows[0][1]][2])["env"]
     assert variables[:2] == (("A", "1"), ("B", "2"))
     assert json.loads(dict(variables)[RUNTIME_ENV_VARIABLE]) == [[["A", "1"], ["B", "2"]], directory, list(paths)]
-    assert directory == str(plain)
-    assert paths == (str(tmp_path), str(plain), os.path.dirname(os.path.dirname(json.__file__)))
+    package_uri, plain_uri, file_uri, json_uri = paths
+    assert all(uri.startswith("zf://") and uri.endswith("/") for uri in (package_uri, file_uri, json_uri)), "the archive's root"
+    assert directory == plain_uri
+    assert plain_uri.endswith("/plain")
+    sent = tuple(dict.fromkeys(bytes.fromhex(uri.split("/")[2]) for uri in paths))
+    assert dict(client.rows[0][4])["contains"] == tuple(dict.fromkeys((sent[1], *sent)))
+    assert [row[0] for row in client.puts] == [sent[1], sent[0], *sent[2:]], "each once"
+    zf.remote(runtime_env=env)(lambda *_: 2).remote([zf.put(1)])
+    assert len(client.puts) == 5
+    assert dict(client.rows[1][4])["contains"] == (sent[1], sent[0], *sent[2:], client.puts[-1][0])
 
 
 # --- refs -----------------------------------------------------------------------------------------------------------------------------

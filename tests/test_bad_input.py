@@ -12,7 +12,7 @@ another Python minor version in a program                                 ``test
 a node joins twice                                                        ``test_registry``: another node with the same id
 ``--head`` on a port in use; other ports in use                           here
 hard affinity to a node that is unknown, or dies                          ``test_delegation``: a node that does not exist; a death
-a path of ``runtime_env`` that a node does not have                       here
+a ``runtime_env`` that a node cannot make; a directory over the limit     here
 a value larger than the reader's store                                    ``test_transfer_machine``: a value larger than the store
 ========================================================================  ==============================================================
 """
@@ -301,7 +301,7 @@ def test_a_port_in_use_is_named(cluster: zf.LocalCluster, tmp_path: Path, which:
 # --- paths --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_path_that_a_node_does_not_have_is_named_with_the_node() -> None:
+def test_an_environment_that_a_node_cannot_make_is_named_with_the_node() -> None:
     here, there = b"thisnode", b"\x02node B."
     executor = Node()
     rows = tuple((node, number, f"n{number}", "", "", b"", (), (), 0) for number, node in enumerate((there, here), 1))
@@ -312,7 +312,7 @@ def test_a_path_that_a_node_does_not_have_is_named_with_the_node() -> None:
     given = m.Delegate((JOB, "", there), ((FUNCTION, "f", b"", (environment,)),), (row(1),), (), (), (), first_attempt(0, 1))
     executor.send(LOCAL_SCHEDULER + there, given)
     (token,) = [token for token in executor.pids if executor.scheduler.tables.workers[token].environment[1]]
-    executor.send(b"X" + OWN, m.WorkerSpawned(token, 0, "'/data/project' is not on this machine"))
+    executor.send(b"X" + OWN, m.WorkerSpawned(token, 0, "no '/data/project'"))
     ((_, ended),) = executor.take(m.Ended)
     kind, text, _ = unpack_failure(m.Completed(*ended.completed).outputs[0][0])
     assert kind == "RuntimeEnvSetupError"
@@ -320,19 +320,12 @@ def test_a_path_that_a_node_does_not_have_is_named_with_the_node() -> None:
     assert f"on node n2 ({here.hex()})" in text
 
 
-def test_a_path_that_is_gone_is_an_error_and_not_a_dead_worker(tmp_path: Path) -> None:
-    place, go = tmp_path / "place", tmp_path / "go"
-    place.mkdir()
-
-    def hold() -> None:
-        while not go.exists():
-            time.sleep(0.01)
-
-    with zf.LocalCluster(nodes=1, cpus_per_node=1) as cluster, zf.init(cluster.address):
-        held = zf.remote(hold).remote()
-        found = zf.remote(os.getcwd).options(runtime_env={"working_dir": str(place)}).remote()
-        place.rmdir()
-        go.touch()
-        with pytest.raises(zf.RuntimeEnvSetupError, match=rf"on node node1 .*'{place}' is not on this machine"):
-            zf.get(found, timeout=60)
-        zf.get(held, timeout=60)
+def test_a_directory_over_the_limit_is_refused_with_its_largest_files(tmp_path: Path) -> None:
+    for name, size in (("small.py", 10), ("large.bin", 2_000_000), ("ignored.bin", 2_000_000)):
+        (tmp_path / name).write_bytes(bytes(size))
+    (tmp_path / ".zfabricignore").write_text("ignored.*\n")
+    text = r"1\.9 MiB in 3 files, and at most 1\.0 MiB \(config 'package_bytes'\).*: large\.bin \(1\.9 MiB\), .*\.zfabricignore"
+    refused = pytest.raises(zf.RuntimeEnvSetupError, match=text)
+    with refused, zf.init(address="local", num_cpus=1, config={"package_bytes": 2**20}, runtime_env={"working_dir": tmp_path}):
+        pass
+    assert not zf.is_initialized()

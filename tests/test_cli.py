@@ -413,7 +413,7 @@ def test_programs_find_the_started_cluster_and_their_modules(place: Place) -> No
 
 
 def test_tasks_of_a_program_that_joined_run_where_it_runs(place: Place) -> None:
-    for name in ("one", "other"):
+    for name in ("one", "other", "sent"):
         os.mkdir(f"{place.directory}/{name}")
     Path(place.directory, "p.py").write_text(
         textwrap.dedent("""
@@ -428,14 +428,16 @@ def test_tasks_of_a_program_that_joined_run_where_it_runs(place: Place) -> None:
         os.chdir(sys.argv[1])
         zf.init()
         if len(sys.argv) > 2: os.rmdir(os.getcwd())
-        there = where.options(runtime_env={"working_dir": "/usr"}).remote()
+        there = where.options(runtime_env={"working_dir": os.path.dirname(__file__) + "/sent"}).remote()
         print(*zf.get([where.remote(), inner.remote(), Actor.remote().where.remote(), there]))
         """)
     )
     place.run("start", "--num-cpus", 2, "--object-store-memory", "64MiB")
-    for name in ("one", "other"):
-        assert place.run("submit", "p.py", name).stdout.split() == [f"{place.directory}/{name}"] * 3 + ["/usr"]
-    assert place.run("submit", "p.py", "other", "removed").stdout.split() == [place.directory] * 3 + ["/usr"]
+    for name, printed in (("one", "one"), ("other", "other"), ("removed", "")):
+        arguments = ("other", "removed") if name == "removed" else (name,)
+        *theirs, sent = place.run("submit", "p.py", *arguments).stdout.split()
+        assert theirs == [f"{place.directory}/{printed}".rstrip("/")] * 3
+        assert (os.path.basename(sent), sent.startswith(place.directory + "/sent")) == ("sent", False)
     place.run("stop")
 
 

@@ -128,6 +128,12 @@ class Config:
     node_lease: float = 10.0
     """A node of a cluster that cannot renew its lease for this long is dead: others run what it ran, and its own supervisor ends it."""
 
+    # -- environments --
+    package_bytes: int = 512 * MiB
+    """Largest directory or module that is sent for a ``runtime_env``: it is packed in memory, and each node unpacks it."""
+    environments_bytes: int = 10 * GiB
+    """Sent directories that no worker uses are removed from a node when all of them there have more bytes than this, oldest first."""
+
     # -- values --
     inline_bytes: int = 64 * KiB
     """Values up to this size travel in messages; larger ones live in the arena."""

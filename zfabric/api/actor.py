@@ -31,7 +31,7 @@ from zfabric.api.options import (
     runs_several,
 )
 from zfabric.api.refs import ObjectRef, UncountedRef, owner_of
-from zfabric.api.remote_function import ExportedFunction, dump_call
+from zfabric.api.remote_function import ExportedFunction, dump_call, naming_refs
 from zfabric.api.signatures import misfit, positional, shape_of, shown
 from zfabric.api.strategies import check_place
 from zfabric.api.types import Instance_co, P, Parameters, R, R_co
@@ -448,7 +448,8 @@ class ActorClass(Generic[Parameters, Instance_co]):
         if taken is not None:
             return taken
         self._export.bind(client)
-        arguments, dependencies, options, _held = dump_call(client, args, kwargs, naming(self._options) or None)
+        named = naming_refs(naming(self._options) or None, self._export.packages)
+        arguments, dependencies, options, _held = dump_call(client, args, kwargs, named)
         actor = client.submit(self._export.function_id, arguments, dependencies, options, 1)
         made = ActorHandle(ObjectRef(actor, client), self._blueprint)
         return self._taken(client, made) or made  # Another process may have requested the name at the same time: the first one gets it.

@@ -113,8 +113,8 @@ class RuntimeContext:
     @property
     def runtime_env(self) -> dict[str, Any]:
         """The ``runtime_env`` of this code, with inherited values; in a driver, the one passed to ``init``."""
-        variables, directory, paths = default_environment()
-        found = {"env_vars": dict(variables), "working_dir": directory, "py_modules": list(paths)}
+        environment = default_environment()
+        found = {"env_vars": dict(environment.variables), "working_dir": environment.directory, "py_modules": list(environment.modules)}
         return {name: value for name, value in found.items() if value}
 
     @property

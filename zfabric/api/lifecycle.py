@@ -16,11 +16,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, decoded, environment_of, inherited
 from zfabric.api.errors import check_flag, near
+from zfabric.api.packages import sent
 from zfabric.config import Config
 from zfabric.exceptions import AlreadyInitializedError, ConfigError, NotInitializedError
 from zfabric.protocol.names import check_length, is_text
-from zfabric.protocol.options import NO_ENVIRONMENT, Environment
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 ADDRESS_VARIABLE = "ZFABRIC_ADDRESS"
 """Environment variable with the address of the cluster to join if ``init`` is given none."""
 SUBMIT_VARIABLE = "ZFABRIC_SUBMIT"
-"""Environment variable with the options of ``zfabric submit`` as JSON: arguments of ``init`` that the program does not pass itself."""
+"""Environment variable with the options of ``zfabric submit`` as JSON: arguments of ``init`` that the program does not pass itself.
+``zfabric submit --working-dir`` and jobs set "runtime_env" in it.
+"""
 
 PAGE_VARIABLE = "ZFABRIC_PAGE"
 """Environment variable of ``zfabric submit --page``: 1 if ``init`` is to show the page."""
@@ -70,7 +73,7 @@ _IGNORED = {
 
 _lock = threading.RLock()
 _started: ClientInterface | None = None
-_runtime_env: Environment | None = None
+_runtime_env: RuntimeEnv | None = None
 _page: PageProcess | None = None
 
 
@@ -224,7 +227,7 @@ def init(
         if not isinstance(config, Config) and (config is None or isinstance(config, dict)):
             config = {**submitted.get("config", {}), **(config or {})}
         settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, namespace, config)
-        _runtime_env = _checked_environment(runtime_env)
+        environment = inherited(runtime_env or {}, environment_of(submitted.get("runtime_env") or {}))
         where = address or os.environ.get(ADDRESS_VARIABLE)
         from zfabric.runtime.connect import join, session_to_join, start
 
@@ -251,6 +254,12 @@ def init(
             )
         interface.set_current(client)
         _started = client
+        if environment != NO_RUNTIME_ENV:
+            try:
+                _runtime_env = sent(environment)
+            except BaseException:
+                shutdown()
+                raise
         context = ClusterContext(client)
         if shown:
             from zfabric.api.dashboard import PageProcess
@@ -320,18 +329,11 @@ def _bytes_meant(text: Any) -> str:
     return f"; write {decimal if shorter == str(meant) else shorter}"
 
 
-def _checked_environment(runtime_env: Any) -> Environment | None:
-    from zfabric.api.options import environment_of
-
-    return environment_of(runtime_env) if runtime_env else None
-
-
-def default_environment() -> Environment:
+def default_environment() -> RuntimeEnv:
     """Return the environment that functions and classes inherit: ``init(runtime_env=)`` in a driver, its own in a worker."""
     if _runtime_env is None and interface.environment:
-        variables, directory, paths = json.loads(interface.environment)
-        return tuple((name, value) for name, value in variables), directory, tuple(paths)
-    return _runtime_env or NO_ENVIRONMENT
+        return decoded(interface.environment)
+    return _runtime_env or NO_RUNTIME_ENV
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:

@@ -10,25 +10,18 @@ groups, which ``scheduling_strategy`` has replaced.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from typing import Any
 
+from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, encoded, environment_of, inherited
 from zfabric.api.errors import near
+from zfabric.api.packages import sent
 from zfabric.api.strategies import check_selector, check_strategy, strategy_of
 from zfabric.exceptions import OptionError, OptionTypeError
 from zfabric.machines.common.resources import demand_of
 from zfabric.protocol.names import check_length, is_text
-from zfabric.protocol.options import (
-    NO_ENVIRONMENT,
-    RUNTIME_ENV_VARIABLE,
-    VARIABLE_BYTES_MAX,
-    VARIABLES_BYTES_MAX,
-    Environment,
-)
 
 Pairs = tuple[tuple[str, Any], ...]
 
@@ -327,7 +320,7 @@ def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
     raise OptionError(f"{name}: a lightweight actor {text}, or make it an ordinary actor (lightweight=False)")
 
 
-def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Environment = NO_ENVIRONMENT) -> Pairs:
+def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: RuntimeEnv = NO_RUNTIME_ENV) -> Pairs:
     """Encode checked options of a class, with the blueprint of its handles, and without ``NAMING``."""
     plain = {name: value for name, value in options.items() if name in _CHECKS and name not in NAMING}
     found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env)]
@@ -420,7 +413,7 @@ def mode_of(options: Mapping[str, Any]) -> str:
     return returns if isinstance(returns, str) else ""
 
 
-def pairs_of(options: Mapping[str, Any], default_env: Environment = NO_ENVIRONMENT) -> Pairs:
+def pairs_of(options: Mapping[str, Any], default_env: RuntimeEnv = NO_RUNTIME_ENV) -> Pairs:
     """Encode checked options; only those that are set. A ``runtime_env`` extends ``default_env``."""
 
     def value(name: str) -> Any:
@@ -443,91 +436,12 @@ def pairs_of(options: Mapping[str, Any], default_env: Environment = NO_ENVIRONME
     strategy = strategy_of(options)
     if strategy is not None:
         found.append(("strategy", strategy))
-    environment = inherited(value("runtime_env") or {}, default_env)
-    if environment != NO_ENVIRONMENT:
-        variables, directory, paths = environment
-        passed_on = dict(variables)
-        passed_on[RUNTIME_ENV_VARIABLE] = json.dumps(environment)
-        found.append(("env", (tuple(sorted(passed_on.items())), directory, paths)))
+    environment = sent(inherited(value("runtime_env") or {}, default_env))
+    if environment != NO_RUNTIME_ENV:
+        found.append(("env", encoded(environment)))
     return tuple(found)
 
 
 def difference(base: Pairs, wanted: Pairs) -> Pairs:
     """The pairs of ``wanted`` that ``base`` lacks. (A call cannot remove options: a function with fewer is exported again.)"""
     return tuple(pair for pair in wanted if pair not in base)
-
-
-# --- environments -----------------------------------------------------------------------------------------------------------------
-
-
-def inherited(runtime_env: Mapping[str, Any], parent: Environment) -> Environment:
-    """Return ``runtime_env``, validated, on top of ``parent``: variables are added, other fields replace the parent's."""
-    variables, directory, paths = environment_of(runtime_env)
-    merged = tuple(sorted({**dict(parent[0]), **dict(variables)}.items()))
-    return merged, directory or parent[1], paths or parent[2]
-
-
-_INSTALLED = ("pip", "uv", "conda", "container", "image_uri")
-"""Fields of ``runtime_env`` that Ray installs or starts for a task."""
-_UNUSED = ("config", "excludes")
-"""Fields that configure how Ray builds environments and what it copies; here directories are used in place."""
-
-
-def environment_of(runtime_env: Any) -> Environment:
-    """Encode ``runtime_env`` as (variables, working directory, module paths). Raises OptionError if a path does not exist."""
-    if not isinstance(runtime_env, Mapping):
-        raise OptionTypeError(f"runtime_env is a dict, not {runtime_env!r}")
-    known = ("env_vars", "working_dir", "py_modules")
-    for name, value in runtime_env.items():
-        if name in _INSTALLED and value:
-            raise OptionError(
-                f"runtime_env[{name!r}]: nothing is installed for tasks here, which run in the Python of the program that started the "
-                f"cluster; install it there. There are {', '.join(known)}"
-            )
-        if name not in known and name not in _UNUSED and value:
-            raise OptionError(f"runtime_env has no {name!r} here, only {', '.join(known)}{near(name, known)}")
-    variables = runtime_env.get("env_vars") or {}
-    if not isinstance(variables, Mapping):
-        raise OptionTypeError(f"runtime_env['env_vars'] is a dict of str to str, not {variables!r}")
-    for name, value in variables.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise OptionTypeError(f"runtime_env['env_vars'] is a dict of str to str, not {name!r}: {value!r}")
-        check_length("runtime_env['env_vars']: a variable with its value", f"{name}={value}", VARIABLE_BYTES_MAX)
-        if not name or "=" in name or "\0" in name + value or not is_text(name + value):
-            raise OptionError(f"runtime_env['env_vars'] cannot have {name!r}: {value!r}")
-    size = sum(len(name.encode()) + len(value.encode()) for name, value in variables.items())
-    if size > VARIABLES_BYTES_MAX:
-        raise OptionError(f"runtime_env['env_vars'] has at most {VARIABLES_BYTES_MAX:,} bytes in all, not {size:,}")
-    modules = runtime_env.get("py_modules") or []
-    if isinstance(modules, (str, os.PathLike)) or not isinstance(modules, (list, tuple)):
-        raise OptionTypeError(f"runtime_env['py_modules'] is a list of paths or modules, not {modules!r}")
-    paths = tuple(dict.fromkeys(_search_path(module, index) for index, module in enumerate(modules)))
-    return tuple(sorted(variables.items())), _directory(runtime_env.get("working_dir")), paths
-
-
-def _directory(value: Any) -> str:
-    if value is None or value == "":
-        return ""
-    if not isinstance(value, (str, os.PathLike)):
-        raise OptionTypeError(f"runtime_env['working_dir'] is the path of a directory, not {value!r}")
-    path = os.path.abspath(os.path.expanduser(os.fspath(value)))
-    if not os.path.isdir(path):
-        raise OptionError(f"runtime_env['working_dir'] is not a directory: {path!r}")
-    _check_text("runtime_env['working_dir']", path)
-    return path
-
-
-def _search_path(module: Any, index: int) -> str:
-    """The entry of ``sys.path`` from which this module can be imported: its (or its package's) directory, or an archive."""
-    where = f"runtime_env['py_modules'][{index}]"
-    if isinstance(module, type(os)):
-        module = next(iter(getattr(module, "__path__", ())), None) or module.__file__
-    if not isinstance(module, (str, os.PathLike)):
-        raise OptionTypeError(f"{where} is a path or a module, not {module!r}")
-    path = os.path.abspath(os.path.expanduser(os.fspath(module)))
-    if not os.path.exists(path):
-        raise OptionError(f"{where} does not exist: {path!r}")
-    _check_text(where, path)
-    if os.path.isdir(path):
-        return os.path.dirname(path) if os.path.exists(os.path.join(path, "__init__.py")) else path
-    return path if path.endswith((".whl", ".zip")) else os.path.dirname(path)

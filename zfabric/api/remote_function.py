@@ -21,10 +21,12 @@ from zfabric.adapters.serialization import (
     note_function,
     serialize,
 )
+from zfabric.api.environments import NO_RUNTIME_ENV
 from zfabric.api.errors import a
 from zfabric.api.generators import Collected, ObjectRefGenerator
 from zfabric.api.lifecycle import connected, default_environment
 from zfabric.api.options import Pairs, checked, difference, mode_of, pairs_of, pairs_of_actor
+from zfabric.api.packages import packages_of
 from zfabric.api.refs import ObjectRef
 from zfabric.api.signatures import shown
 from zfabric.api.strategies import check_place
@@ -32,7 +34,7 @@ from zfabric.api.types import Given_co, Parameters
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import OBJECT_BYTES, object_id, task_of
 from zfabric.protocol.names import check_length, is_text
-from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU
+from zfabric.protocol.options import ONE_CPU, option
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
@@ -62,8 +64,10 @@ class ExportedFunction:
         self.node = b""
         """The node to which it was exported. If it travels to another one inside a function or an argument, it is exported there, too."""
         self.function_id = b""
-        self.environment = NO_ENVIRONMENT
+        self.environment = NO_RUNTIME_ENV
         """The environment inherited at the export: a task in another environment exports the function again."""
+        self.packages: tuple[bytes, ...] = ()
+        """Ids of the archives of its environment: whoever runs it needs them."""
         self.busy = False
 
     @property
@@ -94,6 +98,7 @@ class ExportedFunction:
             function_id = self.function_id if known else function_identity(payload, pairs)
             client.export(function_id, self.name, payload, pairs)
             # Set these last: Ctrl-C may interrupt at any line above.
+            self.packages = packages_of(pairs)
             self.function_id, self.job, self.node, self.environment = function_id, client.job, client.node, environment
         self.client = client
 
@@ -114,6 +119,7 @@ class ExportedFunction:
             "job": self.job,
             "node": self.node,
             "environment": self.environment,
+            "packages": self.packages,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -127,7 +133,7 @@ class ExportedFunction:
         pairs = self._pairs()
         if client is not None and self.function is function and function_identity(payload, pairs) == function_id:
             self.function_id, self.job, self.node = function_id, client.job, client.node
-            self.environment = default_environment()
+            self.environment, self.packages = default_environment(), packages_of(pairs)
 
 
 class RemoteFunction(Generic[Parameters, Given_co]):
@@ -173,8 +179,9 @@ class RemoteFunction(Generic[Parameters, Given_co]):
                     '"dynamic" to get them all once it is done, or to the number of its items'
                 )
             default = default_environment()
-            differs = difference(pairs_of(export.options, default), pairs_of(options, default))
-            self._call_options: Pairs | None = differs or None
+            wanted = pairs_of(options, default)
+            differs = difference(pairs_of(export.options, default), wanted)
+            self._call_options: Pairs | None = naming_refs(differs or None, packages_of(wanted))
             self._least, self._most = _positional(function)
             self._signature: Any = None
             self._client = client
@@ -418,7 +425,16 @@ def dump_call(
                 f"the arguments of one call, with the ids of its refs, have at most {CALL_BYTES_MAX:,} bytes when the large ones are "
                 f"stored, not {size:,}: put them into a list, and pass a ref to that (zf.put)"
             ) from None
-    return arguments, dependencies, (*(options or ()), ("contains", contained)) if contained else options, held
+    return arguments, dependencies, naming_refs(options, contained) if contained else options, held
+
+
+def naming_refs(options: Pairs | None, contained: tuple[bytes, ...]) -> Pairs | None:
+    """Options of a call that names these objects, besides those that the options name already."""
+    if not contained:
+        return options
+    others = tuple(pair for pair in options or () if pair[0] != "contains")
+    named: tuple[bytes, ...] = option(options, "contains", ())
+    return (*others, ("contains", tuple(dict.fromkeys(named + contained))))
 
 
 def _store_large(

@@ -25,11 +25,13 @@ def client_at(session: Session) -> JobSubmissionClient:
     return JobSubmissionClient()
 
 
-def detach(session: Session, program: tuple[str, ...], arguments: tuple[str, ...], identifier: str | None) -> str:
+def detach(
+    session: Session, program: tuple[str, ...], arguments: tuple[str, ...], identifier: str | None, runtime_env: dict[str, Any]
+) -> str:
     """Hand a program to a started cluster; return the job's id."""
     command = shlex.join((sys.executable, *program, *arguments))
     try:
-        return client_at(session).submit_job(entrypoint=command, submission_id=identifier)
+        return client_at(session).submit_job(entrypoint=command, submission_id=identifier, runtime_env=runtime_env)
     except ValueError as error:
         raise click.UsageError(str(error).removeprefix("submit_job: ")) from None
 

@@ -36,6 +36,13 @@ from zfabric.runtime.session import KEEP_VARIABLE
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`.")
 @click.option("--detach", is_flag=True, help="Hand the program to a started cluster, print the job's id, and do not wait.")
 @click.option("--id", "identifier", metavar="ID", help="The id of the job, with --detach.")
+@click.option(
+    "--working-dir",
+    "directory",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Send this directory to the nodes: the program, whose SCRIPT is in it, and its tasks run there.",
+)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def submit(
@@ -50,6 +57,7 @@ def submit(
     module: bool,
     detach: bool,
     identifier: str | None,
+    directory: str | None,
     script: str,
     arguments: tuple[str, ...],
 ) -> Callable[[], NoReturn]:
@@ -78,6 +86,11 @@ def submit(
         raise click.UsageError(f"{options}: the cluster {which} has what it was started with (--address local starts another)")
     if identifier is not None and not detach:
         raise click.UsageError("--id needs --detach")
+    if directory is not None:
+        directory = os.path.abspath(directory)
+        script = script if module else _inside(script, directory)
+        os.chdir(directory)
+    runtime_env = {"working_dir": directory} if directory else {}
     if detach:
         if session is None:
             session = chosen_session(where) if named else None
@@ -86,7 +99,8 @@ def submit(
         _module(script) if module else _compiled(script)
         from zfabric.cli.jobs import detach as hand_over
 
-        job = hand_over(session, ("-m", script) if module else (os.path.abspath(script),), arguments, identifier)
+        program = ("-m", script) if module else (script if directory else os.path.abspath(script),)
+        job = hand_over(session, program, arguments, identifier, runtime_env)
         click.echo(job)
         return lambda: sys.exit(0)
     if module:
@@ -100,9 +114,19 @@ def submit(
     if page:
         os.environ[PAGE_VARIABLE] = "1"
     os.environ.pop(SUBMIT_VARIABLE, None)
-    if given:
-        os.environ[SUBMIT_VARIABLE] = json.dumps(given)
-    return lambda: run(code, script, arguments, spec)
+    if given or runtime_env:
+        os.environ[SUBMIT_VARIABLE] = json.dumps({**given, "runtime_env": runtime_env})
+    return lambda: run(code, script, arguments, spec, bool(directory))
+
+
+def _inside(script: str, directory: str) -> str:
+    """The path of the program in its working directory, in which it is looked for first."""
+    paths = [os.path.join(directory, script), os.path.abspath(script)]
+    found = next((path for path in paths if os.path.exists(path)), paths[0])
+    relative = os.path.relpath(found, directory)
+    if relative.startswith("../"):
+        raise click.BadParameter(f"{script!r} is not in the working directory {directory!r}, which is sent without it", param_hint="SCRIPT")
+    return relative
 
 
 def _compiled(script: str) -> Callable[[], types.CodeType]:
@@ -143,7 +167,9 @@ def _module(name: str) -> tuple[Callable[[], types.CodeType], str, Any]:
     return code, spec.origin, spec
 
 
-def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, ...], spec: Any = None) -> NoReturn:
+def run(
+    code: Callable[[], types.CodeType], script: str, arguments: tuple[str, ...], spec: Any = None, in_directory: bool = False
+) -> NoReturn:
     """Run the program as ``__main__`` and exit as it does.
 
     The module stays ``__main__`` to the end (``runpy`` would restore it earlier), since the program's threads, exit handlers and pickled
@@ -152,6 +178,8 @@ def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, .
     sys.argv = [script, *arguments]
     if not sys.flags.safe_path:  # The first entry is this command's directory.
         del sys.path[0]
+    if in_directory:
+        sys.path.insert(0, os.getcwd())
     sys.path.insert(0, os.getcwd() if spec is not None else os.path.dirname(os.path.abspath(script)))
     module = types.ModuleType("__main__")
     if spec is not None:

@@ -48,6 +48,10 @@ VARIABLES_BYTES_MAX = 1024 * 1024
 NO_ENVIRONMENT: Environment = ((), "", ())
 RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
 """A variable with the whole runtime env as JSON, for tasks that a worker submits in turn. User code does not see it."""
+PACKAGE_SCHEME = "zf://"
+"""How a path of an environment begins that is sent to each node: ``zf://`` object id / hash / entry. The object is an archive
+(``adapters.packages``), and the entry the part of it that is meant: empty for its root.
+"""
 Strategy = tuple[tuple[str, str, str, tuple[str, ...]], ...]
 """What a task says about the nodes where it may run: rows (rank, label, operator, values). Rank "hard": a node must accept the row. "soft":
 nodes that do come first. "spread": tasks are dealt out evenly, which needs no label. "here": this node's share of such tasks. "group": in

@@ -15,6 +15,7 @@ from zfabric.protocol.messages import Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Strategy, group_of, option
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.hosting import Host
+from zfabric.runtime.sent_packages import SentPackages
 
 Loaded = tuple[Callable[..., Any], Callable[[BaseException], bool]]
 """(function, whether an error that it raises is to be retried)."""
@@ -23,7 +24,7 @@ Loaded = tuple[Callable[..., Any], Callable[[BaseException], bool]]
 class LoadedFunctions:
     """Loads each function once, and looks up names and options of tasks."""
 
-    def __init__(self, client: FabricClient, worker: Worker, host: Host) -> None:
+    def __init__(self, client: FabricClient, worker: Worker, host: Host, packages: SentPackages) -> None:
         self.plain: dict[bytes, Loaded] = {}
         """Functions that return one value, demand at most one CPU, and make neither streams nor actors."""
         self.streams: dict[bytes, int] = {}
@@ -39,6 +40,7 @@ class LoadedFunctions:
         self._client = client
         self._worker = worker
         self._host = host
+        self._packages = packages
         self._loaded: dict[bytes, Loaded] = {}
         self._cpus: dict[bytes, int] = {}
         """Threads of numeric libraries by function, for tasks without a demand of their own."""
@@ -51,6 +53,7 @@ class LoadedFunctions:
             row = self._worker.functions[function_id]
             self._look_in(option(row[3], "paths", ()))
             self._go_to(option(row[3], "directory", ""), task)
+            self._packages.enter()
             self._look_for_captures(option(row[3], "strategy", ()))
             ahead = option(row[3], "stream")
             self.usual_terms[function_id] = (row[1], option(row[3], "num_returns", 1))
@@ -82,7 +85,8 @@ class LoadedFunctions:
         """Import modules from the paths of the job's program. Functions that this worker exports get the same paths."""
         if paths != self._client.paths:
             self._client.paths = paths
-            sys.path[:0] = [path for path in paths if path not in sys.path]
+            first = len(self._packages.paths)  # What the task's own environment has comes first.
+            sys.path[first:first] = [path for path in paths if path not in sys.path]
 
     def _go_to(self, directory: str, task: Row) -> None:
         """Change to the directory of the job's program, if it exists here and the task's environment names no other."""

@@ -94,11 +94,7 @@ def _as_raised(error: BaseException) -> str:
 
 
 def _fork_worker(specification: Specification, session: Session, channel: Channel, supervisor: int, request: tuple[Any, ...]) -> None:
-    token, _, _, directory, paths, _ = request
-    missing = next((path for path in (directory, *paths) if path and not os.path.exists(path)), "")
-    if missing:
-        channel.send("failed", token, f"{missing!r} is not on this machine, and the task's runtime_env names it")
-        return
+    token = request[0]
     try:
         middle = os.fork()
     except OSError as error:
@@ -150,10 +146,6 @@ def _become_worker(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # No terminal can send it here; libraries may, on purpose.
     faulthandler.enable()
     _set_environment(dict(environment), threads)
-    if directory:
-        os.chdir(directory)
-        paths = (*paths, directory)  # Programs import their own modules from there.
-    sys.path[:0] = paths
     _reseed()
     import atexit  # Only workers need it.
 

@@ -34,6 +34,7 @@ from zfabric.runtime.printing import name_output
 from zfabric.runtime.replay import Replayer
 from zfabric.runtime.reporting import Reporter
 from zfabric.runtime.running import TaskLoop
+from zfabric.runtime.sent_packages import SentPackages
 from zfabric.runtime.session import Session
 from zfabric.runtime.shared_process import SharedProcess
 from zfabric.runtime.stacks import dump_on_signal, dump_path
@@ -60,7 +61,8 @@ class WorkerRuntime:
         fabric = FabricClient(connection, contexts.namer, self._wait_for)
         self.interrupter = Interrupter(connection, worker, contexts, host)
         self._control = ControlThread(connection, worker, host, self.interrupter)
-        functions, gpus = LoadedFunctions(fabric, worker, host), AssignedGpus()
+        packages = SentPackages(connection, self.interrupter.closed(fabric.get))
+        functions, gpus = LoadedFunctions(fabric, worker, host, packages), AssignedGpus()
         self.introspection = Introspection(connection, contexts, functions, gpus)
         exits = ActorExits(connection, worker, host, contexts, self.interrupter, functions)
         writes = UnreportedWrites(connection, fabric.values)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import json
 import os
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ from typing import Any
 
 from zfabric import api as zf
 from zfabric.api.cluster import named_actors, session_directory
-from zfabric.api.lifecycle import ADDRESS_VARIABLE
+from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, environment_of
+from zfabric.api.lifecycle import ADDRESS_VARIABLE, SUBMIT_VARIABLE
 from zfabric.exceptions import (
     ActorError,
     ActorNameTakenError,
@@ -27,7 +30,6 @@ from zfabric.exceptions import (
     FabricError,
     GetTimeoutError,
     OptionError,
-    RuntimeEnvSetupError,
 )
 
 NAMESPACE = "_jobs"
@@ -70,20 +72,20 @@ class JobDetails(dict[str, Any]):
 class JobRunner:
     """Runs one job. Its methods run in threads, so that it answers while the job runs."""
 
-    def __init__(self, job: str, entrypoint: str, variables: dict[str, str], directory: str, metadata: dict[str, str]) -> None:
+    def __init__(self, job: str, entrypoint: str, environment: RuntimeEnv, directory: str, metadata: dict[str, str]) -> None:
         session = session_directory()
         self._log = f"{session}/logs/job-{job}.log"
         self._facts = {"submission_id": job, "entrypoint": entrypoint, "metadata": metadata, "start_time": int(time.time() * 1000)}
         self._stopped = False
         self._end: tuple[int, int] | None = None
         """(exit status, milliseconds since the epoch), once the process has ended."""
-        environment = {**os.environ, **variables, ADDRESS_VARIABLE: session}
+        variables = {**os.environ, **_passed_on(environment), ADDRESS_VARIABLE: session}
         with open(self._log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
             self._process = subprocess.Popen(
                 entrypoint,
                 shell=True,
-                cwd=directory or None,
-                env=environment,
+                cwd=None if environment.directory else directory,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -131,6 +133,20 @@ class JobRunner:
             os.killpg(self._process.pid, number)
 
 
+def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
+    """Variables by which a program of the job finds what was sent here for the job, and its tasks get the same environment."""
+    if environment == NO_RUNTIME_ENV:
+        return {}
+    sent = sys.path[: len(environment.modules) + bool(environment.directory)]  # It comes first, the directory last.
+    same = {"env_vars": dict(environment.variables), "py_modules": sent[: len(environment.modules)]}
+    if environment.directory:
+        same["working_dir"] = os.getcwd()
+    found = {SUBMIT_VARIABLE: json.dumps({"runtime_env": same})}
+    if sent:
+        found["PYTHONPATH"] = os.pathsep.join([*sent, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return found
+
+
 class JobSubmissionClient:
     """Submits jobs to a cluster and asks about them. ``address`` as in ``zf.init``; it joins the cluster if this process has joined none.
 
@@ -168,34 +184,29 @@ class JobSubmissionClient:
     ) -> str:
         """Run the shell command ``entrypoint`` on the cluster; return the job's id (``submission_id``, or a new one).
 
-        ``runtime_env`` may have "env_vars" and "working_dir" (a directory that the node has). The process holds the ``entrypoint_``
-        resources while it runs. Raises ValueError for a wrong argument or an id that is taken, and RuntimeEnvSetupError for a directory
-        that is not there.
+        ``runtime_env`` is as for tasks: the command runs in its "working_dir", which is sent, and what a program there submits has the
+        same ``runtime_env``. Without one the command runs in this process's directory. The process holds the ``entrypoint_`` resources
+        while it runs. Raises ValueError for a wrong argument or an id that is taken, and RuntimeEnvSetupError if the environment cannot be
+        sent or made.
         """
         if not isinstance(entrypoint, str) or not entrypoint.strip():
             raise ValueError("submit_job: entrypoint is a shell command, such as 'python train.py'")
         job = submission_id or job_id or f"job-{secrets.token_hex(4)}"
         if not isinstance(job, str) or not job.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(job) > 100:
             raise ValueError(f"submit_job: an id has letters, digits, '-', '_' and '.', at most 100; not {job!r}")
-        environment = dict(runtime_env or {})
-        variables, directory = dict(environment.pop("env_vars", {}) or {}), environment.pop("working_dir", "") or ""
-        if environment:
-            raise ValueError(f"submit_job: runtime_env has no {sorted(environment)[0]!r} here; there are 'env_vars' and 'working_dir'")
-        if directory and not os.path.isdir(directory):
-            raise RuntimeEnvSetupError(f"submit_job: there is no directory {directory!r} for the job")
-        runner = zf.remote(JobRunner).options(
-            name=job,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            max_concurrency=8,
-            num_cpus=entrypoint_num_cpus,
-            num_gpus=entrypoint_num_gpus,
-            resources=entrypoint_resources or {},
-        )
         try:
-            handle = runner.remote(
-                job, entrypoint, variables, os.path.abspath(directory) if directory else os.getcwd(), dict(metadata or {})
+            environment = environment_of(runtime_env or {})
+            runner = zf.remote(JobRunner).options(
+                name=job,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                max_concurrency=8,
+                num_cpus=entrypoint_num_cpus,
+                num_gpus=entrypoint_num_gpus,
+                resources=entrypoint_resources or {},
+                runtime_env=runtime_env or {},
             )
+            handle = runner.remote(job, entrypoint, environment, os.getcwd(), dict(metadata or {}))
         except ActorNameTakenError:
             raise ValueError(f"submit_job: there is a job {job!r} already; delete it, or leave submission_id out") from None
         except OptionError as error:

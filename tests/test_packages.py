@@ -1,0 +1,196 @@
+"""Packing directories for other nodes, unpacking them safely, and the directories that a node keeps for its workers."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import zfabric as zf
+from zfabric.adapters.cached_directories import use
+from zfabric.adapters.ignore_patterns import IgnorePatterns
+from zfabric.adapters.packages import pack, unpack
+
+LIMIT = 10**7
+PATHS = ["a", "b", "a.log", "d/a", "d/b.log", "d/e/a", "d/e/c", "x/d/a", "x/a b", "x/[y]", "ab/cd", "d e"]
+PIECES = st.sampled_from(
+    ["a", "b", "c", "d", "e", "x", "*", "**", "?", "/", "!", "#", "\\", "[", "]", "[ab]", "[!a]", "[a-c]", ".log", " "]
+)
+
+
+@pytest.fixture(scope="module")
+def checkout() -> str:
+    if shutil.which("git") is None:
+        pytest.skip("git is needed to compare with")
+    place = tempfile.mkdtemp(prefix="patterns-")
+    subprocess.run(["git", "init", "-q", place], check=True)
+    for path in PATHS:
+        os.makedirs(os.path.dirname(f"{place}/{path}"), exist_ok=True)
+        Path(place, path).touch()
+    return place
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(lines=st.lists(st.lists(PIECES, min_size=1, max_size=5).map("".join), min_size=1, max_size=4))
+@example(lines=["*", "!d/", "!d/e/", "!a"])
+@example(lines=["/a", "**/e", "x/**", "a\\ b"])
+@example(lines=["d/**/a", "\\!x", "[!b].log", "d e  "])
+def test_patterns_mean_what_they_mean_in_git(checkout: str, lines: list[str]) -> None:
+    Path(checkout, ".gitignore").write_text("\n".join(lines) + "\n")
+    command = ["git", "-C", checkout, "-c", "core.excludesFile=/dev/null", "ls-files", "-z", "--others", "--exclude-standard", "*"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
+    patterns = IgnorePatterns(lines)
+
+    def is_sent(path: str) -> bool:
+        parts = path.split("/")
+        above = ["/".join(parts[:length]) for length in range(1, len(parts))]
+        return not any(patterns.ignores(each, True) for each in above) and not patterns.ignores(path, False)
+
+    assert [path for path in PATHS if is_sent(path)] == [path for path in PATHS if path in listed]
+
+
+def unpacked(tmp_path: Path, archive: bytes, name: str = "there") -> Path:
+    place = tmp_path / name
+    place.mkdir()
+    unpack(archive, str(place))
+    return place
+
+
+def tree(place: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(place)): f"-> {os.readlink(path)}" if path.is_symlink() else path.read_text() if path.is_file() else "/"
+        for path in sorted(place.rglob("*"))
+    }
+
+
+def test_what_is_sent_depends_on_content_alone(tmp_path: Path) -> None:
+    for place in (tmp_path / "one" / "p", tmp_path / "two" / "p"):
+        (place / "empty").mkdir(parents=True)
+        (place / "run.sh").write_text("exit")
+        (place / "run.sh").chmod(0o4755)
+        (place / "a.py").write_text("1")
+        (place / "__pycache__").mkdir()
+        (place / "__pycache__" / "a.pyc").write_text(str(place))
+    os.utime(tmp_path / "two" / "p" / "a.py", (1, 1))
+    one, two = (pack(str(tmp_path / name / "p"), LIMIT) for name in ("one", "two"))
+    assert one == two
+    there = unpacked(tmp_path, one.archive)
+    assert tree(there) == {"p": "/", "p/a.py": "1", "p/empty": "/", "p/run.sh": "exit"}
+    assert ((there / "p" / "run.sh").stat().st_mode & 0o7777, (there / "p" / "a.py").stat().st_mode & 0o7777) == (0o755, 0o644)
+    assert pack(str(tmp_path / "two" / "p"), LIMIT, excludes=["a.py"]).digest != one.digest
+
+
+def test_links_and_special_files(tmp_path: Path) -> None:
+    place, outside = tmp_path / "p", tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep" / "x.txt").write_text("x")
+    (outside / "y.txt").write_text("y")
+    (place / "d").mkdir(parents=True)
+    (place / "a.txt").write_text("a")
+    os.symlink("a.txt", place / "inside")
+    os.symlink("../a.txt", place / "d" / "up")
+    os.symlink("../outside/y.txt", place / "file")
+    os.symlink(outside, place / "directory")
+    os.symlink(place / "a.txt", place / "absolute")
+    os.symlink("nowhere", place / "broken")
+    os.symlink("/nowhere", place / "lost")
+    os.mkfifo(place / "pipe")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(place / "socket"))
+    assert tree(unpacked(tmp_path, pack(str(place), LIMIT).archive)) == {
+        "p": "/",
+        "p/a.txt": "a",
+        "p/absolute": "a",
+        "p/broken": "-> nowhere",
+        "p/d": "/",
+        "p/d/up": "-> ../a.txt",
+        "p/directory": "/",
+        "p/directory/deep": "/",
+        "p/directory/deep/x.txt": "x",
+        "p/directory/y.txt": "y",
+        "p/file": "y",
+        "p/inside": "-> a.txt",
+    }
+    os.symlink(place, outside / "round")
+    with pytest.raises(zf.RuntimeEnvSetupError, match="a link to a directory that it is in"):
+        pack(str(place), LIMIT)
+
+
+def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+    Path(os.fsdecode(bytes(tmp_path) + b"/\xff")).touch()
+    with pytest.raises(zf.RuntimeEnvSetupError, match="no UTF-8"):
+        pack(str(tmp_path), LIMIT)
+    (tmp_path / "x.whl").write_text("no archive")
+    with pytest.raises(zf.RuntimeEnvSetupError, match="cannot be sent"):
+        pack(str(tmp_path / "x.whl"), LIMIT)
+    with zipfile.ZipFile(tmp_path / "big.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(LIMIT + 1))
+    with pytest.raises(zf.RuntimeEnvSetupError, match=r"zeros \(9\.5 MiB\)"):
+        pack(str(tmp_path / "big.whl"), LIMIT)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"../x": ""},
+        {"/x": ""},
+        {"a/../../x": ""},
+        {"a//x": ""},
+        {"link": "-> /etc"},
+        {"link": "-> .."},
+        {"d/": "", "a": "-> d/..", "link": "-> a/../x"},
+        {"link": "-> ../there2", "link/x": "written through a link"},
+    ],
+)
+def test_nothing_is_unpacked_outside(tmp_path: Path, members: dict[str, str]) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (0o120777 if content.startswith("-> ") else 0o40755 if name.endswith("/") else 0o100644) << 16
+            archive.writestr(info, content.removeprefix("-> "))
+    (tmp_path / "there2").mkdir()
+    with pytest.raises((zf.RuntimeEnvSetupError, FileExistsError)):
+        unpacked(tmp_path, buffer.getvalue())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there", "there2"]
+    assert not list((tmp_path / "there2").iterdir())
+
+
+def test_directories_are_made_once_and_removed_when_unused(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def make(path: str) -> None:
+        made.append(path.split("/")[-2])
+        Path(path, "x").write_bytes(bytes(100_000))
+
+    root = str(tmp_path)
+    first = use(root, "first", make, 250_000)
+    again = use(root, "first", make, 250_000)
+    assert (first.path, made) == (again.path, ["first"])
+    os.close(use(root, "second", make, 250_000).lock)
+    os.utime(f"{root}/first/ready", (1, 1))
+    os.close(use(root, "third", make, 250_000).lock)
+    assert sorted(os.listdir(root)) == ["first", "third"], "the first is older, and in use"
+    os.close(first.lock)
+    os.close(again.lock)
+    os.close(use(root, "fourth", make, 1).lock)
+    assert sorted(os.listdir(root)) == ["fourth"]
+
+    def fail(path: str) -> None:
+        Path(path, "half").touch()
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        use(root, "fifth", fail, 10**9)
+    found = use(root, "fifth", make, 10**9)
+    assert os.listdir(found.path) == ["x"]
+    os.close(found.lock)

@@ -1,0 +1,107 @@
+"""Directories that are made once for all processes of a node, and removed when they are not used and others need the room.
+
+Each is ``content`` in a directory of its name, beside ``lock`` and, once it is complete, ``ready``. Whoever uses it holds a shared lock
+(``flock``) until it ends, however it ends. Whoever makes or removes it holds an exclusive one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class CachedDirectory(NamedTuple):
+    """A directory that is complete, and the descriptor of its lock: it stays while that is open."""
+
+    path: str
+    lock: int
+
+
+def use(root: str, name: str, make: Callable[[str], None], bytes_max: int) -> CachedDirectory:
+    """Return the directory ``name`` below ``root``; if there is none, ``make(path)`` fills it, in one process at a time.
+
+    Then remove others that are not in use, the longest unused first, until all have ``bytes_max`` bytes. Raises what ``make`` raises.
+    """
+    place = f"{root}/{name}"
+    while True:
+        lock = _open(place)
+        try:
+            _lock(lock, place, fcntl.LOCK_SH)
+            if os.path.exists(f"{place}/ready"):
+                os.utime(f"{place}/ready")
+                found, lock = CachedDirectory(f"{place}/content", lock), -1
+                return found
+            _lock(lock, place, fcntl.LOCK_EX)
+            if not os.path.exists(f"{place}/ready"):
+                shutil.rmtree(f"{place}/content", ignore_errors=True)
+                os.mkdir(f"{place}/content", 0o700)
+                make(f"{place}/content")
+                _write_size(place)
+                _remove_unused(root, bytes_max, name)
+        except _Removed:
+            continue
+        finally:
+            if lock >= 0:
+                os.close(lock)
+
+
+class _Removed(Exception):
+    """The directory was removed while this process waited for its lock."""
+
+
+def _open(place: str) -> int:
+    while True:
+        os.makedirs(place, 0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # It was removed just now.
+            return os.open(f"{place}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _lock(lock: int, place: str, kind: int) -> None:
+    fcntl.flock(lock, kind)
+    try:
+        if os.stat(f"{place}/lock").st_ino == os.fstat(lock).st_ino:
+            return
+    except FileNotFoundError:
+        pass
+    raise _Removed
+
+
+def _write_size(place: str) -> None:
+    size = 0
+    for directory, _, names in os.walk(f"{place}/content"):
+        size += sum(os.lstat(f"{directory}/{name}").st_blocks * 512 for name in names)
+    with open(f"{place}/ready.new", "w") as file:
+        file.write(str(size))
+    os.rename(f"{place}/ready.new", f"{place}/ready")
+
+
+def _remove_unused(root: str, bytes_max: int, besides: str) -> None:
+    complete: list[tuple[float, int, str]] = []
+    for name in os.listdir(root):
+        with contextlib.suppress(OSError, ValueError), open(f"{root}/{name}/ready") as file:
+            complete.append((os.fstat(file.fileno()).st_mtime, int(file.read()), name))
+    total = sum(size for _, size, _ in complete)
+    for _, size, name in sorted(complete):
+        if total <= bytes_max:
+            return
+        if name != besides and _remove(f"{root}/{name}"):
+            total -= size
+
+
+def _remove(place: str) -> bool:
+    lock = _open(place)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{place}/ready")
+        shutil.rmtree(place, ignore_errors=True)
+        return True
+    finally:
+        os.close(lock)

@@ -1,0 +1,203 @@
+"""Packages: directories and modules as archives, which are sent to other nodes and unpacked there.
+
+An archive is a zip file whose bytes depend on names, contents, executable bits and links alone, so that equal content has an equal hash.
+Links that point inside the directory are sent as links. What others point to is sent in their place, and those that point nowhere are
+left out, as are sockets, pipes and devices. Nothing is unpacked outside of its directory, whatever an archive says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import zipfile
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from zfabric.adapters.ignore_patterns import IgnorePatterns
+from zfabric.exceptions import RuntimeEnvSetupError
+
+IGNORE_FILE = ".zfabricignore"
+"""The file in a directory that names what is not sent, in the syntax of ``.gitignore``."""
+ALWAYS_IGNORED = (".git/", "__pycache__/", ".venv/", "venv/")
+"""Patterns before those of the file, which can include them again."""
+ARCHIVES = (".whl", ".zip")
+"""Files that are archives already."""
+FILES_MAX = 200_000
+"""Most files of one package: each costs a system call on every node."""
+LARGEST_SHOWN = 5
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+class Package(NamedTuple):
+    """An archive, its hash, and which directory of it goes on ``sys.path``: empty for the root."""
+
+    archive: bytes
+    digest: str
+    entry: str
+
+
+def pack(path: str, bytes_max: int, excludes: Iterable[str] = (), as_package: bool = False) -> Package:
+    """Pack a directory, a module's file, a wheel or a zip file.
+
+    With ``as_package``, a directory with ``__init__.py`` is a package to import by its name, and else a place of modules. ``bytes_max``
+    limits the bytes of all files together. Raises RuntimeEnvSetupError if there is too much, or a file cannot be read.
+    """
+    name = os.path.basename(path.rstrip("/")) or "root"
+    try:
+        if path.endswith(ARCHIVES) and os.path.isfile(path):
+            return _whole_archive(path, name, bytes_max)
+        if os.path.isdir(path):
+            archive = _pack_entries(path, _chosen(path, name, excludes), bytes_max)
+            is_package = as_package and os.path.exists(f"{path}/__init__.py")
+            return _package(archive, "" if is_package else name)
+        return _package(_pack_entries(path, [_Entry(name, path)], bytes_max), "")
+    except (OSError, zipfile.BadZipFile) as error:
+        raise RuntimeEnvSetupError(f"{path!r} cannot be sent to other nodes: {error}") from None
+
+
+def _package(archive: bytes, entry: str) -> Package:
+    return Package(archive, hashlib.sha256(archive).hexdigest()[:32], entry)
+
+
+def _whole_archive(path: str, name: str, bytes_max: int) -> Package:
+    with open(path, "rb") as file:
+        archive = file.read(bytes_max + 1)
+    with zipfile.ZipFile(io.BytesIO(archive)) as content:
+        _check_sizes(path, [(each.filename, each.file_size) for each in content.infolist()], bytes_max)
+    return _package(archive, "")
+
+
+class _Entry(NamedTuple):
+    name: str
+    """Its path in the archive, with "/" at the end of a directory's."""
+    path: str
+    is_link: bool = False
+    """Whether it is sent as a link."""
+
+
+def _chosen(root: str, top: str, excludes: Iterable[str]) -> Iterator[_Entry]:
+    """Yield what is sent of a directory, in order of names, below the name ``top``."""
+    try:
+        with open(f"{root}/{IGNORE_FILE}", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.readlines()
+    except FileNotFoundError:
+        lines = []
+    yield _Entry(f"{top}/", root)
+    walk = _Walk(os.path.realpath(root), f"{top}/", IgnorePatterns([*ALWAYS_IGNORED, *lines, *excludes]))
+    yield from walk.entries(root, "", ())
+
+
+class _Walk(NamedTuple):
+    root: str
+    prefix: str
+    patterns: IgnorePatterns
+
+    def entries(self, directory: str, relative: str, above: tuple[str, ...]) -> Iterator[_Entry]:
+        """Yield what is sent of a directory that is at ``relative`` in the archive; ``above`` are the real paths of those it is in."""
+        real = os.path.realpath(directory)
+        if real in above:
+            raise RuntimeEnvSetupError(f"{directory!r} is a link to a directory that it is in: name it in {IGNORE_FILE}")
+        for found in sorted(os.scandir(directory), key=lambda each: each.name):
+            name = f"{relative}{found.name}"
+            if self.patterns.ignores(name, found.is_dir(follow_symlinks=False)):
+                continue
+            if found.is_symlink() and self._stays_inside(found.path, relative):
+                yield _Entry(f"{self.prefix}{name}", found.path, is_link=True)
+            elif found.is_dir():
+                yield _Entry(f"{self.prefix}{name}/", found.path)
+                yield from self.entries(found.path, f"{name}/", (*above, real))
+            elif found.is_file():
+                yield _Entry(f"{self.prefix}{name}", found.path)
+
+    def _stays_inside(self, link: str, relative: str) -> bool:
+        """Whether a link points into the directory, wherever that is."""
+        target = os.readlink(link)
+        lexical, actual = os.path.normpath(f"{relative}{target}"), os.path.realpath(link)
+        if os.path.isabs(target) or lexical == ".." or lexical.startswith("../"):
+            return False
+        return actual == self.root or actual.startswith(f"{self.root}/")
+
+
+def _pack_entries(root: str, entries: Iterable[_Entry], bytes_max: int) -> bytes:
+    """Return the archive of these files."""
+    entries = list(entries)
+    files = [entry for entry in entries if not entry.name.endswith("/")]
+    sizes = [(entry.name.partition("/")[2], 0 if entry.is_link else os.stat(entry.path).st_size) for entry in files]
+    _check_sizes(root, sizes, bytes_max)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for entry in entries:
+            _add(archive, entry)
+    return buffer.getvalue()
+
+
+def _add(archive: zipfile.ZipFile, entry: _Entry) -> None:
+    try:
+        entry.name.encode()
+    except UnicodeEncodeError:
+        raise RuntimeEnvSetupError(f"{entry.path!r} cannot be sent to other nodes: its name is no text (it has no UTF-8)") from None
+    info = zipfile.ZipInfo(entry.name, _EPOCH)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    content = b""
+    if entry.name.endswith("/"):
+        mode = stat.S_IFDIR | 0o755
+    elif entry.is_link:
+        mode, content = stat.S_IFLNK | 0o777, os.fsencode(os.readlink(entry.path))
+    else:
+        with open(entry.path, "rb") as file:
+            mode = stat.S_IFREG | (0o755 if os.fstat(file.fileno()).st_mode & 0o100 else 0o644)
+            content = file.read()
+    info.external_attr = mode << 16
+    archive.writestr(info, content, compresslevel=1)
+
+
+def _check_sizes(path: str, sizes: list[tuple[str, int]], bytes_max: int) -> None:
+    total = sum(size for _, size in sizes)
+    if total <= bytes_max and len(sizes) <= FILES_MAX:
+        return
+    largest = ", ".join(f"{name} ({_mebibytes(size)})" for name, size in sorted(sizes, key=lambda each: -each[1])[:LARGEST_SHOWN])
+    what = f"{_mebibytes(total)} in {len(sizes):,} files"
+    raise RuntimeEnvSetupError(
+        f"{path!r} has {what}, and at most {_mebibytes(bytes_max)} (config 'package_bytes') in {FILES_MAX:,} files are sent. "
+        f"The largest: {largest}. Leave out what tasks do not need with a file {IGNORE_FILE} there, in the syntax of .gitignore"
+    )
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def unpack(archive: bytes | memoryview, directory: str) -> None:
+    """Unpack an archive into an empty directory. Raises RuntimeEnvSetupError if anything of it would be outside."""
+    root = os.path.realpath(directory)
+    links: list[tuple[str, str]] = []
+    with zipfile.ZipFile(io.BytesIO(archive)) as content:
+        for info in content.infolist():
+            path = f"{root}/{_checked(info.filename)}"
+            mode = info.external_attr >> 16
+            if info.is_dir():
+                os.makedirs(path, exist_ok=True)
+                continue
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if stat.S_ISLNK(mode):
+                links.append((path, os.fsdecode(content.read(info))))
+                continue
+            with open(path, "xb") as file, content.open(info) as source:
+                while data := source.read(2**20):
+                    file.write(data)
+            os.chmod(path, 0o755 if mode & 0o100 else 0o644)
+    for path, target in links:  # After all files, so that none is written through a link.
+        os.symlink(target, path)
+    for path, _ in links:
+        if not os.path.realpath(path).startswith(f"{root}/"):
+            raise RuntimeEnvSetupError(f"an archive has a link to outside of its directory: {os.path.relpath(path, root)!r}")
+
+
+def _checked(name: str) -> str:
+    parts = name.removesuffix("/").split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise RuntimeEnvSetupError(f"an archive has a path to outside of its directory: {name!r}")
+    return "/".join(parts)
