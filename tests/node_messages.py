@@ -164,6 +164,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         st.tuples(pool.tasks, exactly(INCARNATION_BYTES), st.just(m.OK), many(payloads | pool.numbers, 2), inside),
         st.tuples(pool.tasks, exactly(INCARNATION_BYTES), st.integers(1, 6), many(failures(pool), 2), inside),
     )
+    yields = st.tuples(pool.tasks, pool.attempts, st.integers(0, 4), payloads | numbers | st.none(), many(pool.objects, 2))
     amounts, labels = many(st.tuples(texts, st.integers(0, 10**6)), 2), many(st.tuples(texts, texts), 2)
     demand = many(st.tuples(texts, st.integers(-10, 10**5)), 2)
     questions = st.tuples(pool.tokens, demand, pool.numbers, seconds, many(st.tuples(pool.nodes, pool.tokens), 2))
@@ -187,6 +188,8 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "Reclaim": st.builds(m.Reclaim, tasks),
         "Reclaimed": st.builds(m.Reclaimed, tasks, st.booleans()),
         "Ended": st.builds(m.Ended, numbers, ended(pool), homes),
+        "RelayedYields": st.builds(m.RelayedYields, numbers, many(yields, 3), homes),
+        "AllowYields": st.builds(m.AllowYields, pool.tasks, st.just(m.CLOSE) | st.integers(0, 100)),
         "EndsReceived": st.builds(m.EndsReceived, numbers),
         "RunningDelegated": st.builds(m.RunningDelegated, many(st.tuples(pool.tasks, pool.attempts), 3)),
         "ClaimValues": st.builds(m.ClaimValues, many(st.tuples(pool.objects, many(pool.objects, 2)), 3), homes),

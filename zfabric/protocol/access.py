@@ -77,6 +77,8 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.Reclaim,
             m.Reclaimed,
             m.Ended,
+            m.RelayedYields,
+            m.AllowYields,
             m.EndsReceived,
             m.Borrow,
             m.Borrowed,

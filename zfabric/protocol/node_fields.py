@@ -30,8 +30,9 @@ from zfabric.protocol.fields import (
     check_task_rows,
 )
 from zfabric.protocol.ids import ATTEMPT_MAX, INCARNATION_BYTES, JOB_BYTES, NODE_BYTES, NODE_NUMBER_MAX, OBJECT_BYTES, TASK_BYTES
-from zfabric.protocol.messages import GROUP_STATES, LOST, OK, STAYS
+from zfabric.protocol.messages import CLOSE, GROUP_STATES, LOST, OK, STAYS
 from zfabric.protocol.names import NAME_BYTES_MAX
+from zfabric.protocol.options import STREAM_VALUES_MAX
 
 KEY_BYTES = 40
 """Bytes of a public key in Z85."""
@@ -233,6 +234,25 @@ def _fetched(name: str, fields: tuple[Any, ...]) -> None:
             _refuse(name, "a failure is bytes")
     _refs(name, columns[3])
     _homes(name, homes)
+
+
+def _relayed_yields(name: str, fields: tuple[Any, ...]) -> None:
+    number, rows, homes = fields
+    _numbers(name, number)
+    columns = check_columns(name, rows, {5}, (BYTES, INT, INT, {bytes, int, type(None)}, TUPLE))
+    check_ids(name, columns[0], TASK_BYTES)
+    _attempts(name, *columns[1])
+    if not all(0 <= index <= STREAM_VALUES_MAX for index in columns[2]):
+        _refuse(name, f"a stream has 0 to {STREAM_VALUES_MAX} values")
+    _numbers(name, *(value for value in columns[3] if type(value) is int))
+    _refs(name, columns[4])
+    _homes(name, homes)
+
+
+def _allow_yields(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    if not CLOSE <= fields[1] <= SIZE_MAX:
+        _refuse(name, "a stream may yield up to a number of values, or is closed")
 
 
 def _copy_lost(name: str, fields: tuple[Any, ...]) -> None:
@@ -506,6 +526,8 @@ NODE_CHECKS: dict[str, Check] = {
     "Reclaim": _reclaimed,
     "Reclaimed": _reclaimed,
     "Ended": _ended,
+    "RelayedYields": _relayed_yields,
+    "AllowYields": _allow_yields,
     "EndsReceived": _number,
     "Borrow": _borrow,
     "Borrowed": _borrow,

@@ -52,6 +52,7 @@ from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.nodes.remote_actors import RemoteActors
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
+from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
 from zfabric.machines.local_scheduler.nodes.spilling import Spilling
 from zfabric.machines.local_scheduler.nodes.strategies import Strategies
@@ -199,7 +200,7 @@ class LocalScheduler:
         self.former_jobs = FormerJobs(self.tables, self.requests)
         self.orphans = Orphans(self.tables, self.outcomes)
         self.unknown_nodes = UnknownNodes(self.tables, self.requests)
-        self.borrowing = Borrowing(self.tables, self.references, self.unknown_nodes, self.entrusting, self.orphans, node)
+        self.borrowing = Borrowing(self.tables, self.references, self.unknown_nodes, self.entrusting, self.orphans, self.streams, node)
         self.copies = Copies(self.tables, node)
         self.fetching = Fetching(
             self.tables,
@@ -223,6 +224,7 @@ class LocalScheduler:
             self.children,
             self.fetching,
         )
+        self.remote_streams = RemoteStreams(self.tables, self.references, self.outcomes, self.streams, self.borrowing, self.executions)
         self.bundles = Bundles(self.tables, self.requests, self.outcomes, self.workers, self.dispatcher, self.actors)
         self.groups = Groups(self.tables, self.requests, self.bundles)
         self.recovery = Recovery(
@@ -297,6 +299,7 @@ class LocalScheduler:
             self.borrowing,
             self.recovery,
             self.rejoining,
+            self.streams,
             self.step,
         )
         self.repeats = Repeats(
@@ -312,6 +315,8 @@ class LocalScheduler:
             self.peer_recovery,
             self.groups,
             self.group_tasks,
+            self.streams,
+            self.remote_streams,
         )
         self.peers = Peers(
             node,
@@ -474,6 +479,7 @@ class LocalScheduler:
             self.borrowing.begin_end_of_turn()
             self.failover.end_of_turn()
             self.children.begin_end_of_turn()
+            self.remote_streams.end_of_turn()
             self.executions.end_of_turn()
             self.children.end_of_turn()
             self.remote_actors.end_of_turn()
@@ -669,6 +675,8 @@ class LocalScheduler:
             m.Reclaimed: self.failover.on_reclaimed,
             m.StopDelegated: self.executions.on_stop_delegated,
             m.Ended: self.failover.on_ended,
+            m.RelayedYields: self.remote_streams.on_relayed_yields,
+            m.AllowYields: self.remote_streams.on_allow_yields,
             m.EndsReceived: self.executions.on_ends_received,
             m.Borrow: self.repeats.on_borrow,
             m.Borrowed: self.peer_recovery.on_borrowed,

@@ -803,7 +803,7 @@ class NodeRecord(WorkerRecord):
         """As executor: the number of the next message of ended attempts."""
         self.pinned: dict[int, tuple[bytes, ...]] = {}
         """As executor: objects that are pinned until a message of ended attempts is acknowledged, by its number."""
-        self.unreceived: deque[m.Ended | m.CallsEnded] = deque()
+        self.unreceived: deque[m.Ended | m.CallsEnded | m.RelayedYields] = deque()
         """As executor: such messages that the home has not acknowledged."""
         self.daemon = b""
         """The incarnation of its daemon; empty before it has registered."""

@@ -122,12 +122,9 @@ class References:
                     self.tables.spare.append(record)
 
     def may_travel(self, object_id: bytes) -> bool:
-        """Whether a ref to an object may be sent to another node: not one to a stream."""
+        """Whether a ref to an object may be sent to another node: this one must know its home."""
         record = self.tables.find(object_id)
-        task = record.task if record is not None else None
-        if record is None or record.home == NO_HOME:
-            return False
-        return task is None or task.function.stream is None
+        return record is not None and record.home != NO_HOME
 
     # -- pins --
 

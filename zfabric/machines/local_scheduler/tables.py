@@ -35,7 +35,18 @@ from zfabric.machines.local_scheduler.records import (
 from zfabric.machines.local_scheduler.transitions import Transition
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Log, Send
-from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, JOB_BYTES, LOCAL_SCHEDULER, PREFIX_BYTES, TASK_BYTES, Address, control_of
+from zfabric.protocol.ids import (
+    CALL_RETURN,
+    CLIENT,
+    CONTROL,
+    FIRST_RETURN,
+    JOB_BYTES,
+    LOCAL_SCHEDULER,
+    PREFIX_BYTES,
+    TASK_BYTES,
+    Address,
+    control_of,
+)
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import HERE, NODE_ID, GroupTerm, accepts
 
@@ -135,6 +146,9 @@ class Tables:
         self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
         """Attempts of delegated tasks that ended since the last turn: (task, status, outputs, extra as in ``Completed``, refs
         inside, which are pinned)."""
+        self.relayed_yields: list[tuple[bytes, Row]] = []
+        """Values of streams of other nodes that were yielded here since the last turn: (home, row of ``RelayedYields``). The refs inside
+        are pinned."""
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
@@ -264,6 +278,11 @@ class Tables:
         if task is not None and task.outputs is None and object_id[TASK_BYTES:] == FIRST_RETURN:
             return task
         return self.objects.get(object_id)
+
+    def end_of(self, identifier: bytes) -> AnyObject | None:
+        """The record of the end of the stream of which an object would be a value: that of a task, or of a call."""
+        task_id = identifier[:TASK_BYTES]
+        return self.find(task_id + FIRST_RETURN) or self.find(task_id + CALL_RETURN)
 
     def homes_of(self, object_ids: Iterable[bytes]) -> m.Rows:
         """The homes of objects that a message to another node names: rows ``(object, home)`` of those that are not at home here.

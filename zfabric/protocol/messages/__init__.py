@@ -125,6 +125,7 @@ from zfabric.protocol.messages.delegation import NodeDraining as NodeDraining
 from zfabric.protocol.messages.delegation import Reclaim as Reclaim
 from zfabric.protocol.messages.delegation import Reclaimed as Reclaimed
 from zfabric.protocol.messages.delegation import RegisterNode as RegisterNode
+from zfabric.protocol.messages.delegation import RelayedYields as RelayedYields
 from zfabric.protocol.messages.delegation import RetainCopies as RetainCopies
 from zfabric.protocol.messages.delegation import RetainedValues as RetainedValues
 from zfabric.protocol.messages.delegation import RunningDelegated as RunningDelegated

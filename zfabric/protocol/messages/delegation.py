@@ -15,7 +15,8 @@ LOST = 5
 signal, peak, stderr, memory)``: whether the worker ran the task when it died, how it died, and whether it was killed for its memory."""
 
 STAYS = 6
-"""A status of ``Ended``: the attempt ended with refs to actors or streams, which do not leave their node. The task runs again at home."""
+"""A status of ``Ended``: the attempt ended with refs whose homes its node does not know, since its daemon was restarted. The task runs
+again at home."""
 
 
 ANY_DAEMON = bytes(8)
@@ -117,6 +118,17 @@ class Ended(NamedTuple):
 
     number: int
     completed: Row
+    homes: Rows
+
+
+class RelayedYields(NamedTuple):
+    """executor -> home. Values of streams, in order: rows as in ``Yielded``, but of a large value only its size is there, as in ``Ended``.
+
+    These messages share their numbers with ``Ended``, and are retained and acknowledged as those are.
+    """
+
+    number: int
+    rows: Rows
     homes: Rows
 
 

@@ -280,10 +280,23 @@ class Recovery:
 
     def _take_yielded(self, now: float, source: Address, message: m.Yielded) -> None:
         """Handle values of streams. Those that an earlier daemon had accepted (True) are in the arena."""
-        for task_id, _, index, value, _ in message.rows:
+        for task_id, _, index, value, contained in message.rows:
+            self._restore_all((contained,))
+            task = self.tables.tasks.get(task_id)
             if value is True and task_id in self.tables.streams:
                 self.known(ids.object_id(task_id, index + 1))
+            elif value is True and task is not None and task.function.delegated:
+                self._retain_for(task.submitter, ids.object_id(task_id, index + 1), contained)
         self.step(now, source, message)
+
+    def _retain_for(self, home: bytes, object_id: bytes, contained: tuple[bytes, ...]) -> None:
+        """Retain a value for another node, of whose stream it is. Its home may have released it before."""
+        size = self._stored.get(object_id)
+        if size is not None and self.tables.find(object_id) is None:
+            record = self.tables.objects[object_id] = BorrowedRecord(object_id, home)
+            add_holder(record, home)
+            self.outcomes.set_value(record, None, contained, b"", False)
+            self.tables.inline.replace(record, Stored(size))
 
     def _each(self, kind: type[Any], action: Any) -> None:
         for source, message in self._reports:

@@ -16,6 +16,7 @@ from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
+from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import PENDING, BorrowedRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
@@ -33,6 +34,7 @@ class Borrowing:
         unknown_nodes: UnknownNodes,
         entrusting: Entrusting,
         orphans: Orphans,
+        streams: Streams,
         node: bytes,
     ) -> None:
         self.tables = tables
@@ -40,6 +42,7 @@ class Borrowing:
         self.unknown_nodes = unknown_nodes
         self.entrusting = entrusting
         self.orphans = orphans
+        self.streams = streams
         self.node = node
         self._last = 0
         """The number of the last ``Borrow``."""
@@ -213,6 +216,8 @@ class Borrowing:
         """Another node has refs to objects of this one."""
         if source[1:] not in self.tables.nodes:
             return
+        if self.tables.streams:
+            self.streams.claim(message.object_ids)
         here = [each for each in message.object_ids if self._is_home_of(each)]
         self.references.hold(here, source[1:])
         unknown = tuple(dict.fromkeys(message.object_ids).keys() - set(here)) if len(here) < len(message.object_ids) else ()

@@ -54,9 +54,8 @@ class Delegations:
         return len(batch)
 
     def may_travel(self, task: TaskRecord) -> bool:
-        """Whether another node could run a task: it makes a value, and no ref in its arguments is to an actor or a stream."""
-        function = task.function
-        if function.actor is not None or function.stream is not None or (task.rare is not None and task.rare.stays):
+        """Whether another node could run a task: it makes values, and the homes of the refs in its arguments are known."""
+        if task.function.actor is not None or (task.rare is not None and task.rare.stays):
             return False
         may = self.references.may_travel
         dependencies = self._dependencies(task)

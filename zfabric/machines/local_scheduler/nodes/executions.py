@@ -250,6 +250,9 @@ class Executions:
     def end_of_turn(self) -> None:
         """Report the attempts that ended in this turn."""
         ended, self.tables.delegated_ends = self.tables.delegated_ends, []
+        if self.references.paused:  # The values of a stream are sent before its end, once the homes of the refs inside are known.
+            self.tables.delegated_ends = [each for each in ended if _is_stream(each[0])]
+            ended = [each for each in ended if not _is_stream(each[0])]
         by_home: defaultdict[bytes, _Report] = defaultdict(_Report)
         for task, status, outputs, extra, contained in ended:
             if self.children and isinstance(task, TaskRecord):
@@ -265,7 +268,7 @@ class Executions:
     def _send_report(self, home: NodeRecord, report: _Report) -> None:
         self.report(home, m.Ended(home.next_end, tuple(report.completed()), self.tables.homes_of(report.named)), report.named)
 
-    def report(self, home: NodeRecord, message: m.Ended | m.CallsEnded, named: Iterable[bytes]) -> None:
+    def report(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, named: Iterable[bytes]) -> None:
         """Send ends to another node; retain them, and the pins of what they name, until it has taken them in."""
         self.entrusting.entrust(named)
         home.unreceived.append(message)
@@ -312,6 +315,10 @@ class Executions:
             self.references.unpin(home.pinned.pop(received.number))
             if isinstance(received, m.CallsEnded):
                 self.tables.transitions.append(CallsEndReceived(source[1:], received.number))
+
+
+def _is_stream(task: TaskRecord | RefusedRow) -> bool:
+    return isinstance(task, TaskRecord) and task.function.stream is not None
 
 
 class _Report:

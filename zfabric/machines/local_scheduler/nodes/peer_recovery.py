@@ -19,6 +19,7 @@ from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
+from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import (
     NO_HOME,
     PENDING,
@@ -38,7 +39,7 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
 from zfabric.protocol.messages import FAILED
 
-HELD = frozenset({m.RetainedValues, m.FetchValues, m.Ended, m.CallsEnded, m.ClaimName, m.Reclaimed, m.CopyLost})
+HELD = frozenset({m.RetainedValues, m.FetchValues, m.Ended, m.RelayedYields, m.CallsEnded, m.ClaimName, m.Reclaimed, m.CopyLost})
 """Messages of other nodes that wait until all have registered; ``FetchValues`` until the homes of all objects are known as well, since a
 value names the homes of those inside it."""
 
@@ -56,6 +57,7 @@ class PeerRecovery:
         borrowing: Borrowing,
         recovery: Recovery,
         rejoining: Rejoining,
+        streams: Streams,
         step: Callable[[float, Address, m.Message], None],
     ) -> None:
         self.tables = tables
@@ -66,6 +68,7 @@ class PeerRecovery:
         self.borrowing = borrowing
         self.recovery = recovery
         self.rejoining = rejoining
+        self.streams = streams
         self.step = step
         self.restarted = tables.recovering
         """Whether this daemon had one before it."""
@@ -187,6 +190,9 @@ class PeerRecovery:
         """Enter values that a node retains for this one. What is not needed, or exists, is released there."""
         for object_id, size, contained in message.rows:
             record = self.tables.find(object_id)
+            of_stream = self.streams.is_value(object_id)
+            if of_stream and record is None:
+                continue  # It is repeated, unless it was released: then it is dropped as it comes.
             if record is None or record.home or record.value is not None:
                 if record is None or not isinstance(record.value, Elsewhere) or record.value.place != node:
                     self.tables.given_up.append((node, object_id))
@@ -194,6 +200,8 @@ class PeerRecovery:
             self.borrowing.refer(contained, message.homes, node)
             self.outcomes.set_value(record, size, contained, node, False)
             self.borrowing.settle(contained)
+            if of_stream:
+                self.streams.found(record)
             task = record.task
             if task is not None and task.state == WAITING and all(each.status != PENDING for each in task.values()):
                 self.outcomes.adopt(task)
@@ -205,7 +213,9 @@ class PeerRecovery:
 
     def restore(self, message: m.Borrow, node: bytes) -> None:
         """Restore the objects that another node holds here from what is left of them."""
-        for object_id in message.object_ids if not self.settled and message.certain else ():
+        for object_id in sorted(message.object_ids) if not self.settled and message.certain else ():
+            if self.streams.is_value(object_id):  # Its stream is restored before it.
+                continue
             job = self.tables.jobs.get(object_id[:JOB_BYTES])
             if self.tables.find(object_id) is None and job is not None and not job.ended:
                 self.recovery.known_here(object_id)
@@ -247,8 +257,18 @@ class PeerRecovery:
             self.tables.want(record)
 
     def _give_up_search(self) -> None:
-        """No node is the home of these objects: they are at home here, or lost."""
+        """No node is the home of these objects: they are at home here, or lost. Values of a stream are where that is."""
         homeless, self.recovery.homeless = self.recovery.homeless, []
+        for value in list(self.tables.objects.values()):
+            end = self.tables.end_of(value.id) if self._is_homeless(value) else None
+            if end is None or end is value or not isinstance(value, BorrowedRecord):
+                continue
+            if isinstance(end, BorrowedRecord) and end.home != NO_HOME:
+                value.home, value.borrowed = end.home, False
+                self.tables.first_held.append(value)
+                self.wake(value)
+            else:
+                homeless.append(value.id)
         for object_id in homeless:
             before = self.tables.objects.get(object_id)
             if not self._is_homeless(before):

@@ -20,6 +20,8 @@ from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
+from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import DONE, BorrowedRecord, Elsewhere, NodeRecord, Stored
 from zfabric.machines.local_scheduler.references import References, add_holder, drop_holder, holders_of
 from zfabric.machines.local_scheduler.tables import Tables
@@ -45,6 +47,8 @@ class Repeats:
         peer_recovery: PeerRecovery,
         groups: Groups,
         group_tasks: GroupTasks,
+        streams: Streams,
+        remote_streams: RemoteStreams,
     ) -> None:
         self.tables = tables
         self.references = references
@@ -58,6 +62,8 @@ class Repeats:
         self.peer_recovery = peer_recovery
         self.groups = groups
         self.group_tasks = group_tasks
+        self.streams = streams
+        self.remote_streams = remote_streams
 
     # -- what this node repeats --
 
@@ -97,6 +103,8 @@ class Repeats:
         self.groups.repeat(token)
         self.group_tasks.repeat(token)
         self.tables.send_to_node(token, m.Ready())
+        self.streams.repeat(node)
+        self.remote_streams.repeat(node)
         self.executions.repeat_ends(node)
         self.jobs.node_joined(token)
 

@@ -96,8 +96,6 @@ def why_it_stays(task: TaskRecord) -> str:
     """Why a task cannot run on another node."""
     if task.function.actor is not None:
         return "actors run on the node where they are created"
-    if task.function.stream is not None:
-        return "tasks that make a stream run on the node where they are submitted"
     if task.rare is not None and task.rare.stays:
         return "that node returned it: as many of its workers are blocked as may be, or its value cannot travel"
     return "its arguments cannot travel"

@@ -22,7 +22,9 @@ from zfabric.machines.local_scheduler.records import (
     PENDING,
     READY,
     WAITING,
+    AnyObject,
     ObjectRecord,
+    Stored,
     StreamRecord,
     TaskRecord,
     WorkerRecord,
@@ -34,7 +36,7 @@ from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.transitions import StreamMakerEnded, StreamUnreferenced
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import TASK_BYTES, WORKER, Address, index_of, object_id, short
+from zfabric.protocol.ids import LOCAL_SCHEDULER, TASK_BYTES, WORKER, Address, index_of, object_id, short
 from zfabric.protocol.messages import CLOSE, FAILED, OK
 
 
@@ -80,6 +82,13 @@ class Streams:
                 touched[stream] = None
         for stream in touched:
             self._allow(stream)
+            if not self.tables.recovering:
+                self._rebuild(stream)
+
+    def _rebuild(self, stream: StreamRecord) -> None:
+        """Run a task again of which an earlier daemon knew the end, and of which values are missing."""
+        if isinstance(stream.owner, TaskRecord) and stream.owner.state == DONE and stream.end is None and stream.pending:
+            self.rebuilding.make_available(stream.owner, "values of its stream went with the node's daemon")
 
     def _expect(self, stream: StreamRecord, index: int, identifier: bytes) -> None:
         """Make the record of a requested value that does not exist: pending, dropped, or beyond the end."""
@@ -109,12 +118,20 @@ class Streams:
         worker = self.tables.worker_of(source)
         if worker is None:
             self.tables.counts["refused"] += 1
-            return
+        else:
+            self.take(worker, message.rows)
+
+    def take(self, worker: WorkerRecord, rows: m.Rows) -> None:
+        """Accept rows of ``Yielded`` from a worker, or from the node that runs the tasks."""
         touched: dict[StreamRecord, None] = {}
-        for task_id, attempt, index, value, contained in message.rows:
+        for task_id, attempt, index, value, contained in rows:
             stream = self.records.get(task_id)
             if stream is None or worker is not self._worker_of(stream) or not self._is_current(stream, attempt):
-                self.outcomes.drop_copy(worker, object_id(task_id, index + 1), value)
+                home = self._home_of(worker, task_id, attempt) if stream is None else b""
+                if home:
+                    self._relay(worker, home, (task_id, attempt, index, value, contained))
+                else:
+                    self.outcomes.drop_copy(worker, object_id(task_id, index + 1), value)
             elif value is None:
                 stream.declared = index
             else:
@@ -144,6 +161,27 @@ class Streams:
             record.pins += 1
             stream.unclaimed.add(index)
 
+    def _relay(self, worker: WorkerRecord, home: bytes, row: m.Row) -> None:
+        """Have a value sent to another node at the end of the turn. This node retains a large one for it."""
+        task_id, attempt, index, value, contained = row
+        identifier = object_id(task_id, index + 1)
+        if value is True:
+            record = self.tables.find(identifier)
+            if record is None or type(record.value) is not Stored:
+                return  # An earlier daemon knew its place, and it is not there: its home has released it.
+            value = record.value.size
+        else:
+            value = self.outcomes.retain_for_home(identifier, home, worker, value, contained)
+        self.references.pin(contained)
+        self.tables.relayed_yields.append((home, (task_id, attempt, index, value, contained)))
+
+    def _home_of(self, worker: WorkerRecord, task_id: bytes, attempt: int) -> bytes:
+        """The node for which this worker makes a stream; empty if there is none."""
+        task = self.tables.tasks.get(task_id)
+        if task is None or not task.function.delegated or task.worker is not worker or task.attempt != attempt:
+            return b""
+        return task.submitter
+
     def _worker_of(self, stream: StreamRecord) -> WorkerRecord | None:
         """The worker that makes a stream now."""
         if not stream.actor:
@@ -166,7 +204,15 @@ class Streams:
         known = stream.allowed[1] if stream.allowed is not None and stream.allowed[0] == worker.token else stream.ahead
         if known != upto:
             stream.allowed = (worker.token, upto)
-            self.tables.send(WORKER + worker.process.incarnation, m.AllowYields(stream.owner.object_id[:TASK_BYTES], upto))
+            to = LOCAL_SCHEDULER if worker.remote else WORKER
+            self.tables.send(to + worker.process.incarnation, m.AllowYields(stream.owner.object_id[:TASK_BYTES], upto))
+
+    def repeat(self, worker: WorkerRecord) -> None:
+        """Notify a node that makes streams, whose daemon is new, how far they may go."""
+        for stream in self.records.values():
+            if self._worker_of(stream) is worker:
+                stream.allowed = None
+                self._allow(stream)
 
     # -- the end --
 
@@ -225,6 +271,16 @@ class Streams:
 
     # -- after a restart of the daemon --
 
+    def is_value(self, identifier: bytes) -> bool:
+        """Whether an object is a value of a stream of this node, which may be requested before it exists."""
+        stream = self.records.get(identifier[:TASK_BYTES])
+        return stream is not None and identifier != stream.owner.object_id
+
+    def found(self, record: AnyObject) -> None:
+        """Handle a requested value that another node has retained."""
+        self.records[record.object_id[:TASK_BYTES]].pending.pop(index_of(record.object_id) - 1, None)
+        self.outcomes.announce(record)
+
     def positions_known(self) -> None:
         """Set each stream's ``count``, after all consumers have reported their requests.
 
@@ -236,7 +292,5 @@ class Streams:
     def recovered(self) -> None:
         """Let streams go on. A stream that had ended, and of which values are missing, is rebuilt."""
         for stream in list(self.records.values()):
-            if isinstance(stream.owner, TaskRecord) and stream.owner.state == DONE and stream.pending:
-                stream.end = None
-                self.rebuilding.make_available(stream.owner, "values of its stream went with the node's daemon")
+            self._rebuild(stream)
             self._allow(stream)

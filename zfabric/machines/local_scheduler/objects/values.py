@@ -8,7 +8,7 @@ to pin it for the process that wants it, and its answer is passed on.
 from __future__ import annotations
 
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, PENDING, Elsewhere, ObjectRecord, ProcessRecord, Stored
+from zfabric.machines.local_scheduler.records import DONE, NO_HOME, PENDING, BorrowedRecord, Elsewhere, ObjectRecord, ProcessRecord, Stored
 from zfabric.machines.local_scheduler.references import References, add_holder, holders_of
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -94,8 +94,20 @@ class Values:
         if self.tables.streams:
             self.streams.claim(message.object_ids)
         unknown = self.references.hold(message.object_ids, source[1:])
+        if unknown and self.tables.nodes:
+            unknown = self.references.hold(self._expect_elsewhere(unknown), source[1:])
         if unknown:
             self.tables.counts["holds_of_unknown"] += len(unknown)
+
+    def _expect_elsewhere(self, object_ids: list[bytes]) -> list[bytes]:
+        """Make records of requested values of streams of other nodes, which may not exist yet: they are at home where the stream is."""
+        for object_id in object_ids:
+            end = self.tables.end_of(object_id)
+            if isinstance(end, BorrowedRecord):
+                record = self.tables.objects[object_id] = BorrowedRecord(object_id, end.home, end.former)
+                if end.home == NO_HOME:
+                    record.borrowed, record.asked = True, NO_HOME
+        return object_ids
 
     def on_release(self, now: float, source: Address, message: m.Release) -> None:
         """Release values to which a process has dropped its last refs."""

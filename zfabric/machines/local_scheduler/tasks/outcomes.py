@@ -172,12 +172,12 @@ class Outcomes:
 
     def _settle(self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
         """Handle an outcome that is not the plain one."""
+        if task.function.stream is not None:
+            self._recorded(worker, task.id)
         if task.function.delegated:
             self._end_delegated(task, status, outputs, extra)
             return
         task.function.unsuccessful += status != OK
-        if task.function.stream is not None:
-            self._recorded(worker, task.id)
         stopped = task.rare.stopped if task.rare is not None else ""
         if status == INTERRUPTED:  # The request may have come from an earlier daemon: the outcome has the reason.
             reason = next((each for each in STOPPED if (each.encode(),) == outputs), stopped)
@@ -276,7 +276,8 @@ class Outcomes:
         """Free a second copy of a value in the arena, under an id that nothing else has; or have the node drop it that has it."""
         if isinstance(value, int) and worker.remote:
             record = self.tables.find(identifier)
-            if record is None or record.home or not (isinstance(record.value, Elsewhere) or record.status == PENDING):
+            there = record is not None and isinstance(record.value, Elsewhere) and record.value.place == worker.token
+            if record is None or record.home or not (there or record.status == PENDING):
                 self.tables.given_up.append((worker.token, identifier))
         if isinstance(value, tuple) and self.tables.store_address is not None:
             name = b"\xff" * 4 + identifier[4:16] + int(value[0] % 2**32).to_bytes(4, "big")

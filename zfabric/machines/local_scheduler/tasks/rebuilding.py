@@ -6,14 +6,24 @@ reason takes its place.
 
 from __future__ import annotations
 
-from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored, TaskRecord, copies_of
+from zfabric.machines.local_scheduler.records import (
+    DONE,
+    PENDING,
+    AnyObject,
+    BorrowedRecord,
+    Elsewhere,
+    ObjectRecord,
+    Stored,
+    TaskRecord,
+    copies_of,
+)
 from zfabric.machines.local_scheduler.references import References, drop_holder, holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
-from zfabric.machines.local_scheduler.transitions import RemakeWanted
+from zfabric.machines.local_scheduler.transitions import RemakeWanted, StreamMakerEnded
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import is_call, is_put, short
+from zfabric.protocol.ids import TASK_BYTES, index_of, is_call, is_put, short
 from zfabric.protocol.messages import FAILED, OK
 
 
@@ -145,7 +155,7 @@ class Rebuilding:
             return
         self.tables.unwanted.append(record.object_id)  # What is made again may have other bytes.
         self.tables.inline.replace(record, None)
-        if record.fetchers or record.dependents:
+        if record.fetchers or record.dependents or record.object_id[:TASK_BYTES] in self.tables.streams:
             self.make_available(record, reason)
 
     def _take_copy(self, record: AnyObject) -> bool:
@@ -182,6 +192,26 @@ class Rebuilding:
         if record.holders is None:
             self.tables.spare.append(record)
 
+    def _yield_again(self, record: ObjectRecord, reason: str) -> bool:
+        """Have the next attempt of its task make a lost value of a stream again. Return False if there is none, or another one runs: that
+        may wait for the reader of this value."""
+        stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
+        owner = stream.owner if stream is not None else None
+        if stream is None or stream.closed or owner is record or not isinstance(owner, TaskRecord):
+            return False
+        worker = owner.worker
+        if worker is not None and not (worker.remote and worker.token not in self.tables.nodes):
+            return False
+        record.status = PENDING
+        self.tables.inline.replace(record, None)
+        stream.pending[index_of(record.object_id) - 1] = record
+        stream.end = None
+        if owner.state == DONE:
+            self.make_available(owner, reason)
+            if owner.state == DONE and type(owner.value) is bytes:  # It cannot run.
+                self.tables.transitions.append(StreamMakerEnded(owner.id, owner.status, owner.value))
+        return True
+
     def make_available(self, record: AnyObject, reason: str) -> None:
         """Rebuild a value, or record why that is impossible."""
         if isinstance(record, BorrowedRecord):  # A copy is lost: the home has the value, or decides what follows.
@@ -192,6 +222,8 @@ class Rebuilding:
         if not isinstance(record, TaskRecord) and record.durable:
             record.status = PENDING
             self.tables.durable_wanted.append(record.object_id)
+            return
+        if record.task is None and self._yield_again(record, reason):
             return
         why = self.rebuild(record, reason)
         if why:
