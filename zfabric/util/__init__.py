@@ -36,6 +36,7 @@ _PLACES = {
 }
 _MODULES = (
     "actor_pool",
+    "dask",
     "executor",
     "iteration",
     "joblib",
