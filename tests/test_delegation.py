@@ -189,8 +189,8 @@ def test_a_node_may_register_before_the_table_that_names_it_arrives() -> None:
     assert ready == {OTHER}
 
 
-def test_who_gave_tasks_of_a_job_to_a_node_has_it_end_there() -> None:
-    # A node of one CPU has a task of another home, whose child waits; the third node takes that, and the job's home does not know it.
+def given_to_a_third_node() -> Node:
+    """A node of one CPU has a task of another home, whose child waits; the third node takes that, and the job's home does not know it."""
     node = Node()
     told(node, 1, HOME, THIRD)
     node.send(LOCAL_SCHEDULER + THIRD, m.Ready())
@@ -204,6 +204,11 @@ def test_who_gave_tasks_of_a_job_to_a_node_has_it_end_there() -> None:
     ((_, asked),) = node.take(m.Place)
     node.send(GLOBAL_SCHEDULER + HOME, m.Placed(((asked.rows[0][0], ((THIRD, 3),)),)))
     assert [to for to, _ in node.take(m.Delegate)] == [LOCAL_SCHEDULER + THIRD]
+    return node
+
+
+def test_who_gave_tasks_of_a_job_to_a_node_has_it_end_there() -> None:
+    node = given_to_a_third_node()
     node.send(LOCAL_SCHEDULER + HOME, m.EndJob(JOB))
     assert node.take(m.EndJob) == [(LOCAL_SCHEDULER + THIRD, m.EndJob(JOB))]
     assert node.take(m.JobGone) == [], "the third node may still have something"
@@ -214,6 +219,14 @@ def test_who_gave_tasks_of_a_job_to_a_node_has_it_end_there() -> None:
     (third,) = (each for each in node.scheduler.tables.nodes.values() if each.token == THIRD)
     assert not third.inflight
     assert not third.functions
+
+
+def test_a_job_goes_on_elsewhere_when_a_node_that_works_for_it_stops() -> None:
+    node = given_to_a_third_node()
+    node.scheduler.jobs.end_all(node.now, "it was drained")
+    node.turn()
+    assert node.take(m.EndJob) == [], "the third node would take in nothing more of the job"
+    assert not node.scheduler.tables.jobs
 
 
 def test_a_task_that_is_in_its_queue_twice_is_delegated_once() -> None:
@@ -230,6 +243,22 @@ def test_a_task_that_is_in_its_queue_twice_is_delegated_once() -> None:
     node.send(GLOBAL_SCHEDULER + OTHER, m.Placed(((queue.token, ((OTHER, 2),)),)))
     ((_, message),) = node.take(m.Delegate)
     assert len(message.rows) == 1
+
+
+def test_what_a_task_elsewhere_does_is_explained_with_its_node() -> None:
+    node = Node()
+    told(node, 1, OTHER)
+    node.send(LOCAL_SCHEDULER + OTHER, m.Ready())
+    node.driver()
+    node.submit(row(1), row(2))
+    node.now += 1.0
+    node.turn()
+    (queue,) = (each for each in node.scheduler.tables.queues.values() if each.tasks)
+    node.send(GLOBAL_SCHEDULER + OTHER, m.Placed(((queue.token, ((OTHER, 1),)),)))
+    (task_id,) = (each.id for each in node.scheduler.tables.nodes[OTHER].inflight.values())
+    found = node.scheduler.explain(task_id)
+    assert found is not None
+    assert (found.state, found.reason) == ("assigned", f"runs on node a node ({OTHER.hex()}), or is queued there")
 
 
 def test_tasks_of_a_job_that_has_ended_are_not_taken_in() -> None:

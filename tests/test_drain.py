@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import eventually, gone
+from click.testing import CliRunner
+from faults import eventually, failure, gone, query
 
 import zfabric as zf
+from zfabric.cli.main import program
 from zfabric.exceptions import FabricError
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -30,6 +33,11 @@ def cluster() -> Iterator[zf.LocalCluster]:
 
 def at(node: Any, soft: bool = True) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node.node_id, soft=soft)
+
+
+def await_nodes(cluster: zf.LocalCluster) -> None:
+    """Wait until tasks run on all nodes: before one has registered, those that may run elsewhere do."""
+    zf.get([zf.remote(max).options(scheduling_strategy=at(node, soft=False)).remote(1, 2) for node in cluster.nodes], timeout=PATIENCE)
 
 
 def test_tasks_end_and_values_are_copied_before_a_node_leaves(cluster: zf.LocalCluster, tmp_path: Path) -> None:
@@ -53,6 +61,7 @@ def test_tasks_end_and_values_are_copied_before_a_node_leaves(cluster: zf.LocalC
         time.sleep(1.0)
         return zf.get_runtime_context().get_node_id()
 
+    await_nodes(cluster)
     leaving = cluster.nodes[2]
     value = big.options(scheduling_strategy=at(leaving)).remote()
     inside = zf.get(parent.options(scheduling_strategy=at(leaving)).remote(), timeout=PATIENCE)
@@ -95,3 +104,47 @@ def test_a_job_that_ends_as_a_node_joins_is_gone_there_too(cluster: zf.LocalClus
     with zf.init(cluster.address):
         eventually(lambda: len(zf.nodes()) == 4, "the node has joined")
         assert zf.get([zf.remote(max).remote(each, 0) for each in range(8)], timeout=PATIENCE) == [*range(8)]
+
+
+def drain(*arguments: str) -> tuple[int, str]:
+    """Run ``zfabric drain``; its exit status and what it says."""
+    done = CliRunner().invoke(program, ["drain", *arguments])
+    return done.exit_code, done.output
+
+
+def hold(over: str) -> str:
+    """A task that ends when a file exists; where it ran."""
+    while not Path(over).exists():
+        time.sleep(0.01)
+    return zf.get_runtime_context().get_node_id()
+
+
+def test_the_command_line_says_what_cannot_be_drained_and_ends_what_takes_too_long(cluster: zf.LocalCluster, tmp_path: Path) -> None:
+    address, over = ("--address", cluster.address), tmp_path / "over"
+    for node, status, text in (("nobody", 2, "no node 'nobody': zfabric nodes lists them"), ("node1", 1, "the head of a cluster cannot")):
+        code, output = drain(node, *address)
+        assert (code, text in output) == (status, True), output
+    assert drain("node2", "--timeout", "-1", *address)[0] == 2
+    (number,) = (str(row["number"]) for row in query("nodes") if row["name"] == "node2")
+    assert drain(number, *address) == (0, f"Drained node {number}.\n")
+    del cluster.nodes[1]
+    await_nodes(cluster)
+    (long,) = cluster.nodes[1:]
+    held = zf.remote(hold).options(scheduling_strategy=at(long)).remote(str(over))
+    eventually(lambda: any(row["node"] == "node3" for row in query("tasks") if row["state"] == "running"), "it runs")
+    assert drain("node3", "--timeout", "0.1", *address) == (0, "Ended node node3 after 0.1 s, with what was left there.\n")
+    eventually(lambda: gone(long.pid), "it has ended")
+    over.touch()
+    assert zf.get(held, timeout=PATIENCE) != long.node_id, "it ran again elsewhere"
+
+
+def test_a_node_with_a_program_is_drained_by_force_and_the_program_is_told_why(cluster: zf.LocalCluster) -> None:
+    zf.shutdown()
+    with zf.init(cluster.nodes[1].address):
+        pending = zf.remote(time.sleep).remote(1000)
+        code, output = drain("node2", "--address", cluster.address)
+        assert (code, f"1 programs run there, and would end with it: pid {os.getpid()}; --force drains" in output) == (1, True), output
+        assert drain("node2", "--force", "--timeout", "0", "--address", cluster.address)[0] == 0
+        error = failure(pending)
+        assert isinstance(error, zf.NodeDiedError)
+        assert "drained" in str(error)

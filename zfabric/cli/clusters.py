@@ -269,7 +269,9 @@ def stop(address: str | None, everything: bool, whole: bool, as_json: bool) -> N
 
 @click.command(short_help="Have a node leave its cluster once nothing is left there.")
 @click.argument("node")
-@click.option("--timeout", type=float, metavar="SECONDS", help="End the node after this time with what is left. Default: wait.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="End the node after this time with what is left. Default: wait."
+)
 @click.option("--force", is_flag=True, help="Drain a node on which programs run: they end with it.")
 @address_option
 def drain(node: str, timeout: float | None, force: bool, address: str | None) -> None:

@@ -103,8 +103,11 @@ class Jobs:
         for job in self.detached.take_over():
             self.end_job(job, now)
 
-    def end_job(self, job: JobRecord, now: float) -> None:
-        """End a job: refuse its messages, end its workers, free its values, delete its rows; then send its driver a farewell."""
+    def end_job(self, job: JobRecord, now: float, *, leaving: bool = False) -> None:
+        """End a job: refuse its messages, end its workers, free its values, delete its rows; then send its driver a farewell.
+
+        ``leaving`` says that this node stops: a job whose driver is on another node goes on without it.
+        """
         if job.ended:
             return
         job.ended = True
@@ -151,7 +154,8 @@ class Jobs:
         if job.home:
             deletes.append(("job", job.id))
         ends = _LastRows(job, (*puts, *self.events.take(), *statuses), statuses, (*deletes, *more))
-        nodes = self._nodes_of(job)
+        given = self._nodes_of(job)
+        nodes = [] if leaving and job.home else given
         for node in nodes:
             tables.send_to_node(node, m.EndJob(job.id))
         if nodes:
@@ -230,7 +234,7 @@ class Jobs:
         """
         for job in list(self.tables.jobs.values()) if not self.tables.recovering else ():
             job.reason = reason
-            self.end_job(job, now)
+            self.end_job(job, now, leaving=True)
 
     def _job_ended(self, now: float, about: _LastRows, answer: m.Written) -> None:
         """Send the driver a farewell once the end of its job is durable. If the control store cannot write, the end is written later."""

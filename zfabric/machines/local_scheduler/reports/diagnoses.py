@@ -19,6 +19,7 @@ from zfabric.machines.local_scheduler.records import (
     AnyObject,
     BlockedTask,
     Elsewhere,
+    NodeRecord,
     ShapeQueue,
     Stored,
     TaskRecord,
@@ -111,6 +112,10 @@ class Diagnoses:
             facts.append(("goes on in worker", str(pid)))
             reason = f"has finished with an error, and its code goes on in worker {pid}: {_error_of(task)}"
             return Diagnosis(subject, state, reason, tuple(facts))
+        if task.state == ASSIGNED and isinstance(task.worker, NodeRecord):
+            name = f"{task.worker.name} ({task.worker.token.hex()})"
+            facts.append(("node", name))
+            return Diagnosis(subject, state, f"runs on node {name}, or is queued there", tuple(facts))
         if task.state == ASSIGNED and task.worker is not None:
             facts.append(("worker", str(task.worker.pid)))
             blocked = next((blocked for blocked in task.worker.blocked_tasks if blocked.task_id == task.id), None)
@@ -193,7 +198,7 @@ class Diagnoses:
         if task.state == ASSIGNED:
             worker = task.worker
             waiting = worker is not None and any(blocked.task_id == task.id for blocked in worker.blocked_tasks)
-            running = worker is not None and running_task(worker) is task
+            running = worker is not None and not worker.remote and running_task(worker) is task
             return "blocked" if waiting else "running" if running else "assigned"
         if task.state == READY and not self.tables.queue_of(task).pool.fits_total(self.tables.queue_of(task).demand):
             return "infeasible"
