@@ -81,7 +81,7 @@ SECTIONS = {
 
 RESULTS = {
     "get_runtime_context": ("zfabric.api.context", "RuntimeContext"),
-    "explain": ("zfabric.api.cluster", "Explanation"),
+    "explain": ("zfabric.api.explanations", "Explanation"),
     "Executor": ("zfabric.util.executor", "TaskFuture"),
     "LocalCluster": ("zfabric.util.local_cluster", "LocalNode"),
 }

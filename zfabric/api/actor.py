@@ -633,6 +633,12 @@ class ActorHandle(Generic[Instance_co]):
     def __repr__(self) -> str:
         return f"ActorHandle({self._blueprint.class_name}, {short(self._id)})"
 
+    def _repr_html_(self) -> str | None:
+        """Show the state of the actor in a notebook."""
+        from zfabric.api.explanations import html_of  # Only notebooks need it.
+
+        return html_of(self, self._connect, self._id)
+
     def __hash__(self) -> int:
         return hash(self._id)
 

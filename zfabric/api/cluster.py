@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from string import hexdigits
 from typing import Any
 
 from zfabric.api.actor import ActorHandle
 from zfabric.api.errors import a
+from zfabric.api.explanations import Explanation, explained
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef, owner_of
-from zfabric.protocol.ids import FIRST_INDEX, OBJECT_BYTES, TASK_BYTES, object_id, short
+from zfabric.protocol.ids import FIRST_INDEX, OBJECT_BYTES, TASK_BYTES, object_id
 from zfabric.protocol.names import check_length, is_text, matcher
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
-
-
-class Explanation:
-    """The state of a task, value or actor. Made by ``zf.explain``; ``str`` formats it.
-
-    - ``subject``: what was asked about, in the short form of the command line.
-    - ``state``: one word (``zfabric tasks`` lists them); ``reason``: a sentence.
-    - ``facts``: further facts by name, as text.
-    """
-
-    def __init__(self, subject: str, state: str, reason: str, facts: Mapping[str, str]) -> None:
-        self.subject = subject
-        self.state = state
-        self.reason = reason
-        self.facts = dict(facts)
-
-    def __str__(self) -> str:
-        width = max(map(len, self.facts), default=0)
-        lines = [f"{self.subject}: {self.state}", f"  {self.reason}"]
-        return "\n".join([*lines, *(f"  {name + ':':<{width + 1}} {value}" for name, value in self.facts.items())])
-
-    def __repr__(self) -> str:
-        return f"Explanation({self.subject!r}, {self.state!r}, {self.reason!r}, {self.facts!r})"
 
 
 def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
@@ -63,31 +40,7 @@ def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
         subject = _identified(client, ref)
     else:
         raise TypeError(f"explain() takes a ref or an id, not {a(ref)}")
-    name = short(subject) or str(ref)
-    called = client.explain_call(subject)
-    if called is not None:
-        return _of_call(client, name, subject, *called)
-    answer = client.query("explain", subject)
-    if answer is None:
-        return Explanation(name, "unknown", "nothing is known of it: it ended and was forgotten, or never was", {})
-    state, reason, facts = answer
-    return Explanation(name, state, _with_breakpoint(client, subject, reason, dict(facts)), dict(facts))
-
-
-def _with_breakpoint(client: ClientInterface, subject: bytes, reason: str, facts: dict[str, str]) -> str:
-    """Return ``reason`` for a task, call or actor, with its position added if it stopped at a breakpoint."""
-    where = client.breakpoint_of(subject[:TASK_BYTES], facts.get("pid", ""))
-    return f"{reason}; {where}" if where else reason
-
-
-def _of_call(client: ClientInterface, name: str, subject: bytes, state: str, actor_id: bytes, reason: str) -> Explanation:
-    """Explain a call by its state and the state of its actor."""
-    actor = client.query("explain", actor_id)
-    if actor is None:
-        return Explanation(name, state, reason, {"actor": short(actor_id)})
-    actor_state, why, facts = actor
-    reason = _with_breakpoint(client, subject, reason, dict(facts))
-    return Explanation(name, state, reason, {**dict(facts), f"the actor is {actor_state}": why})
+    return explained(client, subject, str(ref))
 
 
 def _identified(client: ClientInterface, text: str) -> bytes:

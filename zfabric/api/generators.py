@@ -211,6 +211,12 @@ class ObjectRefGenerator(Generic[Value_co]):
     def __repr__(self) -> str:
         return f"ObjectRefGenerator({short(self._task)}, {self._position} taken)"
 
+    def _repr_html_(self) -> str | None:
+        """Show the state of the task in a notebook."""
+        from zfabric.api.explanations import html_of  # Only notebooks need it.
+
+        return html_of(self, lambda: owner_of(self.completed()), self._task)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectRefGenerator, (self.completed(), self._ahead, self._position, list(self._window), self._finished)
 

@@ -77,6 +77,12 @@ class ObjectRef(Generic[Value_co]):
     def __repr__(self) -> str:
         return f"ObjectRef({short(self._id)})"
 
+    def _repr_html_(self) -> str | None:
+        """Show the state of the value in a notebook."""
+        from zfabric.api.explanations import html_of  # Only notebooks need it.
+
+        return html_of(self, lambda: owner_of(self), self._id)
+
     def binary(self) -> bytes:
         """The id as 20 bytes."""
         return self._id

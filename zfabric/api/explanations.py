@@ -1,0 +1,96 @@
+"""What ``explain`` returns, and what a notebook shows of refs and handles: the state of a task, value or actor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+from typing import Any
+
+from zfabric.exceptions import FabricError
+from zfabric.protocol.ids import TASK_BYTES, short
+from zfabric.runtime.interface import ClientInterface
+
+QUERY_SECONDS = 10.0
+"""How long the node's daemon may take to answer."""
+NOTEBOOK_SECONDS = 2.0
+"""The same where a notebook shows a ref: a cell that ends with one is not to wait longer for its text."""
+
+
+class Explanation:
+    """The state of a task, value or actor. Made by ``zf.explain``; ``str`` formats it.
+
+    - ``subject``: what was asked about, in the short form of the command line.
+    - ``state``: one word (``zfabric tasks`` lists them); ``reason``: a sentence.
+    - ``facts``: further facts by name, as text.
+    """
+
+    def __init__(self, subject: str, state: str, reason: str, facts: Mapping[str, str]) -> None:
+        self.subject = subject
+        self.state = state
+        self.reason = reason
+        self.facts = dict(facts)
+
+    def __str__(self) -> str:
+        width = max(map(len, self.facts), default=0)
+        lines = [f"{self.subject}: {self.state}", f"  {self.reason}"]
+        return "\n".join([*lines, *(f"  {name + ':':<{width + 1}} {value}" for name, value in self.facts.items())])
+
+    def __repr__(self) -> str:
+        return f"Explanation({self.subject!r}, {self.state!r}, {self.reason!r}, {self.facts!r})"
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """Show the text at IPython's prompt."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """Show the state in a notebook, and the facts where they are unfolded."""
+        return _as_html(self.subject, self)
+
+
+def explained(client: ClientInterface, subject: bytes, text: str = "", timeout: float = QUERY_SECONDS) -> Explanation:
+    """Return the explanation of the task, value or actor with this id. If the id is empty, ``text`` names what nothing is known of."""
+    name = short(subject) or text
+    called = client.explain_call(subject)
+    if called is not None:
+        return _of_call(client, name, subject, *called, timeout)
+    answer = client.query("explain", subject, timeout=timeout)
+    if answer is None:
+        return Explanation(name, "unknown", "nothing is known of it: it ended and was forgotten, or never was", {})
+    state, reason, facts = answer
+    return Explanation(name, state, _with_breakpoint(client, subject, reason, dict(facts)), dict(facts))
+
+
+def _of_call(client: ClientInterface, name: str, subject: bytes, state: str, actor_id: bytes, reason: str, timeout: float) -> Explanation:
+    """Explain a call by its state and the state of its actor."""
+    actor = client.query("explain", actor_id, timeout=timeout)
+    if actor is None:
+        return Explanation(name, state, reason, {"actor": short(actor_id)})
+    actor_state, why, facts = actor
+    reason = _with_breakpoint(client, subject, reason, dict(facts))
+    return Explanation(name, state, reason, {**dict(facts), f"the actor is {actor_state}": why})
+
+
+def _with_breakpoint(client: ClientInterface, subject: bytes, reason: str, facts: dict[str, str]) -> str:
+    """Return ``reason`` for a task, call or actor, with its position added if it stopped at a breakpoint."""
+    where = client.breakpoint_of(subject[:TASK_BYTES], facts.get("pid", ""))
+    return f"{reason}; {where}" if where else reason
+
+
+def html_of(what: object, owner: Callable[[], ClientInterface], subject: bytes) -> str | None:
+    """Return what a notebook shows of a ref, a handle or a generator: its state now. None, for its text, if that cannot be asked."""
+    try:
+        return _as_html(repr(what), explained(owner(), subject, timeout=NOTEBOOK_SECONDS))
+    except (FabricError, ValueError):  # The cluster has ended, or does not answer; the generator was closed.
+        return None
+
+
+def _as_html(title: str, explanation: Explanation) -> str:
+    """Return escaped markup: names of functions and texts of errors are the user's, and anything may be in them."""
+    rows = "".join(
+        f'<tr><th style="text-align: left">{escape(name)}</th><td style="text-align: left">{escape(str(value))}</td></tr>'
+        for name, value in explanation.facts.items()
+    )
+    return (
+        f"<details><summary><code>{escape(title)}</code> <b>{escape(explanation.state)}</b>: {escape(explanation.reason)}</summary>"
+        f"<table>{rows}</table></details>"
+    )
