@@ -222,6 +222,11 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "RelayedCalls": st.builds(m.RelayedCalls, pool.tasks, pool.attempts, many(calls, 3), exactly(INCARNATION_BYTES), homes),
         "RelayedReceipt": st.builds(m.RelayedReceipt, pool.tasks, tasks, st.booleans(), exactly(INCARNATION_BYTES)),
         "StopRelayed": st.builds(m.StopRelayed, pool.tasks, pool.tasks, st.sampled_from(sorted(STOP_REASONS))),
+        "RetireActor": st.builds(m.RetireActor, pool.tasks, pool.attempts, st.booleans()),
+        "ActorExiting": st.builds(m.ActorExiting, pool.tasks),
+        "LifeEnded": st.builds(
+            m.LifeEnded, pool.tasks, pool.attempts, st.just(b"") | pool.tasks, texts, texts, st.tuples(*(st.integers(0, 9),) * 4)
+        ),
         "CallsEnded": st.builds(m.CallsEnded, numbers, many(call_ends, 3), homes),
         "EndJob": st.builds(m.EndJob, pool.jobs),
         "JobGone": st.builds(m.JobGone, pool.jobs),
@@ -231,7 +236,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
             many(st.tuples(pool.tokens, texts, texts, texts), 2),
             many(st.tuples(st.sampled_from(sorted(LEVELS)), texts), 2),
         ),
-        "Heartbeat": st.builds(m.Heartbeat, pool.nodes, demand, demand, pool.tokens, seconds),
+        "Heartbeat": st.builds(m.Heartbeat, pool.nodes, demand, demand, pool.tokens, seconds, demand),
         "Place": st.builds(m.Place, many(questions, 2)),
         "Placed": st.builds(m.Placed, many(st.tuples(pool.tokens, many(st.tuples(pool.nodes, numbers), 2)), 2)),
         "NewJob": st.builds(m.NewJob, numbers),

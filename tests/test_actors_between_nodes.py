@@ -13,7 +13,8 @@ import pytest
 from faults import descendants, eventually, gone, name_of
 
 import zfabric as zf
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from zfabric.util.scheduling_strategies import In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy
+from zfabric.util.state import list_actors
 
 LEASE = 2.0
 WITHIN = 60
@@ -70,6 +71,9 @@ class Counter:
     def exit_process(self) -> None:
         os._exit(3)
 
+    def leave(self) -> None:
+        zf.exit_actor()
+
     def node(self) -> str:
         return zf.get_runtime_context().get_node_id()
 
@@ -80,7 +84,9 @@ class Counter:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[zf.LocalCluster]:
     """Two nodes of two CPUs."""
-    with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=128 * 2**20, config={"node_lease": LEASE}) as made:
+    config = {"node_lease": LEASE}
+    with zf.LocalCluster(nodes=1, cpus_per_node=2, object_store_memory=128 * 2**20, config=config) as made:
+        made.add_node(num_cpus=2, resources={"special": 1}, labels={"zone": "b"})
         yield made
 
 
@@ -201,6 +207,90 @@ def test_a_logged_actor_loses_nothing_that_a_caller_on_another_node_has_seen(clu
     assert zf.get(logged.add.remote(), timeout=WITHIN) == 61
 
 
+def on(cluster: zf.LocalCluster, index: int, soft: bool = False) -> dict[str, Any]:
+    """Options with which an actor is made on a node."""
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(cluster.nodes[index].node_id, soft=soft)}
+
+
+def test_an_actor_is_made_on_the_node_that_its_options_name(cluster: zf.LocalCluster) -> None:
+    second = cluster.nodes[1].node_id
+    counter = Counter.options(name="made elsewhere", **on(cluster, 1)).remote()
+    assert zf.get([counter.add.remote() for _ in range(200)], timeout=WITHIN) == list(range(1, 201))
+    assert zf.get(counter.node.remote(), timeout=WITHIN) == second
+
+    def count(box: list[Any]) -> int:
+        return zf.get(box[0].add.remote() if box else zf.get_actor("made elsewhere").add.remote())
+
+    assert there(cluster, count, counter) == 201, "a process of its node calls it"
+    assert there(cluster, count) == 202
+    assert zf.get(zf.remote(count).remote([counter]), timeout=WITHIN) == 203
+    with pytest.raises(KeyError, match="missing"):
+        zf.get(counter.fail.remote(), timeout=WITHIN)
+    given = zf.put(np.ones(300_000))
+    assert zf.get(counter.sum.remote(given), timeout=WITHIN) == 300_000
+    (row,) = [row for row in list_actors(detail=True) if row["name"] == "made elsewhere"]
+    assert (row["node"], row["pid"]) == ("node2", zf.get(counter.pid.remote(), timeout=WITHIN))
+    assert "lives on node node2" in str(zf.explain(counter))
+
+
+def test_actors_go_where_their_labels_resources_and_spread_take_them(cluster: zf.LocalCluster) -> None:
+    first, second = (node.node_id for node in cluster.nodes)
+    labelled = Counter.options(scheduling_strategy=NodeLabelSchedulingStrategy(hard={"zone": In("b")})).remote()
+    special = Counter.options(resources={"special": 1}).remote()
+    found = [zf.get(each.node.remote(), timeout=WITHIN) for each in (labelled, special)]
+    assert found == [second, second]
+    spread = [Counter.options(scheduling_strategy="SPREAD").remote() for _ in range(4)]
+    assert sorted(zf.get([each.node.remote() for each in spread], timeout=WITHIN)) == sorted([first, second] * 2)
+    with pytest.raises(zf.TaskUnschedulableError, match="not in this cluster"):
+        unknown = Counter.options(scheduling_strategy=NodeAffinitySchedulingStrategy("f" * 16, soft=False)).remote()
+        zf.get(unknown.add.remote(), timeout=WITHIN)
+    anywhere = Counter.options(scheduling_strategy=NodeAffinitySchedulingStrategy("f" * 16, soft=True)).remote()
+    assert zf.get(anywhere.add.remote(), timeout=WITHIN) == 1
+
+
+def test_actors_for_which_there_is_no_room_here_are_made_where_there_is(cluster: zf.LocalCluster) -> None:
+    actors = [Counter.options(num_cpus=1).remote() for _ in range(4)]
+    places = zf.get([each.node.remote() for each in actors], timeout=WITHIN)
+    assert sorted(places) == sorted([node.node_id for node in cluster.nodes] * 2)
+    late = Counter.options(num_cpus=1).remote()
+    waits = late.node.remote()
+    assert zf.wait([waits], timeout=0.1) == ([], [waits])
+    zf.kill(actors[places.index(cluster.nodes[1].node_id)])
+    assert zf.get(waits, timeout=WITHIN) == cluster.nodes[1].node_id
+
+
+def test_an_actor_elsewhere_ends_when_it_is_killed_dropped_or_by_itself(cluster: zf.LocalCluster) -> None:
+    killed, dropped, leaves = (Counter.options(max_restarts=-1, **on(cluster, 1)).remote() for _ in range(3))
+    pids = zf.get([each.pid.remote() for each in (killed, dropped, leaves)], timeout=WITHIN)
+    zf.kill(killed)
+    with pytest.raises(zf.ActorDiedError, match=r"zf\.kill"):
+        zf.get(killed.add.remote(), timeout=WITHIN)
+    last = [dropped.pause.remote() for _ in range(5)]
+    del dropped
+    assert zf.get(last, timeout=WITHIN) == [1, 2, 3, 4, 5], "it ends after the calls that were made"
+    with pytest.raises(zf.ActorDiedError):
+        zf.get(leaves.leave.remote(), timeout=WITHIN)
+    eventually(lambda: all(map(gone, pids)), "the processes have ended")
+
+
+def test_an_actor_elsewhere_is_made_again_when_its_process_dies(cluster: zf.LocalCluster) -> None:
+    counter = Counter.options(max_restarts=1, **on(cluster, 1)).remote()
+    patient = Counter.options(max_restarts=-1, max_task_retries=1, **on(cluster, 1)).remote()
+    assert zf.get(counter.add.remote(5), timeout=WITHIN) == 5
+    with pytest.raises(zf.ActorUnavailableError) as caught:
+        zf.get(counter.exit_process.remote(), timeout=WITHIN)
+    assert caught.value.facts["outcome"] == "unknown"
+    assert zf.get(counter.add.remote(), timeout=WITHIN) == 1
+    assert zf.get(counter.node.remote(), timeout=WITHIN) == cluster.nodes[1].node_id
+    with pytest.raises(zf.ActorDiedError, match="no restart is left"):
+        zf.get(counter.exit_process.remote(), timeout=WITHIN)
+    pid = zf.get(patient.pid.remote(), timeout=WITHIN)
+    behind = [patient.pause.remote() for _ in range(10)]
+    os.kill(pid, signal.SIGKILL)
+    assert zf.get(behind, timeout=WITHIN)[-1] in range(1, 11), "its calls are repeated"
+    assert zf.get(patient.pid.remote(), timeout=WITHIN) != pid
+
+
 def test_an_actor_lives_as_long_as_another_node_has_a_handle(cluster: zf.LocalCluster) -> None:
     holder, kept = made_there(cluster), Counter.remote()
     assert zf.get(kept.add.remote(7), timeout=WITHIN) == 7
@@ -283,11 +373,23 @@ def test_the_death_of_an_actors_node_is_that_of_the_actor_and_its_callers_are_to
     config = {"node_lease": LEASE}
     with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own, zf.init(own.address):
         counter = made_there(own)
+        mover = Counter.options(max_restarts=1, max_task_retries=1, **on(own, 1, soft=True)).remote()
+        unclear = Counter.options(max_restarts=1, **on(own, 1, soft=True)).remote()
+        stays = Counter.options(max_restarts=1, **on(own, 1)).remote()
+        assert zf.get([each.node.remote() for each in (mover, unclear, stays)], timeout=WITHIN) == [own.nodes[1].node_id] * 3
         running = counter.sleep.remote()
         assert zf.wait([running], timeout=0.2) == ([], [running])
+        repeated, once = [mover.pause.remote() for _ in range(20)], unclear.sleep.remote()
         own.nodes[1].kill()
         with pytest.raises(zf.ActorDiedError, match="the node where it was made, is dead") as caught:
             zf.get(running, timeout=WITHIN)
         assert caught.value.facts["outcome"] == "unknown"
         with pytest.raises(zf.ActorDiedError):
             zf.get(counter.add.remote(), timeout=WITHIN)
+        assert len(zf.get(repeated, timeout=WITHIN)) == 20, "made on another node, it runs the calls again"
+        assert zf.get([each.node.remote() for each in (mover, unclear)], timeout=WITHIN) == [own.nodes[0].node_id] * 2
+        with pytest.raises(zf.ActorUnavailableError) as unavailable:
+            zf.get(once, timeout=WITHIN)
+        assert unavailable.value.facts["outcome"] == "unknown"
+        with pytest.raises(zf.TaskUnschedulableError, match="this cluster has none"):
+            zf.get(stays.add.remote(), timeout=WITHIN)

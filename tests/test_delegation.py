@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
+from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
 
 from zfabric.config import MiB
 from zfabric.protocol import messages as m
@@ -632,14 +632,6 @@ def test_tasks_for_labels_wait_for_a_node_that_has_them() -> None:
     assert home.dispatched() == [] == home.questions()
     home.table(*NODES)
     assert home.delegated() == {NODES[3]: [1]}
-
-
-def test_an_actor_that_requires_another_node_is_an_error() -> None:
-    home = Home()
-    home.send(CLIENT + DRIVER, m.Export(((ACTOR_CLASS, "A", b"payload", (("actor", b"blueprint"), ("strategy", on(NODES[1])))),)))
-    home.submit((task_id(1), ACTOR_CLASS, b"", ()))
-    ((_, (_, (payload,))),) = home.results().items()
-    assert "actors run on the node where they are created" in unpack_failure(payload)[1]
 
 
 def test_a_strategy_costs_nothing_on_one_node() -> None:

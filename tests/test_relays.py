@@ -32,8 +32,8 @@ def call(number: int = 0, **options: Any) -> tuple[Any, ...]:
 class Nodes(Executor):
     """A node between two others, with a job of its own."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
         self.driver()
         self.sent.clear()
 

@@ -332,6 +332,23 @@ def _stop_relayed(name: str, fields: tuple[Any, ...]) -> None:
         _refuse(name, f"a call is stopped for one of {sorted(STOP_REASONS)}")
 
 
+def _retire(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    _attempts(name, fields[1])
+
+
+def _exiting(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+
+
+def _life_ended(name: str, fields: tuple[Any, ...]) -> None:
+    actor_id, attempt, executing, _, _, facts = fields
+    check_ids(name, (actor_id, executing) if executing else (actor_id,), TASK_BYTES)
+    _attempts(name, attempt)
+    if tuple(map(type, facts)) != (int, int, int, int):
+        _refuse(name, "facts are pid, signal, exit code and peak memory")
+
+
 def _actor_name(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, fields[:1], TASK_BYTES)
     _text(name, *fields[1:])
@@ -553,6 +570,9 @@ NODE_CHECKS: dict[str, Check] = {
     "RelayedReceipt": _receipt,
     "StopRelayed": _stop_relayed,
     "CallsEnded": _calls_ended,
+    "RetireActor": _retire,
+    "ActorExiting": _exiting,
+    "LifeEnded": _life_ended,
     "CallerGone": _caller,
     "ClaimName": _actor_name,
     "FreeName": _actor_name,

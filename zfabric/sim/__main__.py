@@ -152,7 +152,9 @@ EXPECTED_OF_NODES = (
     "searched",
 )
 """The same for worlds of several nodes."""
-EXPECTED_OF_RELAYS = ("RelayedCalls", "RelayedReceipt", "StopRelayed", "CallsEnded", "KillActor", "CallerGone")
+EXPECTED_OF_RELAYS = (
+    "RelayedCalls", "RelayedReceipt", "StopRelayed", "CallsEnded", "KillActor", "CallerGone", "RetireActor", "ActorExiting", "LifeEnded",
+)  # fmt: skip
 """The same for actors in them."""
 
 SHRUNK_MOST = 3

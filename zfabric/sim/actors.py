@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from zfabric.protocol.options import LOGGED
+from zfabric.protocol.options import LOGGED, SPREAD
 from zfabric.sim.logged import READONLY
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import (
@@ -273,6 +273,9 @@ class TravellingActorAuthor(ActorAuthor):
         self.left = self.travels.choice((8, 16, 24))
         self.calls_left = self.travels.choice((16, 32, 48))
         self.depth_max = self.travels.choice((2, 3, 4))
+        self.elsewhere = random.Random(f"{seed}/actors elsewhere")
+        self.share = self.elsewhere.choice((0.0, 0.5, 0.9))
+        """Share of the actors that are spread over the nodes; the others are made where their creators run."""
 
     def _statement(self, scope: Scope) -> None:
         """Have a task or call often call the actors to which it has handles."""
@@ -285,9 +288,12 @@ class TravellingActorAuthor(ActorAuthor):
                 self._invoke(scope, slot)
 
     def _make(self, scope: Scope) -> None:
-        before = set(scope.handles)
+        before, at = set(scope.handles), len(scope.statements)
         super()._make(scope)
-        if self._fails:  # Actors die with their nodes.
+        if self.elsewhere.random() < self.share:
+            made = scope.statements[at]
+            scope.statements[at] = (*made[:4], (*made[4], ("strategy", SPREAD)), *made[5:])
+        if self._fails:  # Actors die with their homes.
             for slot in scope.handles.keys() - before:
                 scope.handles[slot] = scope.handles[slot].or_else(GONE | LOST)
 

@@ -86,9 +86,9 @@ class CallInvariants:
         self._made[caller, call_id] = Made(caller, actor_id, number, retries, unordered)
 
     def alone(self, worker: WorkerProcess, actor_id: bytes) -> None:
-        """Fail if another process is the actor that ``worker`` runs or is about to create."""
+        """Fail if another process is the actor that ``worker`` runs or is about to create: on any node whose processes act."""
         for other in self.world.workers.values():
-            if other is not worker and other.alive and actor_id in other.worker.mailbox.actors:
+            if other is not worker and other.alive and other.node.acts and actor_id in other.worker.mailbox.actors:
                 self.world.fail(f"{worker.name} acts as actor {short(actor_id)}, and {other.name} is that actor")
 
     def killing(self, pid: int, reason: str) -> None:

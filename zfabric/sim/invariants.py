@@ -302,9 +302,11 @@ class Invariants:
         left += [f"no node {number} on node {node.number}" for identifier, number in living.items() if identifier not in known]
         if node.agent is not None and not node.agent.idle:
             left.append(f"the agent of node {node.number} is not idle: {dict(node.agent.machine.statistics())}")
+        left += [f"the actor {short(each)} of another node on node {node.number}" for each in tables.guests]
         left += [f"{len(node.daemon.scheduler.copies)} copies under way"] if len(node.daemon.scheduler.copies) else []
         for record in tables.nodes.values():
             left += [f"task {short(each)} on node {record.name}" for each in record.inflight]
+            left += [f"the actor {short(each)} on node {record.name}" for each in record.actors]
             left += [f"the unreceived end {each.number}" for each in record.unreceived]
             if record.process is None or not record.process.ready:
                 left.append(f"node {record.name} is not ready on node {node.number}")

@@ -147,6 +147,11 @@ class Node:
             for process in [each for each in self.world.processes() if each.node is self]:
                 process.wake()
 
+    @property
+    def acts(self) -> bool:
+        """Whether its workers run: not while they, or all its processes, are stopped."""
+        return not (self.frozen or self.stopped_until)
+
     def freeze(self, frozen: bool) -> None:
         """Stop the workers, or let them go on."""
         self.frozen = frozen

@@ -86,6 +86,10 @@ class NodeView(Protocol):
     """Whether its workers are stopped, since it has no lease."""
 
     @property
+    def acts(self) -> bool:
+        """Whether its workers run."""
+
+    @property
     def published(self) -> bytes:
         """The incarnation of the daemon that the session file names."""
 

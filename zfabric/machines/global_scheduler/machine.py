@@ -12,12 +12,12 @@ from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.common.resources import covers
-from zfabric.machines.global_scheduler.policies import Batch, LeastWait, NodeView, Policy
+from zfabric.machines.global_scheduler.policies import Batch, LeastWait, MostRoom, NodeView, Policy
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address, short
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
-from zfabric.protocol.messages import Message, Row, Rows
+from zfabric.protocol.messages import FOR_LIFE, Message, Row, Rows
 from zfabric.protocol.options import Demand
 
 TASKS_MAX = 1_000_000
@@ -81,14 +81,14 @@ class GlobalScheduler:
         """Take over a node's report. What was placed on it since the last one is in its own queue by now."""
         if source[:1] != LOCAL_SCHEDULER:
             self._refuse(source, "only a local scheduler speaks for its node")
-        elif not (_is_demand(message.total) and _is_demand(message.available, least=None)):
+        elif not (_is_demand(message.total) and _is_demand(message.available, least=None) and _is_demand(message.lasting)):
             self._refuse(source, "resources are (name, amount) pairs in 1/10,000")
         elif message.queued < 0 or not message.mean_seconds >= 0:
             self._refuse(source, "a queue and its mean time are not negative")
         else:
             self._counts["heartbeats"] += 1
             self._nodes[message.node] = NodeView(
-                message.node, source, message.total, message.available, message.queued, message.mean_seconds
+                message.node, source, message.total, message.available, message.queued, message.mean_seconds, message.lasting
             )
 
     def on_place(self, now: float, source: Address, message: m.Place) -> None:
@@ -125,7 +125,9 @@ class GlobalScheduler:
             if view.scheduler == asker:  # What it asks for is in its queue: there it is not ahead of itself.
                 view.queued = max(0, view.queued - batch.tasks)
         self._counts["placed"] += batch.tasks
-        return tuple(self._policy.place(batch, nodes).items())
+        for_life = batch.seconds >= FOR_LIFE and any(amount > 0 for _, amount in batch.demand)
+        policy = MostRoom() if for_life else self._policy
+        return tuple(policy.place(batch, nodes).items())
 
     def _refuse(self, source: Address, text: str) -> None:
         self._counts["refused"] += 1

@@ -28,14 +28,18 @@ SECONDS_MIN = 1e-6
 class NodeView:
     """A node as of its last heartbeat, and what was placed there since."""
 
-    __slots__ = ("available", "mean_seconds", "node", "placed", "placed_seconds", "queued", "scheduler", "total")
+    __slots__ = ("available", "lasting", "mean_seconds", "node", "placed", "placed_seconds", "queued", "scheduler", "total")
 
-    def __init__(self, node: bytes, scheduler: Address, total: Demand, available: Demand, queued: int, mean_seconds: float) -> None:
+    def __init__(
+        self, node: bytes, scheduler: Address, total: Demand, available: Demand, queued: int, mean_seconds: float, lasting: Demand = ()
+    ) -> None:
         self.node = node
         self.scheduler = scheduler
         self.total = dict(total)
         self.available = dict(available)
         self.queued = queued
+        self.lasting = dict(lasting)
+        """What actors hold or wait for."""
         self.mean_seconds = mean_seconds
         self.placed = 0
         self.placed_seconds = 0.0
@@ -62,6 +66,16 @@ class NodeView:
             return 0
         counts = [self.available.get(name, 0) // amount for name, amount in demand if amount > 0]
         return max(0, min(counts, default=0) - self.placed)
+
+    def room_for(self, demand: Demand) -> int:
+        """Number of actors of this demand that the others leave room for."""
+        return min((self.total.get(name, 0) - self.lasting.get(name, 0)) // amount for name, amount in demand if amount > 0)
+
+    def settle(self, demand: Demand) -> None:
+        """Count an actor that was placed here."""
+        for name, amount in demand:
+            self.lasting[name] = self.lasting.get(name, 0) + amount
+        self.placed += 1
 
     def slots_for(self, demand: Demand) -> int:
         """Number of tasks of this demand that the node can run at the same time."""
@@ -107,6 +121,24 @@ class LeastWait:
         for room, view in zip(rooms, nodes, strict=True):
             view.place(room.given, seconds, room.free)
         return {view.node: room.given for room, view in zip(rooms, nodes, strict=True) if room.given}
+
+
+class MostRoom:
+    """Give actors nodes where other actors leave them room. The rest waits: what an actor holds is not free again soon.
+
+    Tasks make room, since each ends; a node that has room at once comes first, then the one with room for most.
+    """
+
+    def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
+        """Place a batch where there is room. Nodes without have a share of none: the answer names all that could have such actors."""
+        found = {view.node: 0 for view in nodes}
+        for _ in range(batch.tasks):
+            best = max(nodes, key=lambda view: (view.free_for(batch.demand) > 0, view.room_for(batch.demand)))
+            if best.room_for(batch.demand) <= 0:
+                break
+            found[best.node] += 1
+            best.settle(batch.demand)
+        return found
 
 
 class _Room:

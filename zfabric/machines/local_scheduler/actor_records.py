@@ -95,6 +95,34 @@ class ActorRecord:
         return self.task.function.name
 
 
+class GuestRecord(NamedTuple):
+    """A life on this node of an actor whose home is another one, as long as its process exists."""
+
+    task: TaskRecord
+    """The attempt that has made it. Its home is the submitter."""
+    worker: WorkerRecord
+
+    @property
+    def id(self) -> bytes:
+        """Id of the actor."""
+        return self.task.id
+
+    @property
+    def home(self) -> bytes:
+        """The node that decides what becomes of the actor."""
+        return self.task.submitter
+
+    @property
+    def class_name(self) -> str:
+        """Name of its class."""
+        return self.task.function.name
+
+    @property
+    def name(self) -> str:
+        """Its name; empty if it has none."""
+        return self.task.option("name") or ""
+
+
 class RemoteActorRecord:
     """An actor of another node that processes of this one call, as its home reports it."""
 
@@ -107,7 +135,7 @@ class RemoteActorRecord:
         self.asked: set[bytes] = set()
         """Nodes that were asked whether they are its home, and have not answered."""
         self.node = b""
-        """The node to which calls are sent, if it is alive."""
+        """The node on which it lives, if it does: calls are sent there. It may be this one."""
         self.state = CREATING
         self.attempt = 0
         self.failure = b""

@@ -43,6 +43,7 @@ from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
+from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.locality import Locality
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
@@ -91,8 +92,11 @@ from zfabric.machines.local_scheduler.transitions import (
     ActorUnwanted,
     AgentReady,
     CallerExited,
+    CallerNotified,
     CallsEndReceived,
     DetachedActorDied,
+    GuestDied,
+    GuestTaskEnded,
     JobOver,
     NodeFoundDead,
     NodeGone,
@@ -266,6 +270,7 @@ class LocalScheduler:
             self.deliver,
         )
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, node)
+        self.guests = Guests(self.tables, self.actors, self.executions, self.workers, self.dispatcher)
         self.remote_callers = RemoteCallers(self.tables, self.references, self.outcomes, self.borrowing, self.executions)
         self.remote_actors = RemoteActors(self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, node)
         self.draining = Draining(self.tables, self.executions)
@@ -307,6 +312,7 @@ class LocalScheduler:
             self.references,
             self.outcomes,
             self.jobs,
+            self.actors,
             self.borrowing,
             self.executions,
             self.reclaiming,
@@ -336,6 +342,7 @@ class LocalScheduler:
             self.remote_callers,
             self.remote_actors,
             self.names,
+            self.actors,
             daemons,
         )
         self.reports = Reports(
@@ -360,6 +367,9 @@ class LocalScheduler:
             ActorLifeEnded: self.remote_callers.on_life_ended,
             ActorNameFreed: self.names.on_freed,
             CallerExited: self.remote_actors.on_caller_exited,
+            CallerNotified: self.remote_actors.on_caller_notified,
+            GuestTaskEnded: self.guests.on_task_ended,
+            GuestDied: self.guests.on_died,
             CallsEndReceived: self.remote_callers.on_end_received,
             StreamMakerEnded: self.streams.on_maker_ended,
             StreamUnreferenced: self.streams.on_unreferenced,
@@ -566,11 +576,13 @@ class LocalScheduler:
     # -- placement groups --
 
     def _node_gone(self, gone: NodeGone) -> None:
+        self.guests.node_died(gone.node)
         self.groups.node_died(gone.node)
         self.bundles.node_died(gone.node)
         self.group_tasks.node_died(gone.node)
 
     def _job_over(self, over: JobOver) -> None:
+        self.guests.job_ended(over.job)
         self.groups.job_ended(over.job)
         self.bundles.job_ended(over.job)
         self.group_tasks.job_ended(over.job)
@@ -673,7 +685,9 @@ class LocalScheduler:
             m.Delegate: self.executions.on_delegate,
             m.Reclaim: self.executions.on_reclaim,
             m.Reclaimed: self.failover.on_reclaimed,
-            m.StopDelegated: self.executions.on_stop_delegated,
+            m.StopDelegated: self.guests.on_stop_delegated,
+            m.RetireActor: self.guests.on_retire_actor,
+            m.LifeEnded: self.actors.on_life_ended,
             m.Ended: self.failover.on_ended,
             m.RelayedYields: self.remote_streams.on_relayed_yields,
             m.AllowYields: self.remote_streams.on_allow_yields,
@@ -738,7 +752,7 @@ class LocalScheduler:
             m.ExpectResults: self.call_results.on_expect_results,
             m.CallOutcomes: self.call_results.on_call_outcomes,
             m.KillActor: self.remote_actors.on_kill_actor,
-            m.ActorExiting: self.actors.on_actor_exiting,
+            m.ActorExiting: self.guests.on_actor_exiting,
             m.ActorEnded: self.actors.on_actor_ended,
             m.HostDelays: self.deadlocks.on_host_delays,
             m.HostedActors: self.recovery.on_hosted_actors,

@@ -8,7 +8,7 @@ from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.common.resources import ResourcePool
-from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, RemoteActorRecord
+from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
 from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.inline_values import InlineValues
 from zfabric.machines.local_scheduler.promises import Promises
@@ -152,6 +152,8 @@ class Tables:
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
+        self.guests: dict[bytes, GuestRecord] = {}
+        """Actors of other nodes that live on this one, by id."""
         self.remote_actors: dict[bytes, RemoteActorRecord] = {}
         """Actors of other nodes that processes of this one call, by id."""
         self.relayed_ends: list[tuple[WorkerRecord, Row, tuple[bytes, ...]]] = []

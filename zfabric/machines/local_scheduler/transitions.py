@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zfabric.machines.local_scheduler.records import AnyObject, JobRecord, ProcessRecord, TaskRecord, WorkerRecord
+from zfabric.protocol import messages as m
 
 
 class ActorTaskEnded(NamedTuple):
@@ -62,6 +63,22 @@ class ActorLifeEnded(NamedTuple):
     actor_id: bytes
 
 
+class GuestTaskEnded(NamedTuple):
+    """An attempt of this node to make an actor of another one has ended. ``worker`` lives, if it is not None."""
+
+    task: TaskRecord
+    worker: WorkerRecord | None
+    status: int
+
+
+class GuestDied(NamedTuple):
+    """The process is dead of an actor of another node that lived on this one."""
+
+    actor_id: bytes
+    worker: WorkerRecord
+    died: m.ProcessDied
+
+
 class ActorNameFreed(NamedTuple):
     """An actor of this node is dead, or was refused: it does not need its name any more."""
 
@@ -74,6 +91,14 @@ class CallerExited(NamedTuple):
     """A process of this node has exited, which may have called actors of other nodes."""
 
     incarnation: bytes
+
+
+class CallerNotified(NamedTuple):
+    """A process of this node is notified that an actor of this node lives on another one, to which this scheduler relays its calls."""
+
+    incarnation: bytes
+    actor_id: bytes
+    node: bytes
 
 
 class CallsEndReceived(NamedTuple):
@@ -142,8 +167,11 @@ Transition = (
     | ActorUnreferenced
     | DetachedActorDied
     | ActorLifeEnded
+    | GuestTaskEnded
+    | GuestDied
     | ActorNameFreed
     | CallerExited
+    | CallerNotified
     | CallsEndReceived
     | StreamMakerEnded
     | StreamUnreferenced

@@ -159,6 +159,7 @@ from zfabric.protocol.messages.node import ProcessDied as ProcessDied
 from zfabric.protocol.messages.node import ProcessTable as ProcessTable
 from zfabric.protocol.messages.node import ValueRead as ValueRead
 from zfabric.protocol.messages.node import WorkerSpawned as WorkerSpawned
+from zfabric.protocol.messages.placement import FOR_LIFE as FOR_LIFE
 from zfabric.protocol.messages.placement import Heartbeat as Heartbeat
 from zfabric.protocol.messages.placement import Place as Place
 from zfabric.protocol.messages.placement import Placed as Placed
@@ -182,6 +183,7 @@ from zfabric.protocol.messages.relays import CallsEnded as CallsEnded
 from zfabric.protocol.messages.relays import CallsRepeated as CallsRepeated
 from zfabric.protocol.messages.relays import ClaimName as ClaimName
 from zfabric.protocol.messages.relays import FreeName as FreeName
+from zfabric.protocol.messages.relays import LifeEnded as LifeEnded
 from zfabric.protocol.messages.relays import NameClaimed as NameClaimed
 from zfabric.protocol.messages.relays import RelayedCalls as RelayedCalls
 from zfabric.protocol.messages.relays import RelayedReceipt as RelayedReceipt

@@ -120,7 +120,8 @@ class StopCall(NamedTuple):
 
 
 class RetireActor(NamedTuple):
-    """local scheduler -> worker control. No handle of the actor is left: it ends once its calls are done.
+    """local scheduler -> worker control, or to the local scheduler of the node where the actor lives. No handle of the actor is left: it
+    ends once its calls are done.
 
     An actor that shares its process and was killed ends ``at_once``: waiting calls are not run, and the one that runs is
     stopped. If the daemon dies, its successor finds out again whether there are handles, and clients repeat ``KillActor``.
@@ -155,7 +156,7 @@ class HostedActors(NamedTuple):
 
 
 class ActorExiting(NamedTuple):
-    """actor -> local scheduler. The actor has ended itself (``exit_actor``): it is not restarted."""
+    """actor -> local scheduler -> home of the actor. The actor has ended itself (``exit_actor``): it is not restarted."""
 
     actor_id: bytes
 

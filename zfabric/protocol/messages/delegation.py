@@ -38,7 +38,8 @@ class RegisterNode(NamedTuple):
 
 
 class RunningDelegated(NamedTuple):
-    """executor -> home, while it registers. Attempts ``(task_id, attempt)`` that the executor has, or whose end is not acknowledged.
+    """executor -> home, while it registers. Attempts ``(task_id, attempt)`` that the executor has, or whose end is not acknowledged, and
+    those that have made actors which live there.
 
     What is not listed is lost with a daemon: the home gives it a new attempt. What the home does not want any more is stopped.
     """
@@ -100,7 +101,10 @@ class Reclaimed(NamedTuple):
 
 
 class StopDelegated(NamedTuple):
-    """home -> executor. Stop an attempt. ``reason`` is "cancelled", "timeout" or "force"; ``recursive`` stops what it submitted as well."""
+    """home -> executor. Stop an attempt. ``reason`` is "cancelled", "timeout" or "force"; ``recursive`` stops what it submitted as well.
+
+    An actor that the attempt has made ends at once, with its process.
+    """
 
     task_id: bytes
     attempt: int

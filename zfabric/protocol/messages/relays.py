@@ -3,13 +3,16 @@
 To its callers, the local scheduler of their node stands for the actor: it receives their ``Call``. To the actor, the local scheduler of the
 actor's node stands for the callers. ``FindActors``, ``ActorLocations``, ``KillActor`` and ``CallerGone`` pass between nodes, too: the actor
 is then "in" the node to which calls are to be sent.
+
+An actor may live on another node than its home: it is made there by a delegated task (``Delegate``, ``Ended``). The home ends it with
+``RetireActor`` or, at once, with ``StopDelegated``; ``ActorExiting`` and ``LifeEnded`` are what the home receives.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from zfabric.protocol.messages.rows import Ids, Rows
+from zfabric.protocol.messages.rows import Ids, Row, Rows
 
 
 class RelayedCalls(NamedTuple):
@@ -41,6 +44,21 @@ class StopRelayed(NamedTuple):
     actor_id: bytes
     call_id: bytes
     reason: str
+
+
+class LifeEnded(NamedTuple):
+    """local scheduler of the node where an actor lived -> home of the actor. Its process is dead: the home decides whether it lives again.
+
+    ``executing`` is the call that was running, empty if none or not known. ``facts`` are pid, signal, exit code and peak memory of the
+    process. If this is lost with a daemon, ``RunningDelegated`` has the actor no more.
+    """
+
+    actor_id: bytes
+    attempt: int
+    executing: bytes
+    cause: str
+    stderr: str
+    facts: Row
 
 
 class RepeatCalls(NamedTuple):

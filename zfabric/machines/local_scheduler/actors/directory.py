@@ -5,15 +5,19 @@ refs is true of handles: they travel in arguments and results, and are counted. 
 that were made. (The fabric itself holds a ref to a detached actor.) When the actor's process dies and restarts are left, the task runs
 again.
 
+An actor may live on another node: the task that makes it was delegated there, and the node's record is its worker. This node remains its
+home, and decides when it ends and whether it lives again.
+
 Calls do not pass through here, except results that concern other processes (``call_results``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.local_scheduler.actor_records import ActorRecord
+from zfabric.machines.local_scheduler.actor_records import ActorRecord, worker_of
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import DONE, PENDING, JobRecord, Stored, TaskRecord, WorkerRecord
@@ -31,7 +35,9 @@ from zfabric.machines.local_scheduler.transitions import (
     ActorUnreferenced,
     ActorUnwanted,
     CallerExited,
+    CallerNotified,
     DetachedActorDied,
+    GuestDied,
 )
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
@@ -98,7 +104,7 @@ class ActorDirectory:
             self._to_write.append(record.id)
         if record.shared:
             return True
-        hosting = sum(1 for each in self.records.values() if each.state != DEAD and not each.shared)
+        hosting = sum(1 for each in self.records.values() if each.state != DEAD and not each.shared and not _is_elsewhere(each))
         if hosting > self.tables.config.actors_max:
             text = (
                 f"this node has {hosting - 1} actors, each a process of its own, which is its limit (the setting actors_max); "
@@ -163,7 +169,9 @@ class ActorDirectory:
             self._died(record, pack_failure("ActorDiedError", text, (("cause", payload),)))
         else:
             self._died(record, _as_death(payload))
-        if worker is not None and worker.shared:
+        if worker is not None and worker.remote:
+            self._stop_elsewhere(worker, record)
+        elif worker is not None and worker.shared:
             self._vacate(worker, record)
         elif worker is not None:
             worker.actors.pop(record.id, None)
@@ -204,7 +212,10 @@ class ActorDirectory:
         worker, actor_id, attempt = unwanted
         record = self.records.get(actor_id)
         if record is None or record.worker is not worker or record.task.attempt != attempt:
-            self.tables.send_to_control(worker, m.RetireActor(actor_id, attempt, True))
+            if worker.remote:
+                self.tables.send_to_node(worker.token, m.StopDelegated(actor_id, attempt, "force", False))
+            else:
+                self.tables.send_to_control(worker, m.RetireActor(actor_id, attempt, True))
 
     def _died(self, record: ActorRecord, failure: bytes) -> None:
         """Record that an actor is dead for good, and notify its callers."""
@@ -212,6 +223,8 @@ class ActorDirectory:
             self.tables.transitions.append(ActorLifeEnded(record.id))
         record.state = DEAD
         record.failure = failure
+        if record.worker is not None and record.worker.remote:
+            record.worker.actors.pop(record.id, None)
         record.worker = None
         self._retiring.pop(record, None)
         if self.named.get((record.namespace, record.name)) is record:
@@ -251,16 +264,21 @@ class ActorDirectory:
                 self._notify(record, (process.incarnation,))
 
     def _notify(self, record: ActorRecord, incarnations: Any) -> None:
-        process = record.worker.process if record.worker is not None and record.state == ALIVE else None
+        worker = record.worker if record.state == ALIVE else None
+        process = worker.process if worker is not None else None
         where = process.incarnation if process is not None else b""
+        node = worker.token if worker is not None and worker.remote else self.outcomes.node if where else b""
         row = (record.id, record.state, where, record.task.attempt, record.lives_on, record.executing, record.failure)
         message = m.ActorLocations((row,))
+        if worker is not None and worker.remote:  # This daemon stands for it (``nodes.remote_actors``).
+            message = m.ActorLocations(((*row[:2], self.tables.address[1:], record.task.attempt, True, *row[5:]),))
         for incarnation in sorted(incarnations):
             watcher = self.tables.processes.get(incarnation)
             if watcher is not None and incarnation in self.tables.nodes:
-                here = self.outcomes.node if where else b""
-                self.tables.behind_ends.append((incarnation, m.ActorLocations(((*row[:2], here, *row[3:]),))))
+                self.tables.behind_ends.append((incarnation, m.ActorLocations(((*row[:2], node, *row[3:]),))))
             elif watcher is not None:
+                if worker is not None and worker.remote:
+                    self.tables.transitions.append(CallerNotified(incarnation, record.id, worker.token))
                 self.tables.send_to_client(watcher, message)
 
     def process_gone(self, incarnation: bytes) -> None:
@@ -275,7 +293,10 @@ class ActorDirectory:
                 if record.worker is not None:
                     called[record.worker.token] = record.worker
         for worker in called.values():
-            self.tables.send_to_control(worker, m.CallerGone(incarnation))
+            if worker.remote:
+                self.tables.send_to_node(worker.token, m.CallerGone(incarnation))
+            else:
+                self.tables.send_to_control(worker, m.CallerGone(incarnation))
         for identifier in self.tables.promises.by(incarnation):
             self.tables.promises.remove(identifier)
             found = self.tables.find(identifier)
@@ -302,8 +323,11 @@ class ActorDirectory:
     def retire(self, record: ActorRecord, reason: str) -> None:
         """End an actor cleanly, after the calls that were made."""
         record.killed = reason
-        if record.worker is not None:
-            self.tables.send_to_control(record.worker, m.RetireActor(record.id, record.task.attempt, False))
+        message = m.RetireActor(record.id, record.task.attempt, False)
+        if record.worker is not None and record.worker.remote:
+            self.tables.send_to_node(record.worker.token, message)
+        elif record.worker is not None:
+            self.tables.send_to_control(record.worker, message)
         self._retiring[record] = None
 
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
@@ -353,10 +377,16 @@ class ActorDirectory:
     def _end(self, record: ActorRecord, reason: str) -> None:
         """End an actor at once: kill its process, or end it alone in a shared process."""
         worker = record.worker
-        if worker is not None and worker.shared:
+        if worker is not None and worker.remote:
+            self._stop_elsewhere(worker, record)
+        elif worker is not None and worker.shared:
             self.tables.send_to_control(worker, m.RetireActor(record.id, record.task.attempt, True))
         else:
             self._kill_process(worker, reason)
+
+    def _stop_elsewhere(self, node: WorkerRecord, record: ActorRecord) -> None:
+        """Have another node end an actor at once that lives there, or is being made."""
+        self.tables.send_to_node(node.token, m.StopDelegated(record.id, record.task.attempt, "force", False))
 
     def _kill_process(self, worker: WorkerRecord | None, reason: str) -> None:
         if worker is not None and worker.pid:
@@ -367,7 +397,9 @@ class ActorDirectory:
         """Restart the actors of a process that is proved dead, or record their death."""
         for actor_id in worker.actors:
             record = self.records.get(actor_id)
-            if record is not None and record.state != DEAD:
+            if actor_id in self.tables.guests:
+                self.tables.transitions.append(GuestDied(actor_id, worker, died))
+            elif record is not None and record.state != DEAD:
                 self._lost_with(record, worker, died)
         for process in self.tables.processes.values() if worker.shared else ():
             if process.job is worker.job:  # Their links to the process have outlasted the actors that they called there.
@@ -380,12 +412,31 @@ class ActorDirectory:
         self.logs.process_gone(record.id)
         if record.state == CREATING and record.task.state != DONE:
             return  # Its task has failed, or runs again, like any task whose worker died.
-        how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
-        cause = f"its process ended with {how}"
-        if worker.kill_reason == "memory":
-            cause = f"the node ran out of memory and its process had the most, {died.peak / 2**20:.0f} MiB"
-        facts = (("pid", worker.pid), ("signal", died.signal), ("exit_code", died.exit_code), ("peak", died.peak))
-        self._lost(record, cause, died.stderr, facts)
+        self._lost(record, *how_it_died(worker, died))
+
+    def on_life_ended(self, now: float, source: Address, message: m.LifeEnded) -> None:
+        """The process of an actor of this node is dead that lived on another one."""
+        record = self.records.get(message.actor_id)
+        if record is None or record.worker is None or record.worker.token != source[1:] or record.task.attempt != message.attempt:
+            return
+        pid, signal, exit_code, peak = message.facts
+        facts = (("pid", pid), ("signal", signal), ("exit_code", exit_code), ("peak", peak), ("node", source[1:].hex()))
+        self._lost_elsewhere(record, message.executing, message.cause, message.stderr, facts)
+
+    def node_lost(self, node: WorkerRecord, actor_ids: Iterable[bytes], cause: str) -> None:
+        """Restart actors that lived on another node and do so no more, or record their death."""
+        for actor_id in list(actor_ids):
+            record = self.records.get(actor_id)
+            if record is not None and record.worker is node:
+                self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),))
+
+    def _lost_elsewhere(self, record: ActorRecord, executing: bytes, cause: str, stderr: str, facts: Facts) -> None:
+        if record.worker is not None:
+            record.worker.actors.pop(record.id, None)
+        record.worker = None
+        record.executing = executing
+        record.lives_on = True  # What callers have a link to is this daemon.
+        self._lost(record, cause, stderr, facts)
 
     def _lost(self, record: ActorRecord, cause: str, stderr: str, facts: Facts) -> None:
         """Restart an actor that has no process any more if that is allowed; otherwise it is dead."""
@@ -438,6 +489,8 @@ class ActorDirectory:
     def job_ended(self, job: JobRecord) -> None:
         """Remove all records of a job's actors."""
         for record in self.of(job):
+            if record.worker is not None and record.worker.remote:
+                record.worker.actors.pop(record.id, None)
             del self.records[record.id]
             self._retiring.pop(record, None)
             if self.named.get((record.namespace, record.name)) is record:
@@ -498,6 +551,22 @@ class ActorDirectory:
         if not self._retiring:
             return None
         return min(record.retire_at or 0.0 for record in self._retiring)
+
+
+def how_it_died(worker: WorkerRecord, died: m.ProcessDied) -> tuple[str, str, Facts]:
+    """Why an actor's process has ended, the last lines of its stderr, and facts about it."""
+    how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
+    cause = f"its process ended with {how}"
+    if worker.kill_reason == "memory":
+        cause = f"the node ran out of memory and its process had the most, {died.peak / 2**20:.0f} MiB"
+    facts = (("pid", worker.pid), ("signal", died.signal), ("exit_code", died.exit_code), ("peak", died.peak))
+    return cause, died.stderr, facts
+
+
+def _is_elsewhere(record: ActorRecord) -> bool:
+    """Whether an actor lives on another node, or is being made there."""
+    worker = worker_of(record)
+    return worker is not None and worker.remote
 
 
 def _as_death(payload: bytes) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
-from zfabric.machines.local_scheduler.records import READY, TASKS, NodeRecord, ShapeQueue, TaskRecord
+from zfabric.machines.local_scheduler.records import READY, NodeRecord, ShapeQueue, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
@@ -54,8 +54,14 @@ class Delegations:
         return len(batch)
 
     def may_travel(self, task: TaskRecord) -> bool:
-        """Whether another node could run a task: it makes values, and the homes of the refs in its arguments are known."""
-        if task.function.actor is not None or (task.rare is not None and task.rare.stays):
+        """Whether another node could run a task: it makes values, and the homes of the refs in its arguments are known.
+
+        Actors that share processes, or have checkpoints, stay.
+        """
+        function = task.function
+        if task.rare is not None and task.rare.stays:
+            return False
+        if function.actor is not None and (function.shared or task.option("checkpoint_every") is not None):
             return False
         may = self.references.may_travel
         dependencies = self._dependencies(task)
@@ -121,5 +127,5 @@ class Delegations:
 
 
 def is_own_work(queue: ShapeQueue) -> bool:
-    """Whether tasks of a queue may be given to any other node: they are at home here, make values, and do not say where they are to run."""
-    return not queue.delegated and queue.shape[2] == TASKS and not queue.strategy
+    """Whether tasks of a queue may be given to any other node: they are at home here, and do not say where they are to run."""
+    return not queue.delegated and not queue.shared and not queue.strategy

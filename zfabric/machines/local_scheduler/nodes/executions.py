@@ -15,6 +15,7 @@ from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.records import (
+    DONE,
     PENDING,
     READY,
     WAITING,
@@ -89,6 +90,11 @@ class Executions:
             if delegated is None or known is not None:
                 self._refuse(RefusedRow(row[0], attempt, home.token), known)
                 continue
+            if delegated.actor is not None and self._has_too_many_actors():
+                text = f"node {self.tables.node.hex()} has {self.tables.config.actors_max} actors, its limit (the setting actors_max)"
+                failure = pack_failure("ActorLimitExceededError", text)
+                self.tables.delegated_ends.append((RefusedRow(row[0], attempt, home.token), FAILED, (failure,), None, ()))
+                continue
             task = TaskRecord(row, delegated, home.token, attempt)
             delegated.unfinished += 1
             task.holders = None
@@ -124,6 +130,7 @@ class Executions:
         """Attempts ``(task_id, attempt)`` of a home's tasks that this node has, or whose end the home has not acknowledged."""
         found = [(task.id, task.attempt) for task in self.tables.tasks.values() if task.function.delegated and task.submitter == home.token]
         found += [(task.id, task.attempt) for task, *_ in self.tables.delegated_ends if task.submitter == home.token]
+        found += [(guest.id, guest.task.attempt) for guest in self.tables.guests.values() if guest.home == home.token]
         for message in home.unreceived:
             if isinstance(message, m.Ended):
                 found += [(task_id, attempt) for task_id, attempt, _, _ in m.Completed(*message.completed).rows]
@@ -145,6 +152,13 @@ class Executions:
             job.home = home
             self.jobs.elsewhere(job)
         return job
+
+    def _has_too_many_actors(self) -> bool:
+        """Whether this node has as many processes of actors as it may, those included that are to be made."""
+        tables = self.tables
+        here = sum(len(worker.actors) for worker in tables.workers.values() if not worker.shared)
+        waiting = sum(task.function.actor is not None and task.worker is None and task.state != DONE for task in tables.tasks.values())
+        return here + waiting >= tables.config.actors_max
 
     def _refuse(self, row: RefusedRow, known: TaskRecord | None) -> None:
         """Fail a row that cannot run here, unless it is here already as this very attempt."""

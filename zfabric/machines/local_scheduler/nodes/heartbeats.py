@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from zfabric.machines.common.resources import ResourcePool
-from zfabric.machines.local_scheduler.records import ShapeQueue
+from zfabric.machines.local_scheduler.records import HOSTING, ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
+from zfabric.protocol.options import Demand
 
 ALONE_EVERY = 1.0
 """Least seconds between two heartbeats of a node without others, which nobody places tasks by."""
@@ -68,7 +71,19 @@ class Heartbeats:
         if self.tables.draining:
             return m.Heartbeat(self.node, (), (), queued, usual)
         total = tuple(sorted(self.pool.total.items()))
-        return m.Heartbeat(self.node, total, self.pool.available(), queued, seconds / queued if queued else usual)
+        mean = seconds / queued if queued else usual
+        return m.Heartbeat(self.node, total, self.pool.available(), queued, mean, self._lasting())
+
+    def _lasting(self) -> Demand:
+        """What actors hold of this node, or wait for."""
+        found: Counter[str] = Counter()
+        for worker in self.tables.workers.values():
+            if worker.state == HOSTING and worker.pool is self.pool:
+                found.update(dict(worker.demand))
+        for queue in self.tables.queues.values():
+            if queue.actors and queue.tasks and queue.pool is self.pool and not queue.away:
+                found.update({name: amount * len(queue.tasks) for name, amount in queue.demand})
+        return tuple(sorted(found.items()))
 
     def next_deadline(self) -> float | None:
         """When news may be sent."""

@@ -26,7 +26,7 @@ class Locality:
         tasks, self.tables.with_inputs = self.tables.with_inputs, []
         for task in tasks:
             queue = self.tables.queue_of(task)
-            if task.state != READY or not is_own_work(queue):
+            if task.state != READY or queue.for_life or not is_own_work(queue):
                 continue
             node = self._best(task)
             if node is not None and self.delegations.may_travel(task):

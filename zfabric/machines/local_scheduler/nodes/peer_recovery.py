@@ -183,6 +183,8 @@ class PeerRecovery:
         reported, node.reported = node.reported, {}
         for task_id, attempt in reported.items():
             task = node.inflight.get(task_id)
+            if task is None and task_id in node.actors:
+                task = self.tables.actors[task_id].task
             if task is None or task.attempt != attempt:
                 self.tables.send_to_node(node.token, m.StopDelegated(task_id, attempt, "cancelled", False))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.names import ActorNames
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
@@ -57,6 +58,7 @@ class Peers:
         remote_callers: RemoteCallers,
         remote_actors: RemoteActors,
         names: ActorNames,
+        actors: ActorDirectory,
         daemons: int,
     ) -> None:
         self.node = node
@@ -76,6 +78,7 @@ class Peers:
         self.remote_callers = remote_callers
         self.remote_actors = remote_actors
         self.names = names
+        self.actors = actors
         self.daemons = daemons
         self._version = 0
         self._early: dict[bytes, m.RegisterNode] = {}
@@ -195,6 +198,7 @@ class Peers:
         self.tables.write_log("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
         self.tables.counts["lost_with_nodes"] += len(node.inflight)
         self.outcomes.node_lost(node)
+        self.actors.node_lost(node, node.actors, "the node on which it lived is dead")
         if node.process is not None:
             self.departures.release(node.process)
         self._end_orphans(node.token, now)

@@ -49,7 +49,7 @@ class ClusterQueries:
             "objects": self._rows,
             "workers": self._rows,
             "functions": self._functions,
-            "actors": self._rows,
+            "actors": self._actors,
             "groups": self._rows,
             "group": self._first,
             "find": self._found,
@@ -137,6 +137,16 @@ class ClusterQueries:
         rows = [{**row, "node": self._name(node)} for node, answer in question.answers.items() for row in answer.payload]
         arguments = question.query.arguments
         return rows[: arguments[0]] if arguments and type(arguments[0]) is int else rows
+
+    def _actors(self, question: _Question) -> list[dict[str, Any]]:
+        """Actors as their homes report them, each with the node on which it lives and the process that that node reports."""
+        pids = {row["actor_id"]: row["pid"] for answer in question.answers.values() for row in answer.payload if row.get("guest")}
+        rows = []
+        for node, answer in question.answers.items():
+            for row in (each for each in answer.payload if not each.get("guest")):
+                rows.append({**row, "node": row.get("node") or self._name(node), "pid": row["pid"] or pids.get(row["actor_id"], 0)})
+        limit = question.query.arguments[0] if question.query.arguments else len(rows)
+        return rows[:limit]
 
     def _functions(self, question: _Question) -> list[dict[str, Any]]:
         """One row for each function of a job: the counts of all nodes, added up."""

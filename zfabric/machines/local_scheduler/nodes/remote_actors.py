@@ -1,8 +1,9 @@
-"""Actors of other nodes that processes of this one call: to the callers, this node stands for the actors.
+"""Actors on other nodes that processes of this one call: to the callers, this node stands for the actors.
 
-A process asks this node where an actor is, as always. If the actor's home is another node, the answer names this node's daemon: the calls
+A process asks this node where an actor is, as always. If the actor lives on another node, the answer names this node's daemon: the calls
 come here, go on to the node where the actor is, and their outcomes return the same way. So order, errors and retries are those of local
-calls, and each call is for one life of the actor (its attempt). The home reports each change of the location.
+calls, and each call is for one life of the actor (its attempt). The home reports each change of the location. If another node is the home
+of an actor that lives on this one, processes here call it directly.
 
 Usually the home of an actor is known, since a handle is a ref. Of a weak handle it is not: all nodes are asked, and one has the actor.
 """
@@ -16,7 +17,7 @@ from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers,
 from zfabric.machines.local_scheduler.objects.call_results import CallResults, names_of_outcome
 from zfabric.machines.local_scheduler.records import NO_HOME, NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.transitions import CallerExited
+from zfabric.machines.local_scheduler.transitions import CallerExited, CallerNotified
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, Address, call_value, daemons_of, short
@@ -76,17 +77,24 @@ class RemoteActors:
             if node == record.home or node in record.asked:
                 self.tables.send_to_node(node, m.FindActors((record.id,)))
             if node == record.node:
-                for incarnation in sorted(record.watchers):
-                    process = self.tables.processes.get(incarnation)
-                    if process is not None:
-                        self._expect_repeats(record, incarnation)
-                        self.tables.send_to_client(process, m.RepeatCalls(record.id))
+                self._have_repeated(record.id, record.watchers, node)
+        for actor in self.tables.actors.values():
+            if actor.state == ALIVE and actor.worker is not None and actor.worker.token == node:
+                self._have_repeated(actor.id, actor.watchers, node)
+
+    def _have_repeated(self, actor_id: bytes, watchers: set[bytes], node: bytes) -> None:
+        for incarnation in sorted(watchers - self.tables.nodes.keys()):
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                self._expect_repeats(actor_id, node, incarnation)
+                self.tables.send_to_client(process, m.RepeatCalls(actor_id))
 
     def _find(self, actor_id: bytes, process: ProcessRecord) -> None:
         record = self.records.get(actor_id)
         if record is None:
-            handle = self.tables.find(actor_id + FIRST_RETURN)
+            handle, guest = self.tables.find(actor_id + FIRST_RETURN), self.tables.guests.get(actor_id)
             home = handle.home if handle is not None and handle.home != NO_HOME else b""
+            home = home or (guest.home if guest is not None else b"")
             record = self.records[actor_id] = RemoteActorRecord(actor_id, home)
             record.watchers.add(process.incarnation)
             if record.home and record.home not in self.tables.nodes:
@@ -117,9 +125,17 @@ class RemoteActors:
 
     def _moved(self, record: RemoteActorRecord, row: m.Row) -> None:
         actor_id, state, node, attempt, _, executing, failure = row
+        was_here = record.node == self.node
         record.state, record.node, record.attempt, record.failure = state, node, attempt, failure
-        # Its process is none of a caller's links: they outlast every change.
-        record.row = (actor_id, state, self.tables.address[1:] if state == ALIVE else b"", attempt, True, executing, failure)
+        place = self.tables.address[1:] if state == ALIVE else b""
+        if node == self.node:
+            guest = self.tables.guests.get(actor_id)
+            process = guest.worker.process if guest is not None and guest.task.attempt == attempt else None
+            if process is None:  # It has ended meanwhile, which its home has yet to report.
+                record.state, record.node = CREATING, b""
+            place = process.incarnation if process is not None else b""
+        # The process of another node is none of a caller's links: they outlast every change.
+        record.row = (actor_id, record.state, place, attempt, not was_here, executing, failure)
         for incarnation in sorted(record.watchers):
             process = self.tables.processes.get(incarnation)
             if process is not None:
@@ -128,14 +144,19 @@ class RemoteActors:
             self.records.pop(record.id, None)
 
     def _notify(self, record: RemoteActorRecord, process: ProcessRecord) -> None:
-        if record.state == ALIVE and daemons_of(self.tables.first_attempt):
-            self._expect_repeats(record, process.incarnation)
+        if record.state == ALIVE:
+            self.on_caller_notified(CallerNotified(process.incarnation, record.id, record.node))
         self.tables.send_to_client(process, m.ActorLocations((record.row,)))
 
-    def _expect_repeats(self, record: RemoteActorRecord, incarnation: bytes) -> None:
-        node = self.tables.nodes.get(record.node)
-        if node is not None and self._repeating.setdefault((incarnation, record.id), node) is node:
-            node.repeating.add((incarnation, record.id))
+    def on_caller_notified(self, notified: CallerNotified) -> None:
+        """A process is notified that an actor lives on another node. If this daemon is new, calls that its predecessor had come again."""
+        if daemons_of(self.tables.first_attempt):
+            self._expect_repeats(notified.actor_id, notified.node, notified.incarnation)
+
+    def _expect_repeats(self, actor_id: bytes, place: bytes, incarnation: bytes) -> None:
+        node = self.tables.nodes.get(place)
+        if node is not None and self._repeating.setdefault((incarnation, actor_id), node) is node:
+            node.repeating.add((incarnation, actor_id))
 
     def on_calls_repeated(self, now: float, source: Address, message: m.CallsRepeated) -> None:
         """A process has repeated all calls of an actor."""
@@ -154,35 +175,46 @@ class RemoteActors:
 
     def on_call(self, now: float, source: Address, message: m.Call) -> None:
         """Relay calls to the node of their actor. If that life has ended, the caller is notified of it, or has been."""
-        process, record = self.tables.processes.get(source[1:]), self.records.get(message.actor_id)
-        if process is None or record is None or record.state != ALIVE or record.attempt != message.attempt:
+        process, place = self.tables.processes.get(source[1:]), self._place_of(message.actor_id, message.attempt)
+        if process is None or not place:
             return
         may = self.actors.references.may_travel
         rows: list[m.Row] = []
         for row in message.rows:
             if len(row) > 3 and (option(row[CALL_OPTIONS], "stream") is not None or not all(map(may, names_of(row)))):
-                text = f"{row[1]} of actor {short(record.id)} did not run: the actor is on another node, and its methods cannot yield"
-                failure = pack_failure("ActorUnavailableError", text, (("actor", record.id.hex()), ("outcome", "not run")))
+                text = f"{row[1]} of actor {short(message.actor_id)} did not run: the actor is on another node, and its methods cannot yield"
+                failure = pack_failure("ActorUnavailableError", text, (("actor", message.actor_id.hex()), ("outcome", "not run")))
                 self.tables.send_to_client(process, m.Returned(((row[0], FAILED, (failure,)),)))
             else:
                 rows.append(row)
         if rows:
             homes = self.tables.homes_of(each for row in rows for each in names_of(row))
-            self.tables.send_to_node(record.node, m.RelayedCalls(record.id, message.attempt, tuple(rows), process.incarnation, homes))
+            self.tables.send_to_node(place, m.RelayedCalls(message.actor_id, message.attempt, tuple(rows), process.incarnation, homes))
+
+    def _place_of(self, actor_id: bytes, attempt: int | None = None) -> bytes:
+        """The other node on which an actor lives; empty if it lives on none, or if that is not the given life."""
+        record, actor = self.records.get(actor_id), self.tables.actors.get(actor_id)
+        if record is not None:
+            lives, life, place = record.state == ALIVE, record.attempt, record.node
+        elif actor is not None and actor.worker is not None and actor.worker.remote:
+            lives, life, place = actor.state == ALIVE, actor.task.attempt, actor.worker.token
+        else:
+            return b""
+        return place if lives and attempt in (None, life) and place in self.tables.nodes else b""
 
     def on_outcomes_received(self, now: float, source: Address, message: m.OutcomesReceived) -> None:
         """Relay which outcomes a caller has received."""
-        record = self.records.get(message.actor_id)
-        if record is not None and record.node and source[1:] in self.tables.processes:
-            self.tables.send_to_node(record.node, m.RelayedReceipt(*message, source[1:]))
+        place = self._place_of(message.actor_id)
+        if place and source[1:] in self.tables.processes:
+            self.tables.send_to_node(place, m.RelayedReceipt(*message, source[1:]))
 
     def on_stop_relayed(self, now: float, source: Address, message: m.StopRelayed) -> None:
         """Stop a call: of a process here, on the actor's node; of another node's process, here."""
-        record = self.records.get(message.actor_id)
+        place = self._place_of(message.actor_id)
         if source[1:] in self.tables.nodes:
             self.callers.stop(source, message)
-        elif record is not None and record.node:
-            self.tables.send_to_node(record.node, message)
+        elif place:
+            self.tables.send_to_node(place, message)
 
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
         """Handle ``zf.kill``, at the actor's home."""
@@ -225,6 +257,9 @@ class RemoteActors:
             self._repeated(key)
         called = {record.node for record in self.records.values() if incarnation in record.watchers and record.node}
         for record in self.records.values():
+            guest = self.tables.guests.get(record.id)
+            if incarnation in record.watchers and guest is not None:
+                self.tables.send_to_control(guest.worker, m.CallerGone(incarnation))
             record.watchers.discard(incarnation)
         for node in sorted(called & self.tables.nodes.keys()):
             self.tables.send_to_node(node, m.CallerGone(incarnation))

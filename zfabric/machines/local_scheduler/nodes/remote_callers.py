@@ -44,7 +44,8 @@ class RemoteCallers:
     def on_relayed_calls(self, now: float, source: Address, message: m.RelayedCalls) -> None:
         """Pass calls on. If that life of the actor has ended, the caller's node is notified of it, or has been."""
         worker = self._worker_of(source, message.actor_id)
-        if worker is None or worker.process is None or self.tables.actors[message.actor_id].task.attempt != message.attempt:
+        lives = self.tables.guests.get(message.actor_id) or self.tables.actors.get(message.actor_id)
+        if worker is None or worker.process is None or lives is None or lives.task.attempt != message.attempt:
             return
         node = source[1:]
         for row in message.rows:
@@ -75,11 +76,11 @@ class RemoteCallers:
             self.tables.send_to_control(worker, m.StopCall(message.call_id, message.reason))
 
     def _worker_of(self, source: Address, actor_id: bytes) -> WorkerRecord | None:
-        record = self.tables.actors.get(actor_id)
+        record = self.tables.guests.get(actor_id) or self.tables.actors.get(actor_id)
         if source[1:] not in self.tables.nodes:
             self.tables.counts["refused"] += 1
             return None
-        return record.worker if record is not None else None
+        return record.worker if record is not None and record.worker is not None and not record.worker.remote else None
 
     # -- outcomes leave --
 

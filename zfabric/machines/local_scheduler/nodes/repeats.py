@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
@@ -39,6 +40,7 @@ class Repeats:
         references: References,
         outcomes: Outcomes,
         jobs: Jobs,
+        actors: ActorDirectory,
         borrowing: Borrowing,
         executions: Executions,
         reclaiming: Reclaiming,
@@ -54,6 +56,7 @@ class Repeats:
         self.references = references
         self.outcomes = outcomes
         self.jobs = jobs
+        self.actors = actors
         self.borrowing = borrowing
         self.executions = executions
         self.reclaiming = reclaiming
@@ -163,6 +166,8 @@ class Repeats:
                 node.inflight.pop(task.id, None)
                 self.tables.counts["lost_with_daemons"] += 1
                 self.outcomes.attempt_lost(task, node)
+        ended = [each for each in node.actors if node.reported.get(each) != self.tables.actors[each].task.attempt]
+        self.actors.node_lost(node, ended, "its process ended before the daemon of its node was restarted, or meanwhile")
         for record in self.tables.values():
             if not record.home and record.object_id not in node.repeated and node.token in holders_of(record):
                 drop_holder(record, node.token)

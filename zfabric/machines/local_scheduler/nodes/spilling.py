@@ -20,6 +20,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.placement_requests import PlacementRequests
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
+from zfabric.protocol.messages import FOR_LIFE
 
 WORTH_SECONDS = 50e-6
 """Shorter tasks stay: a delegated task costs both daemons about as much."""
@@ -71,7 +72,7 @@ class Spilling:
             times = self._due(queue, now)
             if times is not None:
                 self._asked[token] = _Question(now, times)
-                seconds = mean_of(queue) or 0.0
+                seconds = FOR_LIFE if queue.actors else mean_of(queue) or 0.0
                 placer = self.tables.placers[(self._first + times) % len(self.tables.placers)]
                 questions[placer].append((token, queue.demand, len(queue.tasks), seconds, self._inputs(queue)))
         for placer, rows in questions.items():
@@ -87,10 +88,14 @@ class Spilling:
         if queue.feasible is not False:
             if now < since + self.tables.config.spill_after:
                 return None
-            if queue.tasks[0].id != first and self._ends_soon(queue):
+            if self._has_room_for(queue) if queue.actors else queue.tasks[0].id != first and self._ends_soon(queue):
                 self._since[queue.token] = now, queue.tasks[0].id
                 return None
         return 0
+
+    def _has_room_for(self, queue: ShapeQueue) -> bool:
+        """Whether an actor waits for nothing but a process of this node."""
+        return queue.pool.fits(queue.demand)
 
     def _ends_soon(self, queue: ShapeQueue) -> bool:
         """Whether this node will have begun all tasks of a queue before others could, or they are too short to be sent."""

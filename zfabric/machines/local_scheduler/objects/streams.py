@@ -187,7 +187,7 @@ class Streams:
         if not stream.actor:
             return stream.owner.task.worker if stream.owner.task is not None else None
         actor = self.tables.actors.get(stream.actor)
-        return actor.worker if actor is not None else None
+        return actor.worker if actor is not None and actor.worker is not None and not actor.worker.remote else None
 
     def _is_current(self, stream: StreamRecord, attempt: int) -> bool:
         return stream.actor != b"" or (stream.owner.task is not None and stream.owner.task.attempt == attempt)

@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any
 
 from zfabric.machines.common.resources import describe
-from zfabric.machines.local_scheduler.actor_records import ActorRecord
+from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import STATE_NAMES, ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
-from zfabric.machines.local_scheduler.records import BlockedTask
+from zfabric.machines.local_scheduler.records import BlockedTask, NodeRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.machine import Diagnosis
@@ -27,12 +27,18 @@ class ActorReports:
         self.logs = logs
 
     def listing(self, limit: int) -> list[dict[str, Any]]:
-        """The actors of the node, oldest first; dead ones as long as a process has a handle."""
-        return [self._row(record) for record in islice(self.actors.records.values(), limit)]
+        """The actors of the node, oldest first; dead ones as long as a process has a handle. Of those of other homes that live here, only
+        what their homes do not know.
+        """
+        rows = [self._row(record) for record in islice(self.actors.records.values(), limit)]
+        guests = islice(self.tables.guests.values(), limit)
+        return rows + [{"actor_id": guest.id.hex(), "guest": True, "pid": guest.worker.pid} for guest in guests]
 
     def _row(self, record: ActorRecord) -> dict[str, Any]:
         worker, wait = record.worker, record.wait()
+        elsewhere = {"node": worker.name} if isinstance(worker, NodeRecord) else {}
         return {
+            **elsewhere,
             "actor_id": record.id.hex(),
             "class": record.class_name,
             "name": record.name,
@@ -76,7 +82,7 @@ class ActorReports:
             facts.append(("name", record.name + (f" (namespace {record.namespace})" if record.namespace else "")))
         limit = row["max_restarts"]
         facts += [
-            ("pid", str(row["pid"] or "-")),
+            *((("node", row["node"]),) if "node" in row else (("pid", str(row["pid"] or "-")),)),
             ("restarts", f"{record.restarts} of {'any number' if limit < 0 else limit}"),
             ("holds", describe(self.tables.queue_of(record.task).demand)),
             ("handles", _listed(row["handles"]) + (" (detached: it needs none)" if record.detached else "")),
@@ -103,6 +109,8 @@ class ActorReports:
             return f"lives in process {row['pid']}; the results of its calls wait, since their log cannot be written: {log.trouble}"
         if row["state"] == "ending":
             return f"ends once the calls that were made have run: {record.killed}"
+        if record.state == ALIVE and "node" in row:
+            return f"lives on node {row['node']}, and runs what it is called for"
         if record.state == ALIVE:
             return f"lives in process {row['pid']}, and " + self._shared_process(record)
         if wait is not None:
@@ -144,7 +152,7 @@ def _holders(record: ActorRecord) -> set[bytes]:
     return set() if holders is None else holders if isinstance(holders, set) else {holders}
 
 
-def title(record: ActorRecord) -> str:
+def title(record: ActorRecord | GuestRecord) -> str:
     """An actor as users see it: its class, and its name if it has one."""
     return f"{record.class_name}, {record.name}" if record.name else record.class_name
 

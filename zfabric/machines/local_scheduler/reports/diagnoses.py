@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zfabric.machines.common.resources import ResourcePool, describe
+from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.records import (
@@ -160,7 +161,7 @@ class Diagnoses:
         """Which actors and tasks hold the resources, and what blocked workers wait for."""
         parts = []
         for worker in self.tables.workers.values():
-            actor = next(map(self.actors.records.get, worker.actors), None)
+            actor = self._actor_in(worker)
             if actor is not None and worker.demand:
                 parts.append(f"actor {title(actor)} has {describe(worker.demand)} for life")
             elif worker.state == LEASED:
@@ -173,6 +174,11 @@ class Diagnoses:
                     parts.append(f"worker {worker.pid} waits for {first}")
         more = f"; and {len(parts) - 8} more" if len(parts) > 8 else ""
         return "held by: " + ("; ".join(parts[:8]) + more if parts else "nobody")
+
+    def _actor_in(self, worker: WorkerRecord) -> ActorRecord | GuestRecord | None:
+        """The first actor of a process, whose home may be another node."""
+        actor_id = next(iter(worker.actors), b"")
+        return self.actors.records.get(actor_id) or self.tables.guests.get(actor_id)
 
     def _wanted_by(self, blocked: BlockedTask) -> str:
         """The objects that a blocked task or call waits for, and the circle if it waits for itself in the end."""
@@ -224,7 +230,7 @@ class Diagnoses:
         task = worker.inflight.get(executing)
         if task is not None:
             return task.name.rpartition("<locals>.")[2]
-        actor = next(map(self.actors.records.get, worker.actors), None) if executing and len(worker.actors) == 1 else None
+        actor = self._actor_in(worker) if executing and len(worker.actors) == 1 else None
         return title(actor).rpartition("<locals>.")[2] if actor is not None else ""
 
 

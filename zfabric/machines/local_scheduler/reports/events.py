@@ -58,11 +58,14 @@ class Events:
             name = marked(task.name, "cancelled" if task.rare is not None and task.rare.stopped else "crashed")
             trace = task.id + pack_times([task.function.id], [since, max(0.0, now - since)])
             yield pack_event(self.node, worker.pid, ((task.function.id, name),), trace)
-        for actor in map(self.actors.records.get, worker.actors):
-            if actor is not None and not actor.killed and (died.signal or died.exit_code):
-                function = actor.task.function.id
-                trace = actor.id + pack_times([function], [now, 0.0])
-                yield pack_event(self.node, worker.pid, ((function, marked(title(actor), "died")),), trace, "death")
+        for actor_id in worker.actors:
+            actor, guest = self.actors.records.get(actor_id), self.actors.tables.guests.get(actor_id)
+            lives = guest or actor
+            is_killed = worker.kill_reason if actor is None else actor.killed
+            if lives is not None and not is_killed and (died.signal or died.exit_code):
+                function = lives.task.function.id
+                trace = lives.id + pack_times([function], [now, 0.0])
+                yield pack_event(self.node, worker.pid, ((function, marked(title(lives), "died")),), trace, "death")
 
 
 def _attempts(node: bytes, worker: WorkerRecord, message: m.Completed, renamed: dict[int, str]) -> bytes:

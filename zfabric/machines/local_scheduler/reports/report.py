@@ -154,7 +154,8 @@ class Reports:
             return [*drivers, *(worker.pid for worker in tables.workers.values() if worker.pid)]
         actor = self.actors.records.get(subject[:TASK_BYTES])
         task = tables.tasks.get(subject[:TASK_BYTES])
-        worker = tables.workers.get(subject) or (actor.worker if actor is not None else task.worker if task is not None else None)
+        lives = actor or tables.guests.get(subject[:TASK_BYTES])
+        worker = tables.workers.get(subject) or (lives.worker if lives is not None else task.worker if task is not None else None)
         return [worker.pid] if worker is not None and worker.pid else []
 
     # -- what the object store adds --

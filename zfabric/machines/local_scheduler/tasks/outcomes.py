@@ -30,7 +30,7 @@ from zfabric.machines.local_scheduler.records import (
 )
 from zfabric.machines.local_scheduler.references import References, add_holder
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnwanted, RemakeEnded, StreamMakerEnded
+from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnwanted, GuestTaskEnded, RemakeEnded, StreamMakerEnded
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure, refs_in
 from zfabric.protocol.ids import TASK_BYTES, WORKER, next_attempt, object_id, split_ids, tries_of
@@ -105,7 +105,7 @@ class Outcomes:
             task = inflight.pop(task_id, None)
             if task is None or task.attempt != attempt:
                 if task is not None and task.state == DONE:
-                    self._stopped_at_last(task, worker)
+                    self._stopped_at_last(task, worker, attempt)
                 elif task is not None:
                     inflight[task_id] = task
                 elif lease is not None and task_id not in tables.tasks:
@@ -320,9 +320,11 @@ class Outcomes:
         worker.inflight[task.id] = task
         self.renumber(task)
 
-    def _stopped_at_last(self, task: TaskRecord, worker: WorkerRecord) -> None:
+    def _stopped_at_last(self, task: TaskRecord, worker: WorkerRecord, attempt: int) -> None:
         """Record that a worker has ended a task that was given up."""
         task.facts().running_on = None
+        if worker.remote and task.function.actor is not None:
+            self.tables.transitions.append(ActorUnwanted(worker, task.id, attempt))
         if task.function.mean is not None:
             worker.work -= task.function.mean
 
@@ -446,6 +448,8 @@ class Outcomes:
         self.references.pin(contained)
         self.remove_delegated(task)
         self.tables.delegated_ends.append((task, status, outputs, extra, contained))
+        if task.function.actor is not None:
+            self.tables.transitions.append(GuestTaskEnded(task, worker if status != LOST else None, status))
 
     def remove_delegated(self, task: TaskRecord) -> None:
         """Remove a task of another node."""

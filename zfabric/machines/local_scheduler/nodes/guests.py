@@ -1,0 +1,107 @@
+"""Actors of other nodes that live on this one.
+
+An actor is made here by a delegated task, as any task is run, and its process is this node's. All else is the home's to decide: who calls
+it learns from the home where it lives, and the home ends it, or makes it again. This node passes on what the home sends to its process, and
+reports that the process has ended. If the home dies, the process ends.
+"""
+
+from __future__ import annotations
+
+from zfabric.machines.local_scheduler.actor_records import GuestRecord
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory, how_it_died
+from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.records import WorkerRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
+from zfabric.machines.local_scheduler.transitions import ActorLifeEnded, GuestDied, GuestTaskEnded
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import KillProcess
+from zfabric.protocol.ids import JOB_BYTES, Address
+from zfabric.protocol.messages import OK
+
+
+class Guests:
+    """Actors of other nodes that live here, over the shared tables."""
+
+    def __init__(self, tables: Tables, actors: ActorDirectory, executions: Executions, workers: WorkerPool, dispatcher: Dispatcher) -> None:
+        self.tables = tables
+        self.actors = actors
+        self.executions = executions
+        self.workers = workers
+        self.dispatcher = dispatcher
+        self.records = tables.guests
+
+    def on_task_ended(self, ended: GuestTaskEnded) -> None:
+        """An attempt to make an actor has ended here: the actor lives, or its process is of no use any more."""
+        task, worker, status = ended
+        if worker is None:
+            return
+        if status == OK:
+            self.records[task.id] = GuestRecord(task, worker)
+            return
+        worker.actors.pop(task.id, None)
+        if not worker.gpus:
+            self.dispatcher.release(worker)
+        self.workers.end_once_unneeded(worker, "its actor could not be made")
+
+    # -- what homes send --
+
+    def on_stop_delegated(self, now: float, source: Address, message: m.StopDelegated) -> None:
+        """Stop an attempt, or end the actor that it has made."""
+        guest = self._of(source, message.task_id, message.attempt)
+        if guest is None:
+            self.executions.on_stop_delegated(now, source, message)
+        else:
+            self._kill(guest.worker, "its home has ended it")
+
+    def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
+        """End an actor without handles, after the calls that were made."""
+        guest = self._of(source, message.actor_id, message.attempt)
+        if guest is not None:
+            self.tables.send_to_control(guest.worker, message)
+
+    def _of(self, source: Address, actor_id: bytes, attempt: int) -> GuestRecord | None:
+        guest = self.records.get(actor_id)
+        return guest if guest is not None and guest.home == source[1:] and guest.task.attempt == attempt else None
+
+    def _kill(self, worker: WorkerRecord, reason: str) -> None:
+        if worker.pid:
+            worker.kill_reason = worker.kill_reason or reason
+            self.tables.effects.append(KillProcess(worker.pid, reason))
+
+    # -- what homes receive --
+
+    def on_actor_exiting(self, now: float, source: Address, message: m.ActorExiting) -> None:
+        """Handle ``exit_actor``: the actor's home is not to make it again."""
+        guest = self.records.get(message.actor_id)
+        if guest is not None:
+            self.tables.send_to_node(guest.home, message)
+        else:
+            self.actors.on_actor_exiting(now, source, message)
+
+    def on_died(self, death: GuestDied) -> None:
+        """Report that the process of an actor has ended: behind the outcomes of its calls, which its callers then have first."""
+        actor_id, worker, died = death
+        guest = self.records.get(actor_id)
+        if guest is None or guest.worker is not worker:
+            return
+        del self.records[actor_id]
+        executing = died.executing if died.executing != actor_id else b""
+        cause, stderr, _ = how_it_died(worker, died)
+        facts = (worker.pid, died.signal, died.exit_code, died.peak)
+        self.tables.behind_ends.append((guest.home, m.LifeEnded(actor_id, guest.task.attempt, executing, cause, stderr, facts)))
+        self.tables.transitions.append(ActorLifeEnded(actor_id))
+
+    # -- ends --
+
+    def node_died(self, node: bytes) -> None:
+        """End the actors of a home that is dead."""
+        for guest in self.records.values():
+            if guest.home == node:
+                self._kill(guest.worker, "its home, the node where it was made, is dead")
+
+    def job_ended(self, job: bytes) -> None:
+        """Forget the actors of a job that has ended here: their processes end."""
+        for actor_id in [each for each in self.records if each[:JOB_BYTES] == job]:
+            del self.records[actor_id]
