@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from nodes_alone import HOME_A, HOME_C, SELF
+from nodes_alone import ACTOR_ID, CALL, CALLER, HANDLE, HOME_A, HOME_C, SELF, Nodes, call
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, died, task_id
-from test_relays import ACTOR_ID, CALL, CALLER, HANDLE, Nodes, call
 
 from zfabric.machines.global_scheduler.policies import Batch, MostRoom, NodeView
 from zfabric.protocol import messages as m

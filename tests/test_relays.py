@@ -2,69 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from nodes_alone import HOME_A, HOME_C, OTHER, SELF, Executor
-from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, died, task_id
+from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call
+from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, MEMBER, WORKER, call_value, control_of, first_attempt, remote_caller
-from zfabric.protocol.options import RESOURCE_UNIT
+from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, WORKER, call_value, control_of, first_attempt, remote_caller
 
-ACTOR_ID = task_id(1)
-HANDLE = ACTOR_ID + FIRST_RETURN
 FAR = JOB + b"parent F" + bytes(4)
 """An actor whose home is node A."""
-CALLER = b"\x05caller."
-CALL = JOB + b"parent X" + bytes(4)
 ATTEMPT = first_attempt(0, 2)
 """The first life of an actor of this node, which is the second one."""
-
-
-def call(number: int = 0, **options: Any) -> tuple[Any, ...]:
-    """A call, with options if there are any."""
-    plain = (CALL[:-1] + bytes([number]), "add", b"arguments")
-    return (*plain, (), (), tuple(options.items())) if options else plain
-
-
-class Nodes(Executor):
-    """A node between two others, with a job of its own."""
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        self.driver()
-        self.sent.clear()
-
-    head = b""
-
-    def table(self, version: int, *nodes: bytes) -> None:
-        """Receive which nodes there are."""
-        number = dict(zip(self.nodes(), (1, 2, 3), strict=True))
-        rows = [(each, number[each], "n", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0) for each in nodes]
-        self.send(MEMBER + OWN, m.NodeTable(version, tuple(rows), self.head))
-
-    def actor(self) -> bytes:
-        """Make an actor of this node, to which node A has a handle. Return its worker."""
-        self.send(CLIENT + DRIVER, m.Export(((ACTOR_CLASS, "A", b"payload", (("actor", b"blueprint"), ("max_restarts", 1))),)))
-        self.submit((ACTOR_ID, ACTOR_CLASS, b"", ()))
-        self.workers()
-        ((worker, _, _),) = self.dispatched()
-        self.complete(worker, 1, ATTEMPT, m.OK, b"")
-        self.hear(HOME_A, m.Borrow(1, (HANDLE,)), m.FindActors((ACTOR_ID,)))
-        self.sent.clear()
-        return worker
-
-    def sent_to(self, address: bytes, *without: type[Any]) -> list[Any]:
-        """What this address was sent since the last look, but for these kinds."""
-        found = [message for to, message in self.sent if to == address and type(message) not in without]
-        self.sent = [(to, message) for to, message in self.sent if to != address]
-        return found
-
-    def report(self, worker: bytes, *rows: tuple[Any, ...]) -> None:
-        """The actor ends calls of node A's caller."""
-        self.send(WORKER + worker, m.CallOutcomes(tuple((row[0], remote_caller(CALLER, HOME_A), *row[1:]) for row in rows)))
 
 
 @pytest.fixture
