@@ -182,7 +182,8 @@ class RemoteActors:
         rows: list[m.Row] = []
         for row in message.rows:
             if len(row) > 3 and (option(row[CALL_OPTIONS], "stream") is not None or not all(map(may, names_of(row)))):
-                text = f"{row[1]} of actor {short(message.actor_id)} did not run: the actor is on another node, and its methods cannot yield"
+                name = f"{row[1]} of actor {short(message.actor_id)}"
+                text = f"{name} did not run: the actor is on another node, and its methods cannot yield"
                 failure = pack_failure("ActorUnavailableError", text, (("actor", message.actor_id.hex()), ("outcome", "not run")))
                 self.tables.send_to_client(process, m.Returned(((row[0], FAILED, (failure,)),)))
             else:
