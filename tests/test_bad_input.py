@@ -3,7 +3,7 @@
 ========================================================================  ==============================================================
 what                                                                      where it is tested
 ========================================================================  ==============================================================
-nobody there; no such host; no route; somebody else is there              here
+nobody there; no such host; no route; no name server; somebody else       here
 no key file; one that others can read; one of another cluster             here
 a revoked key                                                             here
 a bind beyond loopback without keys                                       here
@@ -33,6 +33,7 @@ from scheduler_alone import FUNCTION, JOB, OWN, Node, row
 
 import zfabric as zf
 from zfabric.config import Config
+from zfabric.machines.member.machine import JOIN_SECONDS
 from zfabric.machines.registry import Registry
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
@@ -122,6 +123,39 @@ def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch
             joining.reach(endpoint(*full.getsockname()))
         for each in waiting:
             each.close()
+
+
+def test_a_name_that_no_server_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``getaddrinfo`` has no time limit: resolvers ask several servers several times."""
+    over, asked = threading.Event(), []
+
+    def look_up(*arguments: Any) -> None:
+        asked.append(arguments)
+        over.wait()
+        raise OSError("nobody has answered")
+
+    monkeypatch.setattr(joining, "REACH_SECONDS", 0.2)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    try:
+        with pytest.raises(zf.ConnectionLostError, match=r"host slow.invalid, port 6790 failed \(no answer within 0.2 s\)"):
+            zf.init("tcp://slow.invalid:6790")
+        assert len(asked) == 2, "once for nodes of this machine, once to connect"
+    finally:
+        over.set()
+
+
+def test_a_name_is_shown_with_its_number() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(zf.ConnectionLostError, match=rf"host localhost \(127.0.0.1\), port {port} failed \(Connection refused\)"):
+        zf.init(f"tcp://localhost:{port}")
+
+
+def test_all_that_is_tried_fits_into_the_time() -> None:
+    starting = 0.5
+    assert 2 * joining.REACH_SECONDS < SECONDS, "a program looks for a node here, and then for the head"
+    assert joining.REACH_SECONDS + starting + JOIN_SECONDS <= SECONDS, "a node looks for the head, starts, and asks to join"
 
 
 def test_somebody_else_at_the_address_is_named_with_the_key_file(cluster: zf.LocalCluster, tmp_path: Path) -> None:

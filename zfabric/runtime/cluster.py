@@ -8,10 +8,13 @@ the head: so each supervisor knows it before it starts its interpreter.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
+import queue
 import shutil
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -24,11 +27,13 @@ from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.keys import create_keys, create_server_pair, read_keys, read_server_pair, replace_role
 from zfabric.runtime.session import HEAD_SUFFIX, TCP, ClusterSettings, Session, find_sessions, is_cluster_address
 
+clock = time.monotonic
+
 LOOPBACK = "127.0.0.1"
 HEAD_PORT = 6790
 """Port of a head for which no other is named."""
-REACH_SECONDS = 5.0
-"""Seconds within which the head must accept a connection."""
+REACH_SECONDS = 3.5
+"""Seconds within which the head's name must be found, and the head accept a connection. Then ``JOIN_SECONDS`` are left to a node."""
 _ANY = ("", "0.0.0.0", "*")
 
 
@@ -51,15 +56,49 @@ def endpoint(host: str, port: int | str) -> str:
 def reach(address: str) -> str:
     """Connect to a head and disconnect. Return the address of this machine on that way. Raises ConnectionLostError if nobody is there."""
     host, port = parse_address(address)
+    until = clock() + REACH_SECONDS
+    shown = host
     try:
-        with socket.create_connection((host, port), REACH_SECONDS) as connection:
+        number = resolve(host, until)
+        shown = host if number == host else f"{host} ({number})"
+        with socket.create_connection((number, port), max(until - clock(), 0.001)) as connection:
             return str(connection.getsockname()[0])
     except OSError as error:
         reason = f"no answer within {REACH_SECONDS:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
         raise ConnectionLostError(
-            f"no cluster is at {address}: a TCP connection to host {host}, port {port} failed ({reason}); is its head running, and does no "
-            "firewall close that port?"
+            f"no cluster is at {address}: a TCP connection to host {shown}, port {port} failed ({reason}); is its head running, and does "
+            "no firewall close that port?"
         ) from None
+
+
+def resolve(host: str, until: float) -> str:
+    """Return a host as a number, by the clock's time ``until`` at the latest. Raises OSError if it has none, or no name server answers."""
+    if _is_number(host):
+        return host
+    found: queue.SimpleQueue[str | OSError] = queue.SimpleQueue()
+    threading.Thread(target=_look_up, args=(host, found), daemon=True).start()  # A look-up has no time limit of its own.
+    try:
+        answer = found.get(timeout=max(until - clock(), 0.001))
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
+def _look_up(host: str, found: queue.SimpleQueue[str | OSError]) -> None:
+    try:
+        found.put(str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]))
+    except OSError as error:
+        found.put(error)
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def head_address(settings: ClusterSettings) -> str:
@@ -194,14 +233,22 @@ def join_message(
     return m.Join(m.PROTOCOL_VERSION, bytes.fromhex(description["node"]), number, *facts, versions(settings.hash_seed))
 
 
-def _numeric(address: str) -> str:
-    """Return an address with its host as a number, so that two names of one host are equal; unchanged if the host has none."""
-    host, port = parse_address(address)
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return endpoint(str(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4][0]), port)
-    except OSError:
-        return address
+class _Numbers:
+    """Addresses with their hosts as numbers, so that two names of one host are equal: each name is looked up once, all within one time."""
+
+    def __init__(self) -> None:
+        self._until = clock() + REACH_SECONDS
+        self._found: dict[str, str] = {}
+
+    def of(self, address: str) -> str:
+        """Return an address with its host as a number; unchanged if none is found."""
+        host, port = parse_address(address)
+        if host not in self._found:
+            try:
+                self._found[host] = resolve(host, self._until)
+            except OSError:
+                self._found[host] = host
+        return endpoint(self._found[host], port)
 
 
 def node_name() -> str:
@@ -215,15 +262,16 @@ def nodes_here(address: str) -> list[Session]:
 
     ``address`` is that of any of its nodes.
     """
-    address = _numeric(address)
+    numbers = _Numbers()
+    address = numbers.of(address)
     addressed: list[Session] = []
     others: list[Session] = []
     for session in find_sessions():
         membership = session.membership()
         if membership is None:
             continue
-        if _numeric(membership.address) == address:
+        if numbers.of(membership.address) == address:
             addressed.append(session)
-        elif address in map(_numeric, membership.addresses):
+        elif address in map(numbers.of, membership.addresses):
             others.append(session)
     return addressed + others

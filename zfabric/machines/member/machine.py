@@ -32,8 +32,8 @@ FROZEN_SHARE_RESTARTED = 0.5
 """The same after a restart of the daemon, from then on: the one before renewed its lease every quarter of it."""
 ENDS_AFTER = 2
 """Leases after which a node that could not renew its own ends."""
-JOIN_SECONDS = 8.0
-"""How long a node tries to join before it ends."""
+JOIN_SECONDS = 6.0
+"""How long a node tries to join before it ends: within 10 s of its start a user knows what is wrong, if connecting was slow, too."""
 
 
 class Member:
