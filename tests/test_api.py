@@ -346,7 +346,7 @@ def test_retry_exceptions(client):
         ({"name": ""}, "name"),
         ({"runtime_env": "x"}, "dict"),
         ({"runtime_env": {"env_var": {"A": "b"}}}, "did you mean 'env_vars'"),
-        ({"runtime_env": {"pip": ["x"]}}, "'pip'"),
+        ({"runtime_env": {"conda": ["x"]}}, "'conda'"),
         ({"runtime_env": {"env_vars": {"A": 1}}}, "str to str"),
         ({"runtime_env": {"working_dir": "/does/not/exist"}}, "not a directory"),
         ({"runtime_env": {"py_modules": ["/does/not/exist"]}}, "does not exist"),
@@ -513,7 +513,7 @@ def test_environments_are_absolute_and_checked(client, tmp_path, monkeypatch):
     zf.remote(runtime_env=env)(lambda: 1).remote()
     (variables, directory, paths) = dict(client.exports[client.rows[0][1]][2])["env"]
     assert variables[:2] == (("A", "1"), ("B", "2"))
-    assert json.loads(dict(variables)[RUNTIME_ENV_VARIABLE]) == [[["A", "1"], ["B", "2"]], directory, list(paths)]
+    assert json.loads(dict(variables)[RUNTIME_ENV_VARIABLE]) == [[["A", "1"], ["B", "2"]], directory, list(paths), [[], [], False]]
     package_uri, plain_uri, file_uri, json_uri = paths
     assert all(uri.startswith("zf://") and uri.endswith("/") for uri in (package_uri, file_uri, json_uri)), "the archive's root"
     assert directory == plain_uri
@@ -986,7 +986,7 @@ def test_init_refuses_impossible_arguments(starts):
         ({"ignore_reinit_error": None}, TypeError, "ignore_reinit_error is True or False"),
         ({"config": {"send_delay": float("nan")}}, ValueError, "no number"),
         ({"config": {"batch_rows": 2**70}}, ValueError, "too large"),
-        ({"runtime_env": {"pip": ["x"]}}, ValueError, "pip"),
+        ({"runtime_env": {"conda": ["x"]}}, ValueError, "conda"),
     ]:
         with pytest.raises(kind, match=text):
             zf.init(**arguments)

@@ -154,7 +154,7 @@ def test_a_job_that_waits_for_resources_is_pending(client: JobSubmissionClient) 
     [
         ({"entrypoint": ""}, ValueError, "a shell command"),
         ({"entrypoint": "true", "submission_id": "a/b"}, ValueError, "an id has letters"),
-        ({"entrypoint": "true", "runtime_env": {"pip": ["x"]}}, ValueError, "runtime_env\\['pip'\\]"),
+        ({"entrypoint": "true", "runtime_env": {"pip": 5}}, ValueError, "runtime_env\\['pip'\\]"),
         ({"entrypoint": "true", "runtime_env": {"working_dir": "/nowhere"}}, ValueError, "not a directory: '/nowhere'"),
     ],
 )

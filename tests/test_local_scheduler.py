@@ -1196,3 +1196,26 @@ def test_a_driver_is_notified_of_retries_with_a_limit(node: Node) -> None:
     notices = [message.text for _, message in node.take(m.Notice)]
     assert len(notices) == NOTICES_MAX - 2
     assert ["no further notices" in text for text in notices] == [False] * (NOTICES_MAX - 3) + [True]
+
+
+def test_a_worker_whose_environment_takes_long_is_not_late_before_it_runs() -> None:
+    node = Node(worker_start_seconds=30.0)
+    node.driver()
+    node.submit(row(1, env=((("A", "1"),), "", ())))
+    (token,) = [token for token in node.pids if node.scheduler.tables.workers[token].environment[0]]
+    for other in set(node.pids) - {token}:
+        del node.pids[other]
+        node.send(b"X" + OWN, m.WorkerSpawned(other, 0, "not this one"))
+    node.now += 300.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert (node.scheduler.next_deadline() or node.now + 1) > node.now, "nothing is due again and again"
+    node.send(b"X" + OWN, m.WorkerSpawned(token, 7, ""))
+    node.now += 20.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert not [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
+    node.now += 11.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert [effect.pid for effect in node.effects if isinstance(effect, e.KillProcess)] == [7]

@@ -572,7 +572,7 @@ def test_children_inherit_the_runtime_env_unless_they_set_their_own(shared: Any,
     @zf.remote
     def seen() -> Any:
         output = zf.get_runtime_context().runtime_env
-        found = [os.path.basename(path) for path in sys.path if "/packages/" in path and "site-packages" not in path]
+        found = [os.path.basename(path) for path in sys.path if "/environments/" in path and "site-packages" not in path]
         return os.environ.get("COLOUR"), os.environ.get("SIZE"), os.path.basename(os.getcwd()), found, output["env_vars"]
 
     @zf.remote

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import eventually
 
 import zfabric as zf
+from zfabric.adapters import processes
+from zfabric.api.cluster import session_directory
+from zfabric.job_submission import JobStatus, JobSubmissionClient
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PATIENCE = 60
@@ -99,3 +104,183 @@ def test_modules_are_sent(nodes: list[str], tmp_path: Path) -> None:
     env = {"py_modules": [package, str(single), str(place)]}
     found = zf.remote(values).options(runtime_env=env, scheduling_strategy=at(nodes[1])).remote()
     assert zf.get(found, timeout=PATIENCE) == ([1, 2, 3], None, False)
+
+
+# --- pip ----------------------------------------------------------------------------------------------------------------------------
+
+
+def wheel(place: Path, name: str, version: str, content: str = "", requires: str = "") -> str:
+    """Build a wheel of one module; return the directory that it is in."""
+    import base64
+    import hashlib
+    import zipfile
+
+    place.mkdir(exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    needs = f"Requires-Dist: {requires}\n" if requires else ""
+    files = {
+        f"{name}.py": content or f"VERSION = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+        rows.append(f"{path},sha256={digest},{len(text.encode())}")
+    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+    with zipfile.ZipFile(place / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return str(place)
+
+
+def from_wheels(place: str, *packages: str) -> dict[str, Any]:
+    return {"packages": list(packages), "pip_install_options": ["--no-index", "--find-links", place]}
+
+
+def version_of(name: str) -> Any:
+    import importlib
+
+    module = importlib.import_module(name)
+    return zf.get_runtime_context().get_node_id(), sys.executable, getattr(module, "VERSION", module.__file__), os.getpid()
+
+
+def test_packages_are_installed_on_each_node_and_win(nodes: list[str], tmp_path: Path) -> None:
+    """Here "tqdm" stands for a package of the node that is wanted in another version."""
+    place = wheel(tmp_path / "wheels", "a_package_of_a_wheel", "1.5", requires="tqdm==0.0.1")
+    wheel(tmp_path / "wheels", "tqdm", "0.0.1")
+    env = {"pip": from_wheels(place, "a_package_of_a_wheel"), "working_dir": str(project(tmp_path))}
+    task = zf.remote(version_of).options(runtime_env=env)
+    for node in nodes:
+        found = zf.get(
+            [task.options(scheduling_strategy=at(node)).remote(name) for name in ("a_package_of_a_wheel", "tqdm")], timeout=PATIENCE
+        )
+        assert [(where, version) for where, _, version, _ in found] == [(node, "1.5"), (node, "0.0.1")]
+        assert len({python for _, python, _, _ in found}) == 1
+    plain = zf.remote(version_of).remote("tqdm")
+    assert zf.get(plain, timeout=PATIENCE)[2] != "0.0.1"
+    assert zf.get(zf.remote(look).options(runtime_env=env).remote(), timeout=PATIENCE)[3] == 42
+
+    def child() -> Any:
+        return zf.get(zf.remote(version_of).remote("tqdm"))
+
+    assert zf.get(zf.remote(child).options(runtime_env=env).remote(), timeout=PATIENCE)[2] == "0.0.1"
+
+
+def test_what_cannot_be_installed_fails_with_the_last_lines_of_pip_and_once(nodes: list[str], tmp_path: Path) -> None:
+    place = wheel(tmp_path / "wheels", "another_package_of_a_wheel", "1.0")
+    task = zf.remote(version_of).options(runtime_env={"pip": from_wheels(place, "another_package_of_a_wheel==2.0")}, max_retries=5)
+    refs = [task.options(scheduling_strategy=at(nodes[1])).remote("x") for _ in range(20)]
+    errors = []
+    for ref in refs:
+        with pytest.raises(zf.RuntimeEnvSetupError) as caught:
+            zf.get(ref, timeout=PATIENCE)
+        errors.append(str(caught.value))
+    assert len(set(errors)) == 1
+    assert "on node" in errors[0]
+    assert "No matching distribution found for another_package_of_a_wheel==2.0" in errors[0]
+    logs = Path(session_of(nodes[1]), "environments").glob("pip-*/pip.log")
+    assert sum(log.read_text().count("No matching distribution") for log in logs) == 1
+
+
+def session_of(node: str) -> str:
+    return str(zf.get(zf.remote(session_directory).options(scheduling_strategy=at(node)).remote(), timeout=PATIENCE))
+
+
+BACKEND = """
+import os, time
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    with open("PLACE/begun", "w") as file:
+        file.write(str(os.getpid()))
+    while not os.path.exists("PLACE/go"):
+        time.sleep(0.01)
+    name = "a_slow_package-1.0-py3-none-any.whl"
+    os.link("PLACE/wheels/" + name, directory + "/" + name)
+    return name
+"""
+
+
+def slow(tmp_path: Path) -> dict[str, Any]:
+    """A package that is not installed before there is a file "go"; "begun" says that somebody waits for it."""
+    wheel(tmp_path / "wheels", "a_slow_package", "1.0")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n')
+    (source / "backend.py").write_text(BACKEND.replace("PLACE", str(tmp_path)))
+    return {"packages": [str(source)], "pip_install_options": ["--no-index", "--no-build-isolation"]}
+
+
+def test_others_are_not_held_up_while_packages_are_installed(nodes: list[str], tmp_path: Path) -> None:
+    there = at(nodes[1])
+    task = zf.remote(version_of).options(runtime_env={"pip": slow(tmp_path)}, scheduling_strategy=there)
+    refs = [task.remote("a_slow_package") for _ in range(4)]
+    eventually((tmp_path / "begun").exists, "the build")
+    assert len(zf.get([zf.remote(os.getpid).options(scheduling_strategy=there).remote() for _ in range(50)], timeout=PATIENCE)) == 50
+    assert zf.wait(refs, num_returns=4, timeout=0)[0] == []
+    (tmp_path / "go").touch()
+    assert {version for _, _, version, _ in zf.get(refs, timeout=PATIENCE)} == {"1.0"}
+
+
+def test_a_process_that_makes_an_environment_may_die(nodes: list[str], tmp_path: Path) -> None:
+    task = zf.remote(version_of).options(runtime_env={"pip": slow(tmp_path)}, scheduling_strategy=at(nodes[0]))
+    ref = task.remote("a_slow_package")
+    begun = tmp_path / "begun"
+    builder = int(eventually(lambda: begun.exists() and begun.read_text(), "the build"))
+    (pid,) = [pid for pid in every_process() if name_of(pid) == "zf-maker" and builder in processes.descendants(pid)]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(zf.RuntimeEnvSetupError, match="the process that makes its environment ended with signal 9"):
+        zf.get(ref, timeout=PATIENCE)
+    eventually(lambda: not os.path.exists(f"/proc/{builder}"), "the end of what pip has started")
+
+
+def every_process() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def test_an_actor_and_a_job_have_their_packages(nodes: list[str], tmp_path: Path) -> None:
+    place = wheel(tmp_path / "wheels", "a_package_of_a_job", "3.0")
+    wanted = tmp_path / "requirements.txt"
+    wanted.write_text(f"# for jobs\n--no-index\n--find-links {place}\na_package_of_a_job\n")
+    env = {"pip": str(wanted), "env_vars": {"COLOUR": "red"}}
+
+    @zf.remote
+    class Actor:
+        def see(self) -> Any:
+            return version_of("a_package_of_a_job")[2], os.environ["COLOUR"], zf.get_runtime_context().runtime_env["pip"]["packages"]
+
+    lines = ["--no-index", f"--find-links {place}", "a_package_of_a_job"]
+    assert zf.get(Actor.options(runtime_env=env).remote().see.remote(), timeout=PATIENCE) == ("3.0", "red", lines)
+    client = JobSubmissionClient()
+    inner = "import zfabric as zf; print(zf.get(zf.remote(lambda: __import__('a_package_of_a_job').VERSION).remote()))"
+    job = client.submit_job(entrypoint=f'python -c "{inner}"', runtime_env=env)
+    assert client.wait_for_job(job, PATIENCE) == JobStatus.SUCCEEDED, client.get_job_logs(job)
+    assert "3.0" in client.get_job_logs(job).splitlines()
+    client.delete_job(job)
+
+
+@pytest.mark.parametrize(
+    ("pip", "text"),
+    [
+        (5, "list of requirements"),
+        ([5], "list of requirements"),
+        (["a\nb"], "one requirement or option in each item"),
+        (["-r other.txt"], "nodes do not have that file"),
+        (["a" * 70_000], "at most 65,536 bytes"),
+        ("nowhere.txt", "cannot be read"),
+        ({"packages": []}, "names no packages"),
+        ({"package": ["a"]}, "did you mean 'packages'"),
+        ({"packages": ["a"], "pip_version": "==1"}, "no 'pip_version' here"),
+        ({"packages": ["a"], "pip_check": 1}, "pip_check is True or False"),
+        ({"packages": ["a"], "pip_install_options": "--no-index"}, "list of options"),
+    ],
+)
+def test_wrong_requirements_are_refused_where_they_are_written(pip: Any, text: str) -> None:
+    with pytest.raises(zf.OptionError, match=text):
+        zf.remote(runtime_env={"pip": pip})

@@ -132,7 +132,11 @@ class Config:
     package_bytes: int = 512 * MiB
     """Largest directory or module that is sent for a ``runtime_env``: it is packed in memory, and each node unpacks it."""
     environments_bytes: int = 10 * GiB
-    """Sent directories that no worker uses are removed from a node when all of them there have more bytes than this, oldest first."""
+    """Sent directories and virtual environments that no worker uses are removed from a node, the oldest first, while all that it has are
+    larger than this together.
+    """
+    environment_seconds: float = 600.0
+    """Installing what a ``runtime_env`` asks for may take this long on a node: some packages are compiled there."""
 
     # -- values --
     inline_bytes: int = 64 * KiB

@@ -39,7 +39,11 @@ def use(root: str, name: str, make: Callable[[str], None], bytes_max: int) -> Ca
             if not os.path.exists(f"{place}/ready"):
                 shutil.rmtree(f"{place}/content", ignore_errors=True)
                 os.mkdir(f"{place}/content", 0o700)
-                make(f"{place}/content")
+                try:
+                    make(f"{place}/content")
+                except BaseException:
+                    shutil.rmtree(f"{place}/content", ignore_errors=True)
+                    raise
                 _write_size(place)
                 _remove_unused(root, bytes_max, name)
         except _Removed:

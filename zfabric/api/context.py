@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from zfabric.api.actor import ActorHandle, handle_of
+from zfabric.api.environments import pip_of
 from zfabric.api.lifecycle import connected, default_environment
 from zfabric.protocol.options import RESOURCE_UNIT, group_of
 from zfabric.runtime import interface
@@ -115,6 +116,7 @@ class RuntimeContext:
         """The ``runtime_env`` of this code, with inherited values; in a driver, the one passed to ``init``."""
         environment = default_environment()
         found = {"env_vars": dict(environment.variables), "working_dir": environment.directory, "py_modules": list(environment.modules)}
+        found["pip"] = pip_of(environment)
         return {name: value for name, value in found.items() if value}
 
     @property

@@ -59,7 +59,8 @@ def remote(*args: Any, **options: Any) -> Any:
       Both take ``async def`` functions.
     - ``max_retries`` (3; -1 for no limit): attempts after the loss of a worker. ``retry_exceptions`` (False): True, or a list of exception
       classes that cause another attempt, too. ``timeout``: seconds from submission.
-    - ``name``: a label in listings. ``runtime_env``: "env_vars", "working_dir" (also a path for imports) and "py_modules".
+    - ``name``: a label in listings. ``runtime_env``: "env_vars"; "working_dir" (also a path for imports) and "py_modules", which are
+      sent to nodes without what "excludes" and ``.zfabricignore`` name; "pip", which is installed on nodes.
     - ``inline=False``: never run on top of a blocked task. ``deterministic=True``: values may be dropped and rebuilt.
     - ``max_concurrency`` (1000): tasks of an ``async def`` function that run in one worker at a time. These hold no CPU by default
       (``num_cpus`` 0).

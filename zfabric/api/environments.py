@@ -29,6 +29,8 @@ class RuntimeEnv(NamedTuple):
     """What is put on ``sys.path``, likewise."""
     excludes: tuple[str, ...] = ()
     """Patterns of files that are not sent."""
+    pip: tuple[tuple[str, ...], tuple[str, ...], bool] = ((), (), False)
+    """What is installed: lines of a requirements file, options of ``pip install``, and whether ``pip check`` must find nothing."""
 
 
 NO_RUNTIME_ENV = RuntimeEnv()
@@ -38,27 +40,38 @@ def inherited(runtime_env: Mapping[str, Any], parent: RuntimeEnv) -> RuntimeEnv:
     """Return ``runtime_env``, validated, on top of ``parent``: variables are added, other fields replace the parent's."""
     own = environment_of(runtime_env)
     merged = tuple(sorted({**dict(parent.variables), **dict(own.variables)}.items()))
-    return RuntimeEnv(merged, own.directory or parent.directory, own.modules or parent.modules, own.excludes)
+    return RuntimeEnv(
+        merged, own.directory or parent.directory, own.modules or parent.modules, own.excludes, own.pip if own.pip[0] else parent.pip
+    )
 
 
 def encoded(environment: RuntimeEnv) -> Environment:
     """Encode an environment for messages, with a variable that repeats all of it for what its tasks submit."""
-    whole = json.dumps((environment.variables, environment.directory, environment.modules))
+    whole = json.dumps((environment.variables, environment.directory, environment.modules, environment.pip))
     passed_on = {**dict(environment.variables), RUNTIME_ENV_VARIABLE: whole}
     return tuple(sorted(passed_on.items())), environment.directory, environment.modules
 
 
+def pip_of(environment: RuntimeEnv) -> dict[str, Any]:
+    """What is installed in an environment, as ``runtime_env["pip"]`` says it; empty if nothing is."""
+    lines, options, check = environment.pip
+    return {"packages": list(lines), "pip_install_options": list(options), "pip_check": check} if lines else {}
+
+
 def decoded(text: str) -> RuntimeEnv:
     """Return the environment that ``encoded`` repeats in its variable."""
-    variables, directory, modules = json.loads(text)
-    return RuntimeEnv(tuple((name, value) for name, value in variables), directory, tuple(modules))
+    variables, directory, modules, (lines, options, check) = json.loads(text)
+    pip = tuple(lines), tuple(options), check
+    return RuntimeEnv(tuple((name, value) for name, value in variables), directory, tuple(modules), pip=pip)
 
 
-_INSTALLED = ("pip", "uv", "conda", "container", "image_uri")
+PIP_BYTES_MAX = 64 * 1024
+"""Most bytes of all requirements: they travel with each function that has them."""
+_INSTALLED = ("uv", "conda", "container", "image_uri")
 """Fields of ``runtime_env`` that Ray installs or starts for a task."""
 _UNUSED = ("config",)
 """Fields that configure how Ray builds environments."""
-_KNOWN = ("env_vars", "working_dir", "py_modules", "excludes")
+_KNOWN = ("env_vars", "working_dir", "py_modules", "excludes", "pip")
 
 
 def environment_of(runtime_env: Any) -> RuntimeEnv:
@@ -68,8 +81,8 @@ def environment_of(runtime_env: Any) -> RuntimeEnv:
     for name, value in runtime_env.items():
         if name in _INSTALLED and value:
             raise OptionError(
-                f"runtime_env[{name!r}]: nothing is installed for tasks here, which run in the Python of the program that started the "
-                f"cluster; install it there. There are {', '.join(_KNOWN)}"
+                f"runtime_env[{name!r}]: what tasks need is installed by pip here, for the Python of the program that started the cluster; "
+                f"there are {', '.join(_KNOWN)}"
             )
         if name not in _KNOWN and name not in _UNUSED and value:
             raise OptionError(f"runtime_env has no {name!r} here, only {', '.join(_KNOWN)}{near(name, _KNOWN)}")
@@ -78,6 +91,7 @@ def environment_of(runtime_env: Any) -> RuntimeEnv:
         _directory(runtime_env.get("working_dir")),
         _modules(runtime_env.get("py_modules") or []),
         _texts("excludes", "patterns of files", runtime_env.get("excludes") or []),
+        _pip(runtime_env.get("pip") or []),
     )
 
 
@@ -100,6 +114,45 @@ def _texts(field: str, what: str, values: Any) -> tuple[str, ...]:
     if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) and is_text(value) for value in values):
         raise OptionTypeError(f"runtime_env[{field!r}] is a list of {what}, not {values!r}")
     return tuple(values)
+
+
+def _pip(value: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """Validate what pip is to install: a list of requirements, the path of a file of them, or a dict with these and options."""
+    options: tuple[str, ...] = ()
+    check: Any = False
+    if isinstance(value, Mapping):
+        known = ("packages", "pip_check", "pip_install_options")
+        for name, each in value.items():
+            if name not in known and each:
+                raise OptionError(f"runtime_env['pip'] has no {name!r} here, only {', '.join(known)}{near(name, known)}")
+        options = _texts("pip", "options in 'pip_install_options'", value.get("pip_install_options") or [])
+        check = value.get("pip_check") or False
+        value = value.get("packages") or []
+        if not value:
+            raise OptionError("runtime_env['pip'] names no packages")
+    if not isinstance(check, bool):
+        raise OptionTypeError(f"runtime_env['pip']: pip_check is True or False, not {check!r}")
+    lines = _lines(value) if isinstance(value, (str, os.PathLike)) else _texts("pip", "requirements, or the path of a file", value)
+    for line in (*lines, *options):
+        if "\n" in line or "\0" in line or not line.strip():
+            raise OptionError(f"runtime_env['pip'] has one requirement or option in each item, not {line!r}")
+    for line in lines:
+        if line.split()[0].split("=")[0] in ("-r", "--requirement", "-c", "--constraint"):
+            raise OptionError(f"runtime_env['pip'] cannot have {line!r}: nodes do not have that file; put its lines in its place")
+    size = sum(len(line.encode()) + 1 for line in (*lines, *options))
+    if size > PIP_BYTES_MAX:
+        raise OptionError(f"runtime_env['pip'] has at most {PIP_BYTES_MAX:,} bytes, not {size:,}")
+    return lines, options if lines else (), check
+
+
+def _lines(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The lines of a requirements file that are no comments."""
+    try:
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
+            lines = file.read().replace("\\\n", " ").splitlines()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"runtime_env['pip'] names a file of requirements that cannot be read: {error}") from None
+    return tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
 def _directory(value: Any) -> str:

@@ -31,8 +31,8 @@ class Store(NamedTuple):
 class SpawnWorker(NamedTuple):
     """Start a worker process for ``job`` (empty: for any); it registers under the name ``token``.
 
-    ``environment`` are extra variables, ``directory`` the working directory (empty: the cluster's own), and ``paths`` are
-    prepended to its ``sys.path``.
+    ``environment`` are extra variables, ``directory`` is the working directory (empty: the cluster's own), and ``paths`` are prepended to
+    its ``sys.path``. A variable repeats the latter two, which are packages: the worker unpacks them itself before its first task.
     """
 
     token: bytes

@@ -108,7 +108,7 @@ class Daemon:
         self.transport.admits = self.core.admits
         self._perform: dict[type[Any], Any] = {
             e.Store: self._store,
-            e.SpawnWorker: lambda effect: self.supervision.spawn(*effect),
+            e.SpawnWorker: lambda effect: self.supervision.spawn(effect.token, effect.job, effect.environment, effect.threads),
             e.KillProcess: self._kill,
             e.StartAgent: lambda effect: self._start_agent(),
             e.WatchProcess: lambda effect: self.supervision.watch(effect.pid, effect.started),

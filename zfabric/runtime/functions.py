@@ -13,8 +13,10 @@ from zfabric.adapters.generated_values import returning_all
 from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Strategy, group_of, option
+from zfabric.runtime import worker_process
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.hosting import Host
+from zfabric.runtime.installed_packages import put_on_path
 from zfabric.runtime.sent_packages import SentPackages
 
 Loaded = tuple[Callable[..., Any], Callable[[BaseException], bool]]
@@ -87,6 +89,8 @@ class LoadedFunctions:
             self._client.paths = paths
             first = len(self._packages.paths)  # What the task's own environment has comes first.
             sys.path[first:first] = [path for path in paths if path not in sys.path]
+            if worker_process.site:
+                sys.path[:] = put_on_path(worker_process.site, sys.path)
 
     def _go_to(self, directory: str, task: Row) -> None:
         """Change to the directory of the job's program, if it exists here and the task's environment names no other."""

@@ -30,9 +30,9 @@ class SentPackages:
         """What ``enter`` has put at the beginning of ``sys.path``."""
         self._connection = connection
         self._get = get
-        self._root = f"{connection.session.directory}/packages"
+        self._root = f"{connection.session.directory}/environments"
         self._locks: list[int] = []
-        _, self._directory, self._modules = json.loads(interface.environment or '[[], "", []]')
+        _, self._directory, self._modules, _ = json.loads(interface.environment or '[[], "", [], []]')
         self._entered = not (self._directory or self._modules)
 
     def enter(self) -> None:

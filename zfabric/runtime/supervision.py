@@ -135,18 +135,10 @@ class Supervision:
             raise ConnectionLostError("the supervisor is gone")
         return events
 
-    def spawn(
-        self,
-        token: bytes,
-        job: bytes,
-        environment: tuple[tuple[str, str], ...] = (),
-        directory: str = "",
-        paths: tuple[str, ...] = (),
-        threads: int = 1,
-    ) -> None:
+    def spawn(self, token: bytes, job: bytes, environment: tuple[tuple[str, str], ...] = (), threads: int = 1) -> None:
         """Request a worker; fields are as in the effect ``SpawnWorker``. ``WorkerSpawned`` follows."""
         try:
-            self._channel.send("spawn", token, job, environment, directory, paths, threads)
+            self._channel.send("spawn", token, job, environment, threads)
         except OSError as error:  # The environment is larger than a packet can be. The next ``receive`` returns that.
             self._events.append(WorkerSpawned(token, 0, f"the request to start a worker cannot be sent: {error}"))
 

@@ -37,7 +37,7 @@ from zfabric.config import Config
 from zfabric.exceptions import FabricError
 from zfabric.machines.supervisor import RestartPolicy
 from zfabric.protocol.messages import PROTOCOL_VERSION
-from zfabric.runtime import template
+from zfabric.runtime import template, worker_process
 from zfabric.runtime.logs import log, log_path, tail
 from zfabric.runtime.session import EMBEDDED, TCP, Session, Specification, new_incarnation
 from zfabric.runtime.supervision import ENDING, Channel
@@ -89,6 +89,8 @@ class Supervisor:
         self._frozen = False
         """Whether the workers are stopped."""
         self._workers: dict[int, bytes] = {}
+        self._makers: dict[int, bytes] = {}
+        """Tokens of workers-to-be, by pid, whose environments are being made."""
         self._pending: dict[bytes, tuple[Any, ...]] = {}
         self._abandoned: set[bytes] = set()
         self._watched: dict[int, int] = {}
@@ -278,7 +280,7 @@ class Supervisor:
             pid = ended.si_pid
             if pid not in (*self._workers, self._daemon, self._template, self._agent) and TEMPLATE in self._channels:
                 self._on_template()  # A worker is always reported before it becomes our child.
-            if pid in self._workers:
+            if pid in self._workers or pid in self._makers:
                 processes.kill_group(pid)
             _, status, usage = os.wait4(pid, 0)
             self._on_death(pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
@@ -294,6 +296,9 @@ class Supervisor:
             self._agent = 0
             if self._agent_arguments is not None and not self._ending:
                 self._restart(AGENT, code, True)
+        elif pid in self._makers:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._on_spawn_failed(self._makers.pop(pid), f"the process that makes its environment ended with {how}")
         elif pid in self._workers:
             token = self._workers.pop(pid)
             if not self._ending:  # Else it was killed here, and none of its tasks is to be retried.
@@ -337,7 +342,7 @@ class Supervisor:
         self._daemon_starts += 1
 
         def body() -> None:
-            template.entry_point(self._specification.daemon)(self._specification.directory, theirs.fileno(), before)
+            worker_process.entry_point(self._specification.daemon)(self._specification.directory, theirs.fileno(), before)
 
         self._daemon = self._fork(DAEMON, theirs, body)
         theirs.close()
@@ -431,7 +436,7 @@ class Supervisor:
         descriptor, arguments = self._transfer.fileno(), self._agent_arguments
 
         def body() -> None:
-            template.entry_point(AGENT_ENTRY)(self._specification.directory, descriptor, *arguments)
+            worker_process.entry_point(AGENT_ENTRY)(self._specification.directory, descriptor, *arguments)
 
         self._agent = self._fork(AGENT, self._transfer, body)
 
@@ -471,12 +476,16 @@ class Supervisor:
                     self._due.setdefault(DAEMON, time.monotonic())
             elif what == "unusable":
                 self._unusable = fields[0]
+            elif what == "making":
+                token, pid = fields
+                self._makers[pid] = token
             elif what == "spawned":
                 self._on_spawned(*fields)
             else:
                 self._on_spawn_failed(*fields)
 
     def _on_spawned(self, token: bytes, pid: int) -> None:
+        self._makers.pop(pid, None)
         self._workers[pid] = token
         if self._frozen:
             processes.stop_group(pid, True)

@@ -8,36 +8,33 @@ forked child has only the thread that forked, and locks held by other threads st
 Workers are forked twice. The process in the middle ends at once, and the supervisor, a subreaper, becomes the worker's
 parent: it reaps the worker, and the worker dies with it. (``PR_SET_PDEATHSIG`` refers to the parent, so it is set after that.) The process
 in the middle reports the worker's pid before it ends. If the report cannot be sent, it kills the worker.
+
+A worker for tasks with packages of their own (``runtime_env={"pip": ...}``) has a virtual environment made first, while nobody waits, and
+becomes its interpreter (``fresh_worker``). It is reported twice: when it begins with that, and when it is a worker.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import importlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
-from zfabric.adapters import numeric_threads, processes
+from zfabric.adapters import processes
 from zfabric.adapters.numeric_threads import VARIABLES
 from zfabric.config import Config
-from zfabric.protocol.options import RUNTIME_ENV_VARIABLE
-from zfabric.runtime import interface
+from zfabric.exceptions import RuntimeEnvSetupError
+from zfabric.runtime import worker_process
+from zfabric.runtime.fresh_worker import become, requirements_of
+from zfabric.runtime.installed_packages import Requirements, environment_with
 from zfabric.runtime.logs import log_path
 from zfabric.runtime.session import Session, Specification
 from zfabric.runtime.supervision import Channel
-
-
-def entry_point(name: str) -> Callable[..., object]:
-    """Return the function that "module:function" names."""
-    module, _, function = name.partition(":")
-    found: Callable[..., object] = getattr(importlib.import_module(module), function)
-    return found
 
 
 def run(specification: Specification, channel: Channel, supervisor: int) -> None:
@@ -94,7 +91,8 @@ def _as_raised(error: BaseException) -> str:
 
 
 def _fork_worker(specification: Specification, session: Session, channel: Channel, supervisor: int, request: tuple[Any, ...]) -> None:
-    token = request[0]
+    token, _, environment, _ = request
+    requirements = requirements_of(environment)
     try:
         middle = os.fork()
     except OSError as error:
@@ -109,9 +107,10 @@ def _fork_worker(specification: Specification, session: Session, channel: Channe
         middle = os.getpid()
         worker = os.fork()
         if worker == 0:
-            processes.run_and_exit(lambda: _become_worker(specification, session, channel, supervisor, middle, *request))
+            body = partial(_become_worker, specification, session, channel, supervisor, middle, request, requirements)
+            processes.run_and_exit(body)
         try:
-            channel.send("spawned", token, worker)
+            channel.send("spawned" if requirements is None else "making", token, worker)
         except OSError:  # The supervisor has closed the channel, and will never get this worker's pid.
             os.kill(worker, signal.SIGKILL)
         os._exit(0)
@@ -128,38 +127,41 @@ def _become_worker(
     channel: Channel,
     supervisor: int,
     middle: int,
-    token: bytes,
-    job: bytes,
-    environment: tuple[tuple[str, str], ...],
-    directory: str,
-    paths: tuple[str, ...],
-    threads: int,
+    request: tuple[Any, ...],
+    requirements: Requirements | None,
 ) -> None:
-    channel.close()
+    token, job, environment, threads = request
+    if requirements is None:
+        channel.close()
     os.setpgid(0, 0)
     while os.getppid() == middle:
         time.sleep(0.0001)  # No event reports a new parent; the old one is about to end.
     processes.die_with_parent(supervisor)
     processes.set_name("zf-worker")
     processes.redirect(log_path(session.logs, token, "out"), log_path(session.logs, token, "err"))
+    if requirements is not None:
+        processes.set_name("zf-maker")
+        _make_environment(specification, session, channel, request, requirements)
     processes.limit_worker()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # No terminal can send it here; libraries may, on purpose.
-    faulthandler.enable()
-    _set_environment(dict(environment), threads)
+    worker_process.begin(environment, threads)
     _reseed()
-    import atexit  # Only workers need it.
+    worker_process.run(specification.worker, session, token, job)
 
+
+def _make_environment(
+    specification: Specification, session: Session, channel: Channel, request: tuple[Any, ...], requirements: Requirements
+) -> NoReturn:
+    """Make the environment of a worker, or wait for it, and become that worker. The supervisor is notified when it is one."""
+    token, _, environment, _ = request
+    root = f"{session.directory}/environments"
     try:
-        entry_point(specification.worker)(session, token, job)
-    finally:
-        atexit._run_exitfuncs()
-
-
-def _set_environment(environment: Mapping[str, str], threads: int) -> None:
-    os.environ.update(environment)
-    # It repeats all other variables: processes that the worker starts could not inherit so much in one variable.
-    interface.environment = os.environ.pop(RUNTIME_ENV_VARIABLE, "")
-    numeric_threads.begin(max(1, threads))
+        found = environment_with(requirements, dict(environment), root, session.config())
+    except RuntimeEnvSetupError as error:
+        channel.send("failed", token, str(error))
+        os.killpg(0, signal.SIGKILL)  # What pip has started and left behind, too.
+    processes.limit_worker()
+    channel.send("spawned", token, os.getpid())
+    become(specification, found, request)
 
 
 def _reseed() -> None:

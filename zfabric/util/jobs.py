@@ -21,7 +21,7 @@ from typing import Any
 
 from zfabric import api as zf
 from zfabric.api.cluster import named_actors, session_directory
-from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, environment_of
+from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, environment_of, pip_of
 from zfabric.api.lifecycle import ADDRESS_VARIABLE, SUBMIT_VARIABLE
 from zfabric.exceptions import (
     ActorError,
@@ -138,7 +138,8 @@ def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
     if environment == NO_RUNTIME_ENV:
         return {}
     sent = sys.path[: len(environment.modules) + bool(environment.directory)]  # It comes first, the directory last.
-    same = {"env_vars": dict(environment.variables), "py_modules": sent[: len(environment.modules)]}
+    same: dict[str, Any] = {"env_vars": dict(environment.variables), "py_modules": sent[: len(environment.modules)]}
+    same["pip"] = pip_of(environment)
     if environment.directory:
         same["working_dir"] = os.getcwd()
     found = {SUBMIT_VARIABLE: json.dumps({"runtime_env": same})}

@@ -187,6 +187,7 @@ class Membership:
             self._start_failed(worker, message.error, now)
             return
         worker.pid = message.pid
+        worker.started_at = now  # Its environment may have had to be made first.
         self.tables.by_pid[message.pid] = worker
         if worker.state == ENDING:
             self.tables.effects.append(KillProcess(message.pid, worker.kill_reason))
@@ -273,6 +274,6 @@ class Membership:
 
     def next_deadline(self) -> float | None:
         """When the next starting worker is late."""
-        starting = (worker.started_at for worker in self.tables.workers.values() if worker.state == STARTING)
+        starting = (worker.started_at for worker in self.tables.workers.values() if worker.state == STARTING and worker.pid)
         first = min(starting, default=None)
         return None if first is None else first + self.tables.config.worker_start_seconds
