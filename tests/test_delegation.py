@@ -601,6 +601,24 @@ def test_a_strategy_of_a_function_holds_for_its_calls_unless_they_set_one() -> N
     assert home.delegated() == {NODES[1]: [1], NODES[2]: [2]}
 
 
+def test_a_row_travels_without_the_strategy_that_sent_it_unless_its_function_has_one_or_it_has_other_options() -> None:
+    home = Home()
+    spread, there = b"s" * 16, (("strategy", on(NODES[1])),)
+    home.send(CLIENT + DRIVER, m.Export(((spread, "s", b"payload", (("strategy", SPREAD),)),)))
+    alone, of_function, named = row(1, strategy=there[0][1]), (task_id(2), spread, b"", (), there), row(3, name="x", strategy=there[0][1])
+    home.submit(alone, of_function, named)
+    sent = {each[0]: each for _, message in home.take(m.Delegate) for each in message.rows}
+    assert sent == {task_id(1): alone[:4], task_id(2): of_function, task_id(3): named}
+
+
+def test_tasks_that_must_run_there_are_not_looked_at_again_and_again_for_some_to_reclaim() -> None:
+    home = Home()
+    home.submit(*(row(number, strategy=on(NODES[1])) for number in range(1, 5)))
+    assert not home.scheduler.tables.nodes[NODES[1]].reclaimable
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    assert home.take(m.Reclaim) == []
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_node_that_does_not_exist_is_an_error(alone: bool) -> None:
     home = Home(nodes=1 if alone else 3)

@@ -97,8 +97,11 @@ def check_task_rows(name: str, rows: tuple[Any, ...]) -> None:
         for dependencies in columns[3]:
             check_ids(name, dependencies, OBJECT_BYTES)
     if len(columns) > 4 and any(columns[4]):
+        last = None
         for options in filter(None, columns[4]):
-            check_options(name, options)
+            if options != last:  # Most calls set what the one before it has set.
+                check_options(name, options)
+                last = options
 
 
 def check_options(name: str, options: tuple[Any, ...]) -> None:

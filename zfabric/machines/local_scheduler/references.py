@@ -16,6 +16,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_put
 from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.options import option
 
 COLLECT_PER_TURN = 20_000
 """Most records that ``collect`` checks in one turn: about 10 ms."""
@@ -443,4 +444,4 @@ def drop_holder(record: AnyObject, process: bytes) -> None:
 
 def row_names(row: Row) -> bool:
     """Whether a row names other objects."""
-    return bool(row[3]) or len(row) > 4
+    return bool(row[3]) or (len(row) > 4 and bool(option(row[4], "contains")))

@@ -11,13 +11,14 @@ from typing import Any
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
-from zfabric.machines.local_scheduler.records import READY, NodeRecord, ShapeQueue, TaskRecord
-from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.records import READY, FunctionRecord, NodeRecord, ShapeQueue, TaskRecord
+from zfabric.machines.local_scheduler.references import References, row_names
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import LOST, OK
+from zfabric.protocol.options import option
 
 
 class Delegations:
@@ -63,6 +64,8 @@ class Delegations:
             return False
         if function.actor is not None and (function.shared or task.option("checkpoint_every") is not None):
             return False
+        if not row_names(task.row):
+            return True
         may = self.references.may_travel
         dependencies = self._dependencies(task)
         if any(record.status != OK or record.value is None for record in dependencies):
@@ -81,6 +84,7 @@ class Delegations:
         attempts: list[m.Row] = []
         values: dict[bytes, m.Row] = {}
         named: list[bytes] = []
+        strategic = bool(queue.strategy) and queue.group is None
         for task in batch:
             node.inflight[task.id] = task
             function = task.function
@@ -89,18 +93,21 @@ class Delegations:
                 functions[function.id] = (function.id, function.name, function.payload, function.options)
             if task.attempt != first:
                 attempts.append((len(rows), task.attempt))
+            row = task.row
+            rows.append(_without_strategy(row, function) if strategic and len(row) > 4 else row)
+            if not row_names(row):
+                continue
             for record in self._dependencies(task):
                 if record.object_id not in values:
                     value = record.value if type(record.value) is bytes else self.copies.offer(record, node.token)
                     values[record.object_id] = (record.object_id, value, record.contained)
                 named += (record.object_id, *record.contained)
             named += task.contains()
-            rows.append(task.row)
         about = (job.id, job.namespace, job.home or self.node)
         homes = self.tables.homes_of(named)
         columns = (tuple(functions.values()), tuple(rows), tuple(attempts), tuple(values.values()), homes)
         self.tables.send_to_node(node.token, m.Delegate(about, *columns, first))
-        node.reclaimable = True
+        node.reclaimable |= not queue.strategy
         self.tables.became_ready += 1  # A blocked task that waits for one of these now counts as one to be replaced.
         self.tables.counts["delegated"] += len(batch)
 
@@ -124,6 +131,13 @@ class Delegations:
             if node.ends_received is not None and not node.repeating:
                 self.borrowing.send_behind(node.token, m.EndsReceived(node.ends_received))
                 node.ends_received = None
+
+
+def _without_strategy(row: m.Row, function: FunctionRecord) -> m.Row:
+    """A task's row whose only option is its strategy, which its executor does not need; most rows with one are of this kind."""
+    if function.actor is not None or len(row[4]) != 1 or row[4][0][0] != "strategy" or option(function.options, "strategy") is not None:
+        return row
+    return row[:4]
 
 
 def is_own_work(queue: ShapeQueue) -> bool:

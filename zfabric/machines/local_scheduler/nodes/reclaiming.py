@@ -39,7 +39,9 @@ class Reclaiming:
             return  # Until it is ready, nothing that came back would begin.
         node = max(given, key=lambda each: len(each.inflight))
         tasks = self._last_half(node)
-        if tasks and self.pool.fits(self.tables.queue_of(tasks[-1]).demand):
+        if not tasks:
+            node.reclaimable = False  # All of them are to run there: they are not looked at again each turn.
+        elif self.pool.fits(self.tables.queue_of(tasks[-1]).demand):
             self._asked = node.token
             node.reclaimable = False  # Unless some are returned, or more are sent meanwhile.
             self.tables.send_to_node(node.token, m.Reclaim(tuple(task.id for task in tasks)))

@@ -16,6 +16,9 @@ from zfabric.protocol.machine import Refusal
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import option
 
+OF_QUEUES = frozenset({"demand", "env", "strategy", "captured"})
+"""Options that say in which queue a task waits."""
+
 
 class Admission:
     """Enters single rows into the tables."""
@@ -57,14 +60,15 @@ class Admission:
 
     def set_terms(self, task: TaskRecord, now: float) -> None:
         """Apply options that a call sets itself: resources, an environment, a deadline."""
-        options = task.options
-        if any(option(options, name) is not None for name in ("demand", "env", "strategy", "captured")):
+        own = {name: value for name, value in task.options or () if value is not None}
+        if not own.keys().isdisjoint(OF_QUEUES):
             function = task.function
-            demand = option(options, "demand", function.demand)
-            environment = option(options, "env", function.environment)
-            strategy = option(options, "strategy", option(function.options, "strategy"))
+            demand, environment = own.get("demand", function.demand), own.get("env", function.environment)
+            strategy = own.get("strategy")
             if strategy is None:
-                strategy = option(options, "captured", ())
+                strategy = option(function.options, "strategy")
+            if strategy is None:
+                strategy = own.get("captured", ())
             shape = (demand, environment, *function.shape[2:5], strategy)
             task.facts().demand_queue = self.tables.queue_for(function.queue.job, shape)
         timeout = task.option("timeout")

@@ -515,12 +515,13 @@ class Outcomes:
     def _send_to_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
         """Send the outcome to earlier submitters of the task, too."""
         rare = task.facts()
-        for incarnation in set(rare.submitters) - {task.submitter}:
-            process = self.tables.processes.get(incarnation)
-            if process is not None:
-                process.results.append((task.id, status, row))
-                self.tables.touched[process] = None
-        rare.submitters = ()
+        if rare.submitters:
+            for incarnation in set(rare.submitters) - {task.submitter}:
+                process = self.tables.processes.get(incarnation)
+                if process is not None:
+                    process.results.append((task.id, status, row))
+                    self.tables.touched[process] = None
+            rare.submitters = ()
         if rare.unfinished:
             rare.unfinished = False
             self.tables.finished.append(task)
