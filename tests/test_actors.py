@@ -921,6 +921,13 @@ def test_sys_exit_ends_the_actor_as_wanted_or_as_a_death() -> None:
         value_of(failing.quit.remote(3))
 
 
+def test_sys_exit_in_a_thread_of_an_actor_ends_it_with_its_code() -> None:
+    """The main thread, which finds the connection closed, does not end the process first."""
+    for _ in range(3):
+        with pytest.raises(zf.ActorDiedError, match=r"exit code 3 \(it has no restarts\)$"):
+            value_of(Quitter.options(max_concurrency=2).remote().quit.remote(3))
+
+
 @zf.remote
 class Reluctant:
     def __init__(self, note: str) -> None:

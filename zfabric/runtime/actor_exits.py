@@ -81,8 +81,9 @@ class ActorExits:
             with self._connection.lock:
                 self._end(item, KILL, f"it called sys.exit({error.code!r})")
             return FAILED, (), None
+        self._host.exit_code = code = error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1
         self._connection.close_at_end()
-        os._exit(error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1)
+        os._exit(code)
 
     def _end(self, item: Item | Invocation, how: str, reason: str) -> None:
         if self._worker.baton is None:

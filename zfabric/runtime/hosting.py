@@ -69,6 +69,8 @@ class Host:
         """Whether the actor has ended itself."""
         self.leaves_at = 0.0
         """When the process exits at the latest after that, even if other threads still run."""
+        self.exit_code: int | None = None
+        """The exit code with which a thread that runs calls is ending the process."""
         self.gone: list[bytes] = []
         """Lightweight actors that have ended and whose instances are still here."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # The enumerations of ``signal`` cost as much as running a small task.
 import contextlib
+from time import sleep
 
 from zfabric.adapters.processes import flush_output
-from zfabric.exceptions import FabricError
+from zfabric.exceptions import FabricError, NotInitializedError
 from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.ids import CLIENT, JOB_BYTES, WORKER
 from zfabric.protocol.messages import Row
@@ -100,6 +101,11 @@ class TaskLoop:
                     self._idle()
         except KeyboardInterrupt:
             raise SystemExit(0) from None
+        except NotInitializedError:
+            if host.exit_code is None:
+                raise
+            sleep(self._connection.config.leave_seconds)  # The thread that has closed the connection exits before that.
+            raise SystemExit(host.exit_code) from None
 
     def _next(self) -> Item | Invocation | None:
         with self._lock:
