@@ -39,6 +39,14 @@ class Person:
     def name(self) -> str:
         return "somebody"
 
+    def names(self) -> Iterator[str]:
+        yield "some"
+
+
+@zf.remote
+def waits(_: str, given: str) -> str:
+    return given
+
 
 def test_tasks_by_state_and_by_name() -> None:
     refs = [doubled.remote(i) for i in range(5)] + [fails.remote()]
@@ -76,6 +84,17 @@ def test_actors_alive_and_dead() -> None:
     assert state.summarize_actors()["cluster"]["summary"]["Person"]["state_counts"]["ALIVE"] == 1
     zf.kill(person)
     eventually(lambda: not state.list_actors(filters=[("name", "=", "someone"), ("state", "=", "ALIVE")]), "the actor's end")
+
+
+def test_values_of_calls_and_streams_are_not_taken_for_put_ones() -> None:
+    person = Person.remote()
+    called, yielded = person.name.remote(), next(person.names.remote())
+    zf.wait([called, yielded], num_returns=2, timeout=PATIENCE)
+    pending = [waits.remote(never.remote(), ref) for ref in (called, yielded)]  # So the daemon has them, too.
+    for ref, maker, text in ((called, "call", "the result of a call"), (yielded, "stream", "a value that a stream yielded")):
+        eventually(lambda ref=ref, maker=maker: [row.made_by for row in state.get_objects(ref.hex())] == [maker], "the list has it")
+        assert zf.explain(ref).reason.startswith(text)
+    zf.cancel(pending[0])
 
 
 def test_objects_nodes_jobs_and_workers() -> None:

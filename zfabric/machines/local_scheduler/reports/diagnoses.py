@@ -30,7 +30,7 @@ from zfabric.machines.local_scheduler.records import (
 from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, blocked_on, title
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.failures import summary_of
-from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.ids import FIRST_CALL_INDEX, FIRST_PUT_INDEX, OBJECT_BYTES, TASK_BYTES, index_of
 from zfabric.protocol.machine import Diagnosis
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.names import brief
@@ -82,7 +82,7 @@ class Diagnoses:
             call = self.actor_reports.call_of(self.deadlocks.callee(None, subject))
             if call:
                 return Diagnosis(subject, row["state"], f"the result of a {call}", _facts(row))
-            return Diagnosis(subject, row["state"], f"a value that was put, {row['size']} bytes, {row['where']}", _facts(row))
+            return Diagnosis(subject, row["state"], f"{_WITHOUT_TASK[row['made_by']]}, {row['size']} bytes, {row['where']}", _facts(row))
         return self._explain_task(record.task, subject, now)
 
     def _explain_task(self, task: TaskRecord, subject: bytes, now: float | None = None) -> Diagnosis:
@@ -257,6 +257,15 @@ def _where(value: bytes | Stored | Elsewhere | None) -> str:
     return "inline" if isinstance(value, bytes) else "store" if isinstance(value, Stored) else f"node {value.place.hex()}"
 
 
+_WITHOUT_TASK = {"put": "a value that was put", "call": "the result of a call", "stream": "a value that a stream yielded"}
+"""What a value without a task is, by what the listings name as its maker."""
+
+
+def _maker(object_id: bytes) -> str:
+    index = index_of(object_id)
+    return "put" if index >= FIRST_PUT_INDEX else "call" if index >= FIRST_CALL_INDEX else "stream"
+
+
 def object_row(record: AnyObject) -> dict[str, Any]:
     """An object as listings show it."""
     value = record.value
@@ -269,7 +278,7 @@ def object_row(record: AnyObject) -> dict[str, Any]:
         "holders": 0 if holders is None else len(holders) if isinstance(holders, set) else 1,
         "pins": record.pins,
         "named": record.named,
-        "made_by": record.task.name if record.task is not None else "put",
+        "made_by": record.task.name if record.task is not None else _maker(record.object_id),
         "in_use_by": 0,
         "on_disk": False,
     }
