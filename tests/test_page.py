@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -19,8 +21,10 @@ from conftest import running_cluster
 from faults import PATIENCE, eventually, kill_daemon
 
 import zfabric as zf
+from zfabric.page.errors import ErrorGroups
 from zfabric.page.lines import Output
 from zfabric.page.spans import LANE_MOST, Attempt, TaskStream, _bars
+from zfabric.protocol.failures import pack_failure
 from zfabric.runtime.log_files import LocalLogFiles
 from zfabric.runtime.logs import log_path, note_worker
 from zfabric.runtime.timeline import TimelineNode
@@ -200,10 +204,16 @@ def test_progress_counts_every_task_exactly(page: Page, cluster: Any) -> None:
     assert (rows["double"]["finished"], rows["double"]["failed"], rows["double"]["waiting"]) == (300, 0, 0)
     assert (rows["wrong"]["finished"], rows["wrong"]["failed"]) == (0, 7)
     assert update["tasks"]["failed"] >= 7
-    groups = {group["name"]: group for group in page.ask("errors")["groups"]}
-    assert groups["wrong"]["count"] == 7
-    assert groups["wrong"]["kind"] == "ValueError"
+    errors = page.ask("errors")
+    (group,) = (group for group in errors["groups"] if "wrong" in group["functions"])
+    assert (group["count"], group["kind"], group["functions"]) == (7, "ValueError", {"wrong": 7})
+    assert re.search(r"tests/test_page\.py:\d+ in wrong$", group["place"])
+    assert errors["failed"] >= 7
+    told = page.ask(f"details?text={group['task_ids'][0]}")
+    assert told["error"]["traceback"].startswith("Traceback")
+    assert [attempt["mark"] for attempt in told["attempts"]] in ([], ["failed"])  # The stream is read when somebody looks at it.
     del refs
+    assert any(each["count"] == 7 for each in page.ask("errors")["groups"]), "they stay when nobody has a ref any more"
 
 
 def test_the_stream_has_every_attempt_and_call(page: Page) -> None:
@@ -239,8 +249,30 @@ def test_details_and_the_graph_of_a_task(page: Page) -> None:
     assert kinds[first.hex()] == "object"
     assert [first.hex(), second.hex()[:-8], "data"] in graph["edges"]
     assert [second.hex()[:-8], second.hex(), "data"] in graph["edges"]
+    page.ask("stream")
+    (argument,) = page.ask(f"details?text={second.hex()[:-8]}")["arguments"]
+    assert (argument["id"], argument["made_by"]) == (first.hex(), first.hex()[:-8])
+    task = second.hex()[:-8]
+    del first, second
+
+    def forgotten() -> bool:
+        page.ask("stream")
+        told = page.ask(f"details?text={task}")
+        return "forgotten" in told["reason"] and len(told["attempts"]) == 1
+
+    eventually(forgotten, "what the stream has of it")
     assert any(kind == "control" for _, _, kind in graph["edges"])
     assert page.ask("details?text=nobody")["found"] == []
+
+
+def test_memory_says_who_holds_what(page: Page) -> None:
+    ref = zf.put(b"x" * 300_000)
+    memory = page.ask("memory")
+    row = next(row for row in memory["objects"]["rows"] if row["object_id"] == ref.hex())
+    (holder,) = row["held_by"]
+    assert holder == f"driver {os.getpid()}"
+    assert next(owner for owner in memory["owners"] if owner["held_by"] == holder)["bytes"] >= 300_000
+    assert next(maker for maker in memory["makers"] if maker["made_by"] == "put")["values"] >= 1
 
 
 def test_output_is_followed_and_searched(page: Page) -> None:
@@ -282,6 +314,42 @@ def test_a_full_lane_is_merged_and_nothing_is_lost_in_the_count() -> None:
     assert [bar[4] for bar in few] == [1] * 50
 
 
+def test_a_part_of_the_stream_is_merged_on_its_own_and_says_how_busy_it_was() -> None:
+    stream = TaskStream(0.0)
+    lane = ("n", 1)
+    stream.attempts.extend(Attempt(lane, "f", "", "task", i * 0.01, 0.005, bytes(16)) for i in range(3000))
+    stream.attempts.append(Attempt(lane, "on top", "", "task", 29.001, 0.001, bytes(16)))
+    whole, part = stream.window(30.0, 30.0), stream.window(30.0, 2.0, 10.0)
+    assert whole["merged"] > 0
+    assert part["merged"] == 0
+    assert 200 <= part["attempts"] <= 202  # Those that lie across its ends count.
+    assert all(-12.01 <= bar[0] <= -9.99 for bar in part["lanes"][0]["bars"])
+    assert whole["lanes"][0]["busy"] == pytest.approx(15.0)
+    assert part["lanes"][0]["busy"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_errors_are_grouped_by_kind_and_by_the_programs_own_line() -> None:
+    def error(task: int, line: int, name: str = "f") -> dict[str, Any]:
+        frames = f'  File "/home/a/job.py", line {line}, in f\n    g()\n  File "/usr/lib/python3.11/json/decoder.py", line 3, in g\n'
+        text = f"text {task}"
+        payload = pickle.dumps(("ValueError", text, f"Traceback (most recent call last):\n{frames}ValueError: {text}\n", {}), 5)
+        return {"task_id": f"{task:032x}", "name": name, "raised": True, "error": payload}
+
+    groups = ErrorGroups()
+    groups.add([error(3, 7), error(2, 7, "child"), error(1, 9)])
+    groups.add([error(4, 7), error(3, 7)])
+    groups.add([{"task_id": "5" * 32, "name": "f", "raised": False, "error": pack_failure("WorkerCrashedError", "killed")}])
+    groups.add([{"task_id": "6" * 32, "name": "f", "raised": True, "error": error(6, 7)["error"][:30]}])  # It was cut.
+    found = {(group["kind"], group["place"]): (group["count"], dict(group["functions"])) for group in groups.groups()}
+    assert found == {
+        ("ValueError", "/home/a/job.py:7 in f"): (3, {"child": 1, "f": 2}),
+        ("ValueError", "/home/a/job.py:9 in f"): (1, {"f": 1}),
+        ("WorkerCrashedError", ""): (1, {"f": 1}),
+        ("ValueError", ""): (1, {"f": 1}),
+    }
+    assert groups.groups()[0]["task_ids"][0] == f"{4:032x}"
+
+
 def test_a_stream_without_events_is_empty() -> None:
     class Nothing:
         def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
@@ -289,7 +357,7 @@ def test_a_stream_without_events_is_empty() -> None:
 
     stream = TaskStream(0.0)
     stream.read([TimelineNode(Nothing())])
-    assert stream.window(100.0) == {"seconds": 60.0, "lanes": [], "merged": 0, "attempts": 0}
+    assert stream.window(100.0) == {"seconds": 60.0, "now": 100.0, "lanes": [], "merged": 0, "attempts": 0}
 
 
 def test_output_of_rotated_files_and_of_long_ones(tmp_path: Path) -> None:
@@ -364,6 +432,10 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         for view, text in expected.items():
             browser.execute_script(f"location.hash = '{view}'")
             eventually(lambda text=text: shown(text), view)
+        browser.execute_script("location.hash = 'stream'")
+        eventually(lambda: shown("Counter.add"), "bars")
+        browser.find_element(By.CSS_SELECTOR, "#view canvas").send_keys("+-np")  # By the keyboard alone.
+        eventually(lambda: shown("attempts of the last minutes"), "a chosen bar, explained")
         browser.execute_script("location.hash = 'stacks'")
         eventually(lambda: shown("driver"), "stacks")
         browser.find_element(By.XPATH, "//button[text()='flame graph of ten seconds']").click()

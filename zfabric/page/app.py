@@ -22,6 +22,8 @@ STATIC = Path(__file__).parent / "static"
 TEXT_MOST = 200
 """Most characters of a text that is searched for."""
 
+MINUTE = 60_000_000
+"""In microseconds."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -58,7 +60,7 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
     routes = [
         Route("/", index),
         Route("/api/events", events),
-        Route("/api/stream", view(lambda request: (views.stream,))),
+        Route("/api/stream", view(lambda request: (views.stream, *_span(request)))),
         Route("/api/tasks", view(lambda request: (views.tasks, _states(request), _limit(request)))),
         Route("/api/actors", view(lambda request: (views.actors, _limit(request)))),
         Route("/api/workers", view(lambda request: (views.workers,))),
@@ -89,6 +91,13 @@ def _number(request: Request, name: str, default: int, most: int = 2**53) -> int
     if not (text.isascii() and text.isdecimal()) or len(text) > 16 or int(text) > most:
         raise ValueError(f"{name} is a number from 0 to {most}, not {text[:40]!r}")
     return int(text)
+
+
+def _span(request: Request) -> tuple[float, float, float]:
+    """The moment, the length and the distance of a part of the task stream, in seconds; they are asked for in microseconds."""
+    until = _number(request, "until", 0)
+    span, ago = (_number(request, name, default, MINUTE) for name, default in (("span", MINUTE), ("ago", 0)))
+    return until / 1e6, max(1, span) / 1e6, ago / 1e6
 
 
 def _limit(request: Request) -> int:

@@ -7,7 +7,6 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from zfabric.exceptions import FabricError
-from zfabric.protocol.names import brief
 from zfabric.protocol.trace import read_trace, unmarked, unpack_event
 from zfabric.runtime.timeline import PAGE, TimelineNode
 
@@ -74,15 +73,16 @@ class TaskStream:
             self.attempts.append(Attempt(lane, name, mark, kind, start - of.shift, seconds, task))
             self.seen += 1
 
-    def window(self, now: float, seconds: float = WINDOW_SECONDS) -> dict[str, Any]:
-        """What ran in the last ``seconds``: lanes with bars ``[start, seconds, name, mark, count, task id]``, times relative to ``now``.
+    def window(self, now: float, seconds: float = WINDOW_SECONDS, ago: float = 0.0) -> dict[str, Any]:
+        """What ran in the ``seconds`` that ended ``ago`` before ``now``: lanes with bars ``[start, seconds, name, mark, count, task id]``.
 
-        A bar with a count over 1 stands for several attempts of one function that followed each other. ``merged`` says how many attempts
-        are not shown on their own.
+        Times are relative to ``now``. A bar with a count over 1 stands for several attempts of one function that followed each other.
+        ``merged`` says how many attempts are not shown on their own. ``busy`` is how long something ran in a lane.
         """
         lanes: dict[tuple[str, int], list[Attempt]] = {}
+        first, last = now - ago - seconds, now - ago
         for attempt in self.attempts:
-            if attempt.start + attempt.seconds >= now - seconds:
+            if attempt.start <= last and attempt.start + attempt.seconds >= first:
                 lanes.setdefault(attempt.lane, []).append(attempt)
         merged = 0
         shown = []
@@ -90,13 +90,24 @@ class TaskStream:
             attempts.sort(key=lambda each: each.start)
             bars = _bars(attempts, now)
             merged += len(attempts) - len(bars)
-            shown.append({"node": node, "pid": pid, "bars": bars, "attempts": len(attempts)})
-        return {"seconds": seconds, "lanes": shown, "merged": merged, "attempts": sum(lane["attempts"] for lane in shown)}
+            shown.append({"node": node, "pid": pid, "bars": bars, "attempts": len(attempts), "busy": _busy(attempts, first, last)})
+        return {"seconds": seconds, "now": now, "lanes": shown, "merged": merged, "attempts": sum(lane["attempts"] for lane in shown)}
+
+
+def _busy(attempts: list[Attempt], first: float, last: float) -> float:
+    """How long something ran between two times; what ran on top of something that waited is not counted twice."""
+    total, until = 0.0, first
+    for each in attempts:
+        end = min(last, each.start + each.seconds)
+        if end > until:
+            total += end - max(until, each.start)
+            until = end
+    return total
 
 
 def _bars(attempts: list[Attempt], now: float) -> list[list[Any]]:
     """The bars of a lane. Where there are too many, neighbours closer than a growing gap become one, if they are alike."""
-    bars = [[each.start - now, each.seconds, each.name, each.mark, 1, each.task.hex(), brief(each.task)] for each in attempts]
+    bars = [[each.start - now, each.seconds, each.name, each.mark, 1, each.task.hex()] for each in attempts]
     gap = 0.001
     while len(bars) > LANE_MOST:
         bars = _merged(bars, gap, alike=gap < 1.0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import psutil
 
 from zfabric.adapters.processes import resident_bytes
+from zfabric.page.errors import ErrorGroups, read_error
 from zfabric.page.lines import Output
 from zfabric.page.spans import WINDOW_SECONDS, Attempt, TaskStream
 from zfabric.protocol.messages.queries import LIST_LIMIT
@@ -22,8 +23,6 @@ from zfabric.runtime.timeline import TimelineNode, members
 
 ROWS = 200
 """Rows of a table on one page of it."""
-FAILED_MOST = 500
-"""Most failed tasks whose errors are grouped; the view says how many there are."""
 ALMOST_FULL = 0.9
 """Share of a store or a disk from which on it is a problem."""
 
@@ -31,8 +30,8 @@ SAMPLED_SECONDS = 1.0
 """How long one question for samples of stacks takes."""
 MEMBERS_SECONDS = 5.0
 """How long a list of the nodes is used for the task stream."""
-ERROR_PREFIX = "has finished with an error: "
-"""How the explanation of a task with an error begins."""
+LINES_OF_TASK = 20
+"""Most lines of output that are shown with a task."""
 
 Table = dict[str, Any]
 """``rows``, and ``more``: whether there are more than these."""
@@ -52,6 +51,7 @@ class Views:
         self._stream: TaskStream | None = None
         self._metered: TaskStream | None = None
         self._output: Output | None = None
+        self._errors = ErrorGroups()
         self._nodes: list[TimelineNode] = []
         self._nodes_until = 0.0
 
@@ -140,12 +140,20 @@ class Views:
 
     # -- what one view asks for --
 
-    def stream(self) -> dict[str, Any]:
-        """The task stream of the last minute."""
+    def stream(self, until: float = 0.0, seconds: float = WINDOW_SECONDS, ago: float = 0.0) -> dict[str, Any]:
+        """The task stream of ``seconds``, which end ``ago`` seconds before ``until``, a time of the clock (0: now)."""
         if self._stream is None:
             self._stream = TaskStream(clock() - WINDOW_SECONDS)
         self._stream.read(self._members())
-        return self._stream.window(clock())
+        found = self._stream.window(until or clock(), seconds, ago)
+        return {**found, "running": [] if until else self._running(), "nodes": len(self._nodes)}
+
+    def _running(self) -> list[dict[str, Any]]:
+        """What workers run now and has no attempt in the stream yet."""
+        rows = [row for row in self._client.query("workers") if row["task_id"] or row["depth"]]
+        named = {node.name for node in self._nodes}
+        only = next(iter(named)) if len(named) == 1 else ""
+        return [{key: row[key] for key in ("pid", "state", "seconds", "task", "task_id")} | {"node": row.get("node", only)} for row in rows]
 
     def _members(self) -> list[TimelineNode]:
         """The nodes whose events are read; looked up now and then, as that takes several questions."""
@@ -171,20 +179,15 @@ class Views:
     def memory(self, limit: int) -> dict[str, Any]:
         """The largest values, what of the store is whose, and the workers."""
         rows = self._client.query("objects", LIST_LIMIT)
-        by_maker: Counter[tuple[str, str]] = Counter()
-        counts: Counter[tuple[str, str]] = Counter()
-        for row in rows:
-            by_maker[row["made_by"], row["where"]] += row["size"]
-            counts[row["made_by"], row["where"]] += 1
-        makers = [
-            {"made_by": maker, "where": where, "bytes": total, "values": counts[maker, where]}
-            for (maker, where), total in by_maker.most_common(ROWS)
-        ]
+        places = _by(rows, lambda row: [(row["made_by"], row["where"])])
+        makers = [{"made_by": maker, "where": where, **sums} for (maker, where), sums in places]
+        owners = [{"held_by": holder, **sums} for holder, sums in _by(rows, lambda row: row["held_by"] or ["nobody: tasks need it"])]
         largest = sorted(rows, key=lambda row: -row["size"])
         store = self._client.query("status")["store"]
         return {
             "store": store,
             "makers": makers,
+            "owners": owners,
             "objects": _table(largest, limit),
             "counted": len(rows),
             "cut": len(rows) == LIST_LIMIT,
@@ -192,19 +195,12 @@ class Views:
         }
 
     def errors(self) -> dict[str, Any]:
-        """Errors of failed tasks that somebody still refers to, grouped by function and kind."""
-        failed = self._client.query("tasks", FAILED_MOST + 1, ("failed",))
-        groups: dict[tuple[str, str], dict[str, Any]] = {}
-        for row in failed[:FAILED_MOST]:
-            answer = self._client.query("explain", bytes.fromhex(row["task_id"]))
-            reason = answer[1] if answer is not None else "its error is gone"
-            reason = reason.removeprefix(ERROR_PREFIX)
-            kind = reason.split(":", 1)[0][:80]
-            group = groups.setdefault((row["name"], kind), {"name": row["name"], "kind": kind, "count": 0, "text": reason, "task_ids": []})
-            group["count"] += 1
-            if len(group["task_ids"]) < 10:
-                group["task_ids"].append(row["task_id"])
-        return {"groups": sorted(groups.values(), key=lambda group: -group["count"]), "more": len(failed) > FAILED_MOST}
+        """Errors of failed tasks, grouped by kind and place, and how many tasks have failed in all."""
+        rows = self._client.query("failures")
+        self._errors.add(rows)
+        groups = self._errors.groups()
+        failed = sum(row["failed"] for row in self._client.query("functions"))
+        return {"groups": groups, "counted": sum(group["count"] for group in groups), "failed": failed}
 
     def logs(self, since: int, pid: int | None, text: str) -> dict[str, object]:
         """Output of the workers of all nodes after line number ``since``."""
@@ -246,14 +242,64 @@ class Views:
     def details(self, text: str) -> dict[str, Any]:
         """Everything about what ``text`` names: an id, the beginning of one, an actor's name, a pid."""
         found = self._client.query("find", text)
+        if not found and (forgotten := self._forgotten(text)):
+            return forgotten
         if len(found) != 1:
             return {"found": found}
         identifier = bytes.fromhex(found[0]["id"])
         answer = self._client.query("explain", identifier)
         if answer is None:
-            return {"found": []}
+            return self._forgotten(text) or {"found": []}
         state, reason, facts = answer
-        return {"found": found, "state": state, "reason": reason, "facts": facts, "id": found[0]["id"], "brief": brief(identifier)}
+        told = {"found": found, "state": state, "reason": reason, "facts": facts, "id": found[0]["id"], "brief": brief(identifier)}
+        if found[0]["kind"] in ("task", "actor"):
+            told |= self._of_task(identifier)
+        return told
+
+    def _forgotten(self, task: str) -> dict[str, Any]:
+        """What the task stream has of a task or call whose record is gone. Empty if that is nothing."""
+        ran = [each for each in (self._stream.attempts if self._stream is not None else ()) if each.task.hex() == task]
+        if not ran:
+            return {}
+        found = {"id": task, "kind": ran[-1].kind, "name": ran[-1].name}
+        reason = "has ended, and the cluster has forgotten it: nobody has a ref to its value, or it was a call"
+        told = {
+            "found": [found],
+            "state": ran[-1].mark or "finished",
+            "reason": reason,
+            "facts": [],
+            "id": task,
+            "brief": brief(ran[-1].task),
+        }
+        return told | self._of_task(ran[-1].task)
+
+    def _of_task(self, identifier: bytes) -> dict[str, Any]:
+        """What is known of a task besides its explanation: its attempts, arguments, error, and lines of output."""
+        ran = [each for each in (self._stream.attempts if self._stream is not None else ()) if each.task == identifier]
+        failures = self._client.query("failures", 1, identifier)
+        around = self._client.query("neighbours", identifier) or {"nodes": [], "edges": []}
+        nodes = {node["id"]: node for node in around["nodes"]}
+        task = identifier.hex()
+        needed = [nodes[source] for source, to, kind in around["edges"] if to == task and kind in ("data", "contains")]
+        makers = {to: source for source, to, kind in around["edges"] if kind == "data" and nodes[source]["kind"] in ("task", "actor")}
+        places = {(each.lane, each.name) for each in ran}
+        lines = [line for lane, name in places for line in self._lines_of(lane, name)]
+        return {
+            "attempts": [
+                {"node": each.lane[0], "pid": each.lane[1], "ago": clock() - each.start, "seconds": each.seconds, "mark": each.mark}
+                for each in ran
+            ],
+            "arguments": [{**node, "made_by": makers.get(node["id"], "")} for node in needed],
+            "error": read_error(failures[0]) if failures else None,
+            "lines": lines[-LINES_OF_TASK:],
+        }
+
+    def _lines_of(self, lane: tuple[str, int], name: str) -> list[str]:
+        if self._output is None:
+            self._output = Output(self._log_files)
+        self._output.read()
+        lines = self._output.since(0, lane[1])["lines"]
+        return [line.text for line in lines if line.name == name and line.node in (lane[0], "")]  # type: ignore[attr-defined]
 
     def graph(self, text: str) -> dict[str, Any]:
         """The neighbourhood of a task or an object: nodes and edges as in the paper's figure 4."""
@@ -262,6 +308,19 @@ class Views:
             return {"found": found}
         answer = self._client.query("neighbours", bytes.fromhex(found[0]["id"]))
         return {"found": found if answer is not None else [], "centre": found[0]["id"], **(answer or {})}
+
+
+def _by(rows: list[dict[str, Any]], keys: Callable[[dict[str, Any]], list[Any]]) -> list[tuple[Any, dict[str, int]]]:
+    """Bytes and values of objects by each key that a row has, the most bytes first: all, those that readers use, those on disk."""
+    sums: dict[Any, dict[str, int]] = {}
+    for row in rows:
+        for key in keys(row):
+            found = sums.setdefault(key, {"values": 0, "bytes": 0, "pinned": 0, "spilled": 0})
+            found["values"] += 1
+            found["bytes"] += row["size"]
+            found["pinned"] += row["size"] if row["in_use_by"] else 0
+            found["spilled"] += row["size"] if row["on_disk"] else 0
+    return sorted(sums.items(), key=lambda pair: -pair[1]["bytes"])[:ROWS]
 
 
 def _table(rows: Any, limit: int) -> Table:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import msgpack
@@ -74,13 +75,22 @@ def summary_of(payload: bytes, raised: bool) -> tuple[str, str]:
 
     A raised exception is a pickle that begins with both (``adapters/task_errors``): they are read, and nothing is unpickled.
     """
-    if not raised:
-        return unpack_failure(payload)[:2]
-    texts = (str(argument) for opcode, argument, _ in pickletools.genops(without_refs(payload)) if "UNICODE" in opcode.name)
+    kind, text, _ = texts_of(payload, raised)
+    return kind, text
+
+
+def texts_of(payload: bytes, raised: bool) -> tuple[str, str, str]:
+    """``(kind, text, traceback)`` of an error as in ``summary_of``. What a payload that was cut does not have is empty."""
+    found = ["an error", "", ""]
     try:
-        return next(texts), next(texts)
-    except (StopIteration, ValueError):
-        return "an error", ""
+        if not raised:
+            return (*unpack_failure(payload)[:2], "")
+        texts = (str(argument) for opcode, argument, _ in pickletools.genops(without_refs(payload)) if "UNICODE" in opcode.name)
+        for place, text in enumerate(islice(texts, len(found))):
+            found[place] = text
+    except ValueError:
+        pass
+    return found[0], found[1], found[2]
 
 
 def unpack_failure(payload: bytes) -> tuple[str, str, Facts]:

@@ -7,7 +7,7 @@ export function el(name, attributes = {}, ...children) {
     if (key.startsWith("on")) found.addEventListener(key.slice(2), value);
     else found.setAttribute(key, value === true ? "" : value);
   }
-  found.append(...children.flat().filter((each) => each !== null && each !== undefined).map(String_or_node));
+  found.append(...children.flat(Infinity).filter((each) => each !== null && each !== undefined).map(String_or_node));
   return found;
 }
 

@@ -1,4 +1,4 @@
-import { ask, count, detailsLink, el, short, table } from "./dom.js";
+import { ask, count, detailsLink, el, short } from "./dom.js";
 
 const SHOWN = 2000;
 
@@ -39,20 +39,45 @@ export const logs = {
   },
 };
 
+function keyOf(group) {
+  return `${group.kind}\u0000${group.place}`;
+}
+
+// Groups by kind and place; those that were open stay open when newer errors come.
 export const errors = {
   title: "Errors",
-  async show(place) {
-    place.append(el("h2", {}, "Errors"));
+  show(place) {
+    this.open = null;
+    this.shape = "";
+    this.body = el("div");
+    place.append(el("h2", {}, "Errors"), this.body);
+    this.timer = setInterval(() => this.refresh(), 2000);
+    return this.refresh();
+  },
+  hide() { clearInterval(this.timer); },
+  async refresh() {
     const answer = await ask("errors");
+    const shape = JSON.stringify(answer);
+    if (shape === this.shape && this.body.childNodes.length) return;
+    this.shape = shape;
     if (!answer.groups.length) {
-      place.append(el("p", { class: "note" }, "No task has failed whose error somebody still refers to."));
+      this.body.replaceChildren(el("p", { class: "note" }, answer.failed ? `${count(answer.failed)} tasks have failed; nobody has refs to their errors any more.` : "No task has failed."));
       return;
     }
-    place.append(table("failed tasks by function and error", [
-      ["failed", (row) => count(row.count), "right"], ["function", (row) => row.name], ["error", (row) => row.kind],
-      ["tasks", (row) => row.task_ids.slice(0, 3).map((id) => [detailsLink(id, short(id)), " "]).flat()],
-    ].map(([heading, cell, side]) => [heading, (row) => { const found = cell(row); return Array.isArray(found) ? el("span", {}, found) : found; }, side]), answer.groups));
-    for (const group of answer.groups.slice(0, 20)) place.append(el("h2", {}, `${group.name}: ${group.count}`), el("pre", {}, group.text));
-    if (answer.more) place.append(el("p", { class: "note" }, "Only the first 500 failed tasks are grouped."));
+    this.open ??= new Set([keyOf(answer.groups[0])]);
+    this.body.replaceChildren(
+      el("p", { class: "legend" }, `${count(answer.failed)} tasks of the jobs that run have failed. ${count(answer.counted)} errors were seen here since somebody looks, by kind and place:`),
+      ...answer.groups.map((group) => this.group(group)),
+    );
+  },
+  group(group) {
+    const key = keyOf(group);
+    const where = Object.entries(group.functions).map(([name, many]) => `${name} (${count(many)})`).join(", ");
+    const found = el("details", { class: "group", open: this.open.has(key) },
+      el("summary", {}, el("span", { class: "state-failed" }, `${count(group.count)} × ${group.kind}`), group.place ? ` at ${group.place}` : "", el("span", { class: "note" }, ` in ${where}`)),
+      el("p", {}, "the newest: ", group.task_ids.map((id) => [detailsLink(id, short(id)), " "]).flat()),
+      el("pre", {}, group.traceback || group.text));
+    found.addEventListener("toggle", () => (found.open ? this.open.add(key) : this.open.delete(key)));
+    return found;
   },
 };

@@ -1,5 +1,10 @@
 import { ask, bytes, count, detailsLink, el, short, table } from "./dom.js";
 
+const sums = [
+  ["values", (row) => count(row.values), "right"], ["bytes", (row) => bytes(row.bytes), "right"],
+  ["in use", (row) => bytes(row.pinned), "right"], ["on disk", (row) => bytes(row.spilled), "right"],
+];
+
 export const memory = {
   title: "Memory",
   show(place) {
@@ -18,13 +23,15 @@ export const memory = {
       now.cut ? el("p", { class: "note" }, `There are more values than the ${count(now.counted)} that are counted here.`) : "",
       table("bytes by the function that made them", [
         ["made by", (row) => row.made_by], ["where", (row) => row.where],
-        ["values", (row) => count(row.values), "right"], ["bytes", (row) => bytes(row.bytes), "right"],
+        ...sums,
       ], now.makers),
+      el("h2", {}, "Who holds them"),
+      table("bytes by the processes that have refs; what several hold is counted with each", [["held by", (row) => row.held_by], ...sums], now.owners),
       el("h2", {}, "The largest values"),
       table(now.objects.more ? `the ${now.objects.rows.length} largest of ${count(now.counted)}` : `${now.objects.rows.length} values`, [
         ["object", (row) => detailsLink(row.object_id, `${short(row.object_id)}-${parseInt(row.object_id.slice(32), 16)}`)],
         ["made by", (row) => row.made_by], ["state", (row) => row.state], ["where", (row) => row.where],
-        ["size", (row) => bytes(row.size), "right"], ["processes with refs", (row) => row.holders, "right"],
+        ["size", (row) => bytes(row.size), "right"], ["held by", (row) => (row.holders ? row.held_by.join(", ") + (row.holders > row.held_by.length ? ` and ${row.holders - row.held_by.length} more` : "") : "–")],
         ["needed by", (row) => row.pins, "right"], ["in use by", (row) => row.in_use_by, "right"],
       ], now.objects.rows),
       el("h2", {}, "Workers"),

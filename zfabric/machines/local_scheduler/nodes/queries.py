@@ -49,6 +49,7 @@ class ClusterQueries:
             "objects": self._rows,
             "workers": self._rows,
             "functions": self._functions,
+            "failures": self._rows,
             "actors": self._actors,
             "groups": self._rows,
             "group": self._first,

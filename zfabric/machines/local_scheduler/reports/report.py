@@ -21,6 +21,7 @@ from zfabric.machines.local_scheduler.records import (
     DONE,
     IDLE,
     LEASED,
+    PENDING,
     READY,
     WAITING,
     WORKER_STATES,
@@ -37,6 +38,7 @@ from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, CONTROL, OBJECT_BYTES, TASK_BYTES, Address, control_of, tries_of
+from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import matcher
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
@@ -45,6 +47,11 @@ PAGE_MAX = 1000
 """Most rows of the control store in one answer."""
 SAMPLING_MOST = 1.5
 """Longest time in seconds for which a process samples its stacks: it answers within the time that one node has to answer another."""
+HOLDERS_MAX = 8
+"""Most holders of an object that are named."""
+FAILURES_MAX = 500
+ERROR_MOST = 8192
+"""Most failed tasks in an answer, and most bytes of an error: enough for its kind, text and traceback."""
 FOUND_MAX = 20
 """Most things that one text may name."""
 FROM_STORE = {"status": "statistics", "statuses": "statistics", "objects": "entries"}
@@ -80,6 +87,7 @@ class Reports:
             "objects": self._objects,
             "workers": self._workers,
             "functions": self._functions,
+            "failures": self._failures,
             "actors": self._actors,
             "status": self._status,
             "statuses": lambda now: [self._status(now)],
@@ -244,7 +252,17 @@ class Reports:
     def _objects(self, now: float, limit: int = LIST_LIMIT) -> list[dict[str, Any]]:
         tables = self.tables
         records = chain[AnyObject](tables.objects.values(), (task for task in tables.tasks.values() if task.outputs is None))
-        return [object_row(record) for record in islice(records, min(limit, LIST_LIMIT))]
+        return [{**object_row(record), "held_by": self._held_by(record)} for record in islice(records, min(limit, LIST_LIMIT))]
+
+    def _held_by(self, record: AnyObject) -> list[str]:
+        """Processes and nodes that have refs to an object, the first few of them."""
+        holders = record.holders if isinstance(record.holders, set) else () if record.holders is None else (record.holders,)
+        names = []
+        for holder in sorted(islice(holders, HOLDERS_MAX)):
+            process, node = self.tables.processes.get(holder), self.tables.nodes.get(holder)
+            known = f"{process.kind} {process.pid}" if process is not None else "a process"
+            names.append(f"node {node.name}" if node is not None else known)
+        return names
 
     def _workers(self, now: float) -> list[dict[str, Any]]:
         rows = []
@@ -267,6 +285,18 @@ class Reports:
                     "token": worker.token.hex(),
                 }
             )
+        return rows
+
+    def _failures(self, now: float, limit: int = FAILURES_MAX, subject: bytes = b"") -> list[dict[str, Any]]:
+        """The newest failed tasks that somebody refers to, or one, with their errors as they were packed (``protocol.failures``)."""
+        failures = self.tables.failures
+        chosen = reversed(failures.values()) if not subject else (failures[each] for each in (subject[:TASK_BYTES],) if each in failures)
+        rows = []
+        for task in islice(chosen, min(limit, FAILURES_MAX)):
+            record = next((record for record in task.values() if record.status not in (OK, PENDING)), None)
+            if record is not None:
+                error = record.value[:ERROR_MOST] if type(record.value) is bytes else b""
+                rows.append({"task_id": task.id.hex(), "name": task.name, "raised": record.status == ERROR, "error": error})
         return rows
 
     def _functions(self, now: float) -> list[dict[str, Any]]:
