@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -96,6 +97,12 @@ class Counter:
     def add(self) -> int:
         self.n += 1
         return self.n
+
+
+@zf.remote
+class Slow:
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 @pytest.fixture(scope="module")
@@ -265,10 +272,57 @@ def test_details_and_the_graph_of_a_task(page: Page) -> None:
     assert page.ask("details?text=nobody")["found"] == []
 
 
+@zf.remote
+def parent() -> int:
+    return zf.get(double.remote(20))
+
+
+def test_the_graph_of_what_has_ended_has_its_parent_and_the_order_of_calls(page: Page) -> None:
+    counter = Counter.remote()
+    calls = [counter.add.remote() for _ in range(3)]
+    zf.get([*calls, parent.remote()], timeout=PATIENCE)
+
+    def ran(name: str) -> list[str]:
+        bars = [bar for lane in page.ask("stream")["lanes"] for bar in lane["bars"] if bar[2] == name]
+        return [bar[5] for bar in sorted(bars)]
+
+    ids = [call.hex()[:32] for call in calls]
+    eventually(lambda: ran("parent") and set(ids) <= set(ran("Counter.add")), "the bars of all")
+    graph = page.ask(f"graph?text={ids[1]}")
+    order = [ids.index(each) for edge in graph["edges"] if edge[2] == "state" for each in edge[:2] if each in ids]
+    assert order == [0, 0, 1, 1, 2]  # From the creation to the first, and from each to the next.
+    (submitter,) = set(ran("parent"))
+    (child,) = [edge[1] for edge in page.ask(f"graph?text={submitter}")["edges"] if edge[::2] == [submitter, "control"]]
+    assert [submitter, child, "control"] in page.ask(f"graph?text={child}")["edges"]
+
+
+def test_actors_have_rates_times_and_queues(page: Page) -> None:
+    slow = Slow.remote()
+    calls = [slow.wait.remote(0.05) for _ in range(4)]
+    zf.get(calls, timeout=PATIENCE)
+    waits = [slow.wait.remote(1000), slow.wait.remote(0)]
+
+    def row() -> Any:
+        rows = [row for row in page.ask("actors")["rows"] if row["class"] == "Slow" and row["p50"] is not None]
+        return rows[0] if rows else None
+
+    found = eventually(row, "calls of the last minute")
+    assert 0.05 <= found["p50"] <= found["p99"] < 10.0
+    assert found["rate"] > 0.0
+    zf.wait(waits, timeout=0.0)
+    answer = eventually(lambda: page.ask("queues")["waiting"].get(found["actor_id"]), "its caller's answer")
+    assert answer == 2
+    zf.kill(slow)
+
+
 def test_memory_says_who_holds_what(page: Page) -> None:
     ref = zf.put(b"x" * 300_000)
+
+    def of_it() -> Any:  # A put is reported a moment later.
+        return next((row for row in page.ask("memory")["objects"]["rows"] if row["object_id"] == ref.hex()), None)
+
+    row = eventually(of_it, "the value")
     memory = page.ask("memory")
-    row = next(row for row in memory["objects"]["rows"] if row["object_id"] == ref.hex())
     (holder,) = row["held_by"]
     assert holder == f"driver {os.getpid()}"
     assert next(owner for owner in memory["owners"] if owner["held_by"] == holder)["bytes"] >= 300_000

@@ -63,6 +63,7 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
         Route("/api/stream", view(lambda request: (views.stream, *_span(request)))),
         Route("/api/tasks", view(lambda request: (views.tasks, _states(request), _limit(request)))),
         Route("/api/actors", view(lambda request: (views.actors, _limit(request)))),
+        Route("/api/queues", view(lambda request: (views.queues, _limit(request)), watcher.ask_aside)),
         Route("/api/workers", view(lambda request: (views.workers,))),
         Route("/api/memory", view(lambda request: (views.memory, _limit(request)))),
         Route("/api/errors", view(lambda request: (views.errors,))),

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from zfabric.exceptions import FabricError
-from zfabric.protocol.trace import read_trace, unmarked, unpack_event
+from zfabric.protocol.trace import actor_of, read_trace, unmarked, unpack_event
 from zfabric.runtime.timeline import PAGE, TimelineNode
 
 WINDOW_SECONDS = 60.0
@@ -31,6 +31,8 @@ class Attempt(NamedTuple):
     start: float
     seconds: float
     task: bytes
+    actor: bytes = b""
+    """The actor that a call is of."""
 
 
 class TaskStream:
@@ -70,7 +72,8 @@ class TaskStream:
         functions, lane = dict(names), (of.name or node.hex()[:8], pid)
         for task, function, start, seconds in read_trace(trace):
             name, mark = unmarked(functions.get(function) or function.hex()[:8])
-            self.attempts.append(Attempt(lane, name, mark, kind, start - of.shift, seconds, task))
+            actor = actor_of(function, task) if kind == "call" else b""
+            self.attempts.append(Attempt(lane, name, mark, kind, start - of.shift, seconds, task, actor))
             self.seen += 1
 
     def window(self, now: float, seconds: float = WINDOW_SECONDS, ago: float = 0.0) -> dict[str, Any]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import psutil
 
 from zfabric.adapters.processes import resident_bytes
+from zfabric.exceptions import FabricError
 from zfabric.page.errors import ErrorGroups, read_error
+from zfabric.page.history import add_history, calls_of_actors
 from zfabric.page.lines import Output
 from zfabric.page.spans import WINDOW_SECONDS, Attempt, TaskStream
+from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages.queries import LIST_LIMIT
 from zfabric.protocol.names import brief
 from zfabric.runtime.connection import clock
@@ -26,6 +31,10 @@ ROWS = 200
 ALMOST_FULL = 0.9
 """Share of a store or a disk from which on it is a problem."""
 
+CALLERS_MOST = 16
+"""Most callers of actors that are asked how many calls they wait for."""
+CALLER_SECONDS = 1.5
+"""How long a caller may take to answer: a program that computes looks once a second."""
 SAMPLED_SECONDS = 1.0
 """How long one question for samples of stacks takes."""
 MEMBERS_SECONDS = 5.0
@@ -142,11 +151,14 @@ class Views:
 
     def stream(self, until: float = 0.0, seconds: float = WINDOW_SECONDS, ago: float = 0.0) -> dict[str, Any]:
         """The task stream of ``seconds``, which end ``ago`` seconds before ``until``, a time of the clock (0: now)."""
+        found = self._read_stream().window(until or clock(), seconds, ago)
+        return {**found, "running": [] if until else self._running(), "nodes": len(self._nodes)}
+
+    def _read_stream(self) -> TaskStream:
         if self._stream is None:
             self._stream = TaskStream(clock() - WINDOW_SECONDS)
         self._stream.read(self._members())
-        found = self._stream.window(until or clock(), seconds, ago)
-        return {**found, "running": [] if until else self._running(), "nodes": len(self._nodes)}
+        return self._stream
 
     def _running(self) -> list[dict[str, Any]]:
         """What workers run now and has no attempt in the stream yet."""
@@ -166,8 +178,29 @@ class Views:
         return _table(self._client.query("tasks", limit + 1, states), limit)
 
     def actors(self, limit: int) -> Table:
-        """Actors, with their calls and handles."""
-        return _table(self._client.query("actors", min(limit + 1, LIST_LIMIT)), limit)
+        """Actors, with their calls of the last minute and their handles."""
+        table = _table(self._client.query("actors", min(limit + 1, LIST_LIMIT)), limit)
+        calls = calls_of_actors(self._read_stream().attempts, clock(), WINDOW_SECONDS)
+        idle = {"rate": 0.0, "p50": None, "p99": None}
+        return {**table, "rows": [{**row, **calls.get(row["actor_id"], idle)} for row in table["rows"]], "total": self._actors_in_all()}
+
+    def _actors_in_all(self) -> int:
+        return sum(sum(status["actors"].values()) for status in self._statuses())
+
+    def queues(self, limit: int) -> dict[str, Any]:
+        """By actor: how many calls its callers wait for. ``silent`` are callers that do not answer, or were not asked."""
+        callers: dict[tuple[str, int], None] = {}
+        for row in self._client.query("actors", min(limit, LIST_LIMIT)):
+            callers.update(dict.fromkeys((row.get("node", ""), pid) for pid in row["callers"]))
+        waiting: Counter[str] = Counter()
+        silent = len(callers)
+        nodes = {node.name: node.asker for node in members(self._client)}
+        for node, pid in islice(callers, CALLERS_MOST):
+            with contextlib.suppress(FabricError):
+                for actor, many in nodes.get(node, self._client).query("calls", pid, timeout=CALLER_SECONDS):
+                    waiting[actor.hex()] += many
+                silent -= 1
+        return {"waiting": dict(waiting), "silent": silent}
 
     def workers(self) -> list[dict[str, Any]]:
         """Workers, with their resident memory where they run on this machine."""
@@ -302,12 +335,19 @@ class Views:
         return [line.text for line in lines if line.name == name and line.node in (lane[0], "")]  # type: ignore[attr-defined]
 
     def graph(self, text: str) -> dict[str, Any]:
-        """The neighbourhood of a task or an object: nodes and edges as in the paper's figure 4."""
+        """The neighbourhood of a task, a call or an object: nodes and edges as in the paper's figure 4."""
         found = self._client.query("find", text)
+        attempts, numbers = self._read_stream().attempts, [node.number for node in self._nodes]
+        if not found:  # Calls, and tasks that nobody refers to, are in the stream alone.
+            ran = next((each for each in reversed(attempts) if each.task.hex() == text), None)
+            found = [] if ran is None else [{"id": text, "kind": ran.kind, "name": ran.name}]
         if len(found) != 1:
             return {"found": found}
-        answer = self._client.query("neighbours", bytes.fromhex(found[0]["id"]))
-        return {"found": found if answer is not None else [], "centre": found[0]["id"], **(answer or {})}
+        centre = bytes.fromhex(found[0]["id"])
+        graph = self._client.query("neighbours", centre) or {"nodes": [], "edges": [], "more": 0}
+        graph = {**graph, "nodes": list(graph["nodes"]), "edges": [list(edge) for edge in graph["edges"]]}
+        add_history(graph, centre[:TASK_BYTES], attempts, numbers)
+        return {"found": found if graph["nodes"] else [], "centre": found[0]["id"], **graph}
 
 
 def _by(rows: list[dict[str, Any]], keys: Callable[[dict[str, Any]], list[Any]]) -> list[tuple[Any, dict[str, int]]]:

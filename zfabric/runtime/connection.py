@@ -336,8 +336,10 @@ class Connection:
         self._attempt(self._flush_armed)
 
     def inspect(self, message: m.Inspect) -> None:
-        """Report the stacks of this process: now, or sampled by a thread of their own."""
-        if message.seconds > 0.0:
+        """Report the calls of this process, or its stacks: now, or sampled by a thread of their own. The caller holds the lock."""
+        if message.about == "calls":
+            self.machine.send(m.Inspected(message.asker, message.token, self.machine.calls.outstanding()))
+        elif message.seconds > 0.0:
             with suppress(RuntimeError):  # No thread can start, as at the interpreter's exit: the asker's time expires.
                 self._sampler.ask(message.asker, message.token, message.seconds, self._report_samples)
         else:

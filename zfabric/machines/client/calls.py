@@ -133,6 +133,11 @@ class Calls:
         target = self.targets.get(actor_id)
         return len(target.sent) + target.waits if target is not None else 0
 
+    def outstanding(self) -> m.Rows:
+        """Rows ``(actor id, calls without an outcome)``, without actors that have none."""
+        counts = ((actor_id, self.count(actor_id)) for actor_id in self.targets)
+        return tuple(row for row in counts if row[1])
+
     def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False, unordered: bool = False) -> bytes:
         """Queue a call; this process holds its values. Return the id of the first one.
 

@@ -629,7 +629,7 @@ class LocalScheduler:
     def on_inspected(self, now: float, source: Address, message: m.Inspected) -> None:
         """Send the answer of an inspected process to the process that asked."""
         if message.asker[1:] in self.tables.processes:
-            self.tables.send(message.asker, m.Answer(message.token, message.threads, ""))
+            self.tables.send(message.asker, m.Answer(message.token, message.rows, ""))
 
     def on_output_written(self, now: float, source: Address, message: m.OutputWritten) -> None:
         """Do nothing: the shell has already collected the output that a worker reports (``LogLines``)."""

@@ -21,9 +21,9 @@ export const graph = {
     const input = el("input", { type: "search", value: text, "aria-label": "task or object", maxlength: 200, placeholder: "task or object id" });
     const go = (event) => { event.preventDefault(); location.hash = `graph/${encodeURIComponent(input.value.trim())}`; };
     place.append(el("h2", {}, "Graph"), el("form", { class: "tools", onsubmit: go }, input, el("button", {}, "draw")),
-      el("p", { class: "legend" }, "Solid: data. Dashed: who submitted it. Dotted: a ref inside a value."));
+      el("p", { class: "legend" }, "Solid: data. Dashed: who submitted it. Dotted: a ref inside a value. Thick: the order of an actor's calls."));
     if (!text) {
-      place.append(el("p", { class: "note" }, "Give the id of a task or an object; lists and the details of a thing lead here, too."));
+      place.append(el("p", { class: "note" }, "Give the id of a task, a call or an object; lists and the details of a thing lead here, too."));
       return;
     }
     const answer = await ask("graph", { text });
@@ -54,10 +54,11 @@ function draw({ nodes, edges, centre }) {
   const width = 40 + WIDTH + Math.max(...[...filled.keys()]) * COLUMN;
   const height = 40 + Math.max(...filled.values()) * ROW;
   const picture = svg("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "the graph; the table below says the same" });
+  picture.append(svg("defs", {}, svg("marker", { id: "tip", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { d: "M0,0 L8,4 L0,8 z", class: "tip" }))));
   for (const [from, to, kind] of edges) {
     const [x1, y1] = at.get(from), [x2, y2] = at.get(to);
     const start = x1 + WIDTH, middle = (start + x2) / 2;
-    picture.append(svg("path", { class: `edge ${kind}`, d: `M${start},${y1 + HEIGHT / 2} C${middle},${y1 + HEIGHT / 2} ${middle},${y2 + HEIGHT / 2} ${x2},${y2 + HEIGHT / 2}` }));
+    picture.append(svg("path", { class: `edge ${kind}`, "marker-end": "url(#tip)", d: `M${start},${y1 + HEIGHT / 2} C${middle},${y1 + HEIGHT / 2} ${middle},${y2 + HEIGHT / 2} ${x2},${y2 + HEIGHT / 2}` }));
   }
   for (const node of nodes) {
     const [x, y] = at.get(node.id);

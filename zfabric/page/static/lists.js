@@ -3,7 +3,7 @@ import { ask, bytes, count, demand, detailsLink, el, seconds, short, state, tabl
 const PAGE = 200;
 
 // A list that is asked for anew every two seconds, and shows more rows on request. What is cut is said.
-function list({ title, path, columns, caption, states = [] }) {
+function list({ title, path, columns, caption, states = [], beside }) {
   return {
     title,
     show(place) {
@@ -22,10 +22,11 @@ function list({ title, path, columns, caption, states = [] }) {
     async refresh() {
       const answer = await ask(path, { limit: this.limit, ...(this.chosen ? { state: this.chosen } : {}) }).catch((error) => ({ rows: [], error: error.message }));
       const rows = answer.rows ?? answer;
+      if (beside) beside(this, rows);
       const more = answer.more
         ? el("p", { class: "note" }, `The first ${count(rows.length)}; there are more. `, el("button", { onclick: () => { this.limit = Math.min(9999, this.limit * 2); this.refresh(); } }, "show more"))
         : "";
-      this.body.replaceChildren(answer.error ? el("p", { class: "problem" }, answer.error) : table(caption(rows.length), columns, rows), more);
+      this.body.replaceChildren(answer.error ? el("p", { class: "problem" }, answer.error) : table(caption(rows.length, answer), columns, rows), more);
     },
   };
 }
@@ -50,18 +51,28 @@ export const tasks = list({
 export const actors = list({
   title: "Actors",
   path: "actors",
-  caption: (many) => `${many} actors`,
+  caption: (many, answer) => `${many === answer.total ? count(many) : `${count(many)} of ${count(answer.total ?? many)}`} actors; rates and times are those of the last minute`,
+  // Callers are asked on their own: some take a second to answer.
+  beside(view, rows) {
+    if (!view.asking) {
+      view.asking = ask("queues", { limit: view.limit }).then((answer) => { view.queues = answer; }, () => {}).finally(() => { view.asking = null; });
+    }
+    for (const row of rows) row.queue = view.queues ? (view.queues.waiting[row.actor_id] ?? 0) : null;
+  },
   columns: [
     ["actor", (row) => detailsLink(row.actor_id, short(row.actor_id))],
     ["class", (row) => row.class],
     ["name", (row) => row.name || "–"],
     ["state", (row) => state(row.state)],
-    ["pid", (row) => row.pid || "–", "right"],
+    ["pid", (row) => (row.pid ? el("a", { href: `#stacks/${row.pid}` }, row.pid) : "–"), "right"],
     ["node", (row) => row.node ?? "–"],
+    ["calls per second", (row) => (row.rate < 10 ? row.rate.toFixed(1) : count(row.rate)), "right"],
+    ["waiting", (row) => (row.queue === null ? "…" : count(row.queue)), "right"],
+    ["run p50", (row) => seconds(row.p50), "right"],
+    ["run p99", (row) => seconds(row.p99), "right"],
     ["callers", (row) => row.callers.length, "right"],
-    ["results awaited", (row) => count(row.results_awaited), "right"],
     ["restarts", (row) => row.restarts, "right"],
-    ["since checkpoint", (row) => (row.checkpoint_every === null ? "–" : count(row.since_checkpoint ?? 0)), "right"],
+    ["checkpoint", (row) => (row.checkpoint_every === null ? "–" : `${row.checkpoint === null ? "none yet" : `after ${count(row.checkpoint)}`}, +${count(row.since_checkpoint ?? 0)}`), "right"],
     ["", (row) => row.reason || (row.waits_for.length ? "waits" : "")],
   ],
 });

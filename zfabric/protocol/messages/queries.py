@@ -39,24 +39,26 @@ class Notice(NamedTuple):
 
 
 class Inspect(NamedTuple):
-    """local scheduler -> the control thread of a worker, or a driver. Report the stacks of all threads; ``Inspected`` answers.
+    """local scheduler -> the control thread of a worker, or a driver. Report what ``about`` says; ``Inspected`` answers.
 
-    ``asker`` (an address) and ``token`` are those of the question, and come back. With ``seconds`` over 0, the stacks seen in that time
-    are reported, counted. A process that does not run Python code does not answer.
+    "stacks" are those of all threads; with ``seconds`` over 0, those seen in that time, counted. "calls" are rows ``(actor id, calls that
+    have no outcome here)``. ``asker`` (an address) and ``token`` are those of the question, and come back. A process that does not run
+    Python code does not answer.
     """
 
     asker: bytes
     token: int
+    about: str
     seconds: float
 
 
 class Inspected(NamedTuple):
-    """worker, driver -> local scheduler, which passes ``threads`` on to the asker as ``Answer``. Rows as in ``runtime/stacks``, or in
-    ``runtime/sampling``."""
+    """worker, driver -> local scheduler, which passes ``rows`` on to the asker as ``Answer``. Rows of stacks are as in
+    ``runtime/stacks``, or in ``runtime/sampling``."""
 
     asker: bytes
     token: int
-    threads: Rows
+    rows: Rows
 
 
 class CollectGarbage(NamedTuple):

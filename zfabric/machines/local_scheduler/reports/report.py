@@ -114,6 +114,7 @@ class Reports:
             "rows": self._ask_rows,
             "actor log": logs.read,
             "stacks": self._ask_stacks,
+            "calls": self._ask_calls,
             "create group": groups.create,
             "remove group": groups.remove,
         }
@@ -148,11 +149,18 @@ class Reports:
         """Relay the query to the process. A worker's control thread answers while user code runs; a driver answers once a second."""
         if not isinstance(seconds, int | float) or not 0.0 <= seconds <= SAMPLING_MOST:
             raise ValueError(f"stacks are sampled for 0 to {SAMPLING_MOST:g} seconds, not {seconds!r}; ask again to see more")
+        self._inspect(source, token, pid, "stacks", float(seconds))
+
+    def _ask_calls(self, source: Address, token: int, pid: int) -> None:
+        """Have a process answer how many calls of each actor it waits for: calls do not pass through the scheduler."""
+        self._inspect(source, token, pid, "calls", 0.0)
+
+    def _inspect(self, source: Address, token: int, pid: int, about: str, seconds: float) -> None:
         process = self.tables.by_pid.get(pid)
         if process is None:
             raise ValueError(f"no process of this cluster has the pid {pid}")
         to = CONTROL + control_of(process.token) if isinstance(process, WorkerRecord) else CLIENT + process.incarnation
-        self.tables.send(to, m.Inspect(source, token, float(seconds)))
+        self.tables.send(to, m.Inspect(source, token, about, seconds))
 
     def _processes(self, now: float, subject: bytes) -> list[int]:
         """The pid of the process of a worker, task or actor, or of an object's task; without a subject, of all drivers and workers."""
