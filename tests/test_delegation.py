@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -406,7 +407,7 @@ class Home(Node):
 
     def placed(self, source: bytes, *places: tuple[bytes, int]) -> None:
         """A global scheduler answers."""
-        (queue,) = (each for each in self.scheduler.tables.queues.values() if each.job is not None)
+        *_, queue = (each for each in self.scheduler.tables.queues.values() if each.job is not None)
         self.send(source, m.Placed(((queue.token, places),)))
 
     def delegated(self) -> dict[bytes, list[int]]:
@@ -435,6 +436,30 @@ def test_a_global_scheduler_that_does_not_answer_is_passed_over() -> None:
     assert home.delegated() == {NODES[1]: [2]}
     home.placed(first, (NODES[2], 2))
     assert home.delegated() == {}
+
+
+@pytest.mark.parametrize("demand", [10_000, 20_000], ids=["busy", "infeasible"])
+def test_a_queue_for_which_no_other_node_is_named_asks_ever_more_seldom(demand: int) -> None:
+    home = Home()
+    home.submit(row(1, demand=(("CPU", demand),)))
+    asked: list[float] = []
+    began = home.now
+    while home.now < began + 3.0:
+        for placer, _ in home.questions():
+            asked.append(home.now)
+            home.placed(placer, *([(b"thisnode", 1)] if demand == 10_000 else []))
+        home.wait(0.01)
+    waits = [later - before for before, later in itertools.pairwise(asked)]
+    assert waits[:5] == pytest.approx([0.04, 0.08, 0.16, 0.32, 0.64], abs=0.011)
+    assert waits[5:] == pytest.approx([0.64] * len(waits[5:]), abs=0.011), "there is a longest wait"
+    assert len(waits) >= 7
+    home.submit(row(2, demand=(("CPU", demand),)), row(3, demand=(("CPU", demand),)))
+    while not (questions := home.questions()):
+        home.wait(0.01)
+    home.placed(questions[0][0], (NODES[1], 1))
+    assert len(home.delegated()[NODES[1]]) == 1
+    home.wait(home.config.spill_after)
+    assert home.questions(), "once another node was named, it asks as at first"
 
 
 def test_a_question_follows_a_heartbeat_that_has_the_queue() -> None:

@@ -3,7 +3,7 @@
 A queue asks once it has waited for ``spill_after`` and will not be empty soon, or at once if this node will never have what its tasks ask
 for. The answer is for a number of tasks, not for certain ones: whatever waits when it comes is given away, from the end of the queue. This
 node's own share stays. The question and the answer may be lost, or come twice: an unanswered question is asked again elsewhere, and of
-several answers only the first counts.
+several answers only the first counts. A queue for which no other node is named waits twice as long each time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ WORTH_SECONDS = 50e-6
 """Shorter tasks stay: a delegated task costs both daemons about as much."""
 STAY_SECONDS = 1.0
 """How long a queue is left alone of which no task could be sent: each may only run here."""
+DOUBLED_MOST = 5
+"""How often the time is doubled after which a queue asks again: to 32 times ``spill_after``, 0.64 s."""
 LOOKED_AT = 16
 """Tasks of a queue whose inputs are measured to estimate those of all."""
 
@@ -35,6 +37,15 @@ class _Question(NamedTuple):
 
     asked: float
     times: int
+
+
+class _Wait(NamedTuple):
+    """Since when a queue waits, or when it was looked at last, with its first task then."""
+
+    since: float
+    first: bytes
+    doubled: int = 0
+    """How often no other node was named for it, one time after the other."""
 
 
 class Spilling:
@@ -55,8 +66,8 @@ class Spilling:
         self.delegations = delegations
         self.placement_requests = placement_requests
         self.heartbeats = heartbeats
-        self._since: dict[int, tuple[float, bytes]] = {}
-        """When each queue that has tasks began to wait, or was looked at last, and its first task then, by token."""
+        self._waits: dict[int, _Wait] = {}
+        """Queues that have tasks, by token."""
         self._asked: dict[int, _Question] = {}
         """Queues that a global scheduler was asked about."""
         self._first = crc32(node)
@@ -66,7 +77,7 @@ class Spilling:
         """Ask about the queues that have waited long enough."""
         waiting = {queue.token: queue for queue in self.tables.queues.values() if queue.tasks and is_own_work(queue)}
         self._asked = {token: question for token, question in self._asked.items() if token in waiting}
-        self._since = {token: self._since.get(token) or (now, queue.tasks[0].id) for token, queue in waiting.items()}
+        self._waits = {token: self._waits.get(token) or _Wait(now, queue.tasks[0].id) for token, queue in waiting.items()}
         questions: defaultdict[Address, list[m.Row]] = defaultdict(list)
         for token, queue in waiting.items():
             times = self._due(queue, now)
@@ -84,14 +95,18 @@ class Spilling:
         question = self._asked.get(queue.token)
         if question is not None:
             return question.times + 1 if now >= question.asked + self.tables.config.placer_patience else None
-        since, first = self._since[queue.token]
-        if queue.feasible is not False:
-            if now < since + self.tables.config.spill_after:
-                return None
-            if self._has_room_for(queue) if queue.actors else queue.tasks[0].id != first and self._ends_soon(queue):
-                self._since[queue.token] = now, queue.tasks[0].id
-                return None
+        wait = self._waits[queue.token]
+        if now < self._ask_at(wait) and (queue.feasible is not False or wait.doubled):
+            return None
+        if queue.feasible is not False and (
+            self._has_room_for(queue) if queue.actors else queue.tasks[0].id != wait.first and self._ends_soon(queue)
+        ):
+            self._waits[queue.token] = _Wait(now, queue.tasks[0].id)
+            return None
         return 0
+
+    def _ask_at(self, wait: _Wait) -> float:
+        return float(wait.since + self.tables.config.spill_after * 2**wait.doubled)
 
     def _has_room_for(self, queue: ShapeQueue) -> bool:
         """Whether an actor waits for nothing but a process of this node."""
@@ -126,14 +141,16 @@ class Spilling:
             known = [(self.tables.nodes[node], count) for node, count in places if node in self.tables.nodes]
             elsewhere = [(node, count) for node, count in known if not node.draining]
             given = sum(self.delegations.give(queue, node, count, now) for node, count in elsewhere if node.process and node.process.ready)
-            if queue.tasks:
-                self._since[token] = now if given or not elsewhere else now + STAY_SECONDS, queue.tasks[0].id
+            wait = self._waits.get(token)
+            if queue.tasks and wait is not None:
+                doubled = 0 if elsewhere else min(wait.doubled + 1, DOUBLED_MOST)
+                self._waits[token] = _Wait(now if given or not elsewhere else now + STAY_SECONDS, queue.tasks[0].id, doubled)
 
     def next_deadline(self) -> float | None:
         """When the next queue will have waited long enough, for others or for an answer."""
         if not self.tables.nodes:
             return None
         config = self.tables.config
-        due = [since + config.spill_after for token, (since, _) in self._since.items() if token not in self._asked]
+        due = [self._ask_at(wait) for token, wait in self._waits.items() if token not in self._asked]
         due += [question.asked + config.placer_patience for question in self._asked.values()]
         return min(due, default=None)
