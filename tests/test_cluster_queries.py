@@ -8,7 +8,7 @@ import pytest
 from scheduler_alone import DRIVER, OWN, Node
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, TASK_BYTES
 
 SELF, OTHER, THIRD = b"thisnode", b"\x02node B.", b"\x02node C."
 
@@ -151,3 +151,16 @@ def test_answers_that_do_not_fit_together_are_an_error(node: Asked) -> None:
     node.send(LOCAL_SCHEDULER + THIRD, m.Answer(asked[THIRD], (), ""))
     (answer,) = node.answers()
     assert "do not fit together" in answer.error
+
+
+def test_an_actor_that_is_found_is_not_looked_for_on_a_silent_node(node: Asked) -> None:
+    asked = node.ask("actor", "", "its name")
+    assert node.answers() == []
+    node.send(LOCAL_SCHEDULER + OTHER, m.Answer(asked[OTHER], (b"a" * TASK_BYTES, b"its blueprint"), ""))
+    assert [answer.payload for answer in node.answers()] == [(b"a" * TASK_BYTES, b"its blueprint")]
+    node.send(LOCAL_SCHEDULER + THIRD, m.Answer(asked[THIRD], None, ""))
+    assert node.answers() == []
+    node.now += 2.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert node.take(m.Notice) == []

@@ -104,6 +104,15 @@ def test_two_nodes_run_a_job_and_end_it(driver: zf.LocalCluster, capfd: pytest.C
     eventually(lambda: all(gone(pid) for _, pid, _ in rows), "the job's processes are gone on both nodes")
 
 
+def test_a_program_joins_its_cluster_without_an_address(cluster: zf.LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZFABRIC_ADDRESS", raising=False)
+    zf.shutdown()
+    assert zf.get(zf.remote(lambda: len(zf.nodes())).remote()) == 2, "without init, too"
+    zf.shutdown()
+    with zf.init(num_cpus=1):
+        assert len(zf.nodes()) == 1, "options of a new cluster start one"
+
+
 def test_a_node_lists_all_and_jobs_of_all_nodes_have_different_numbers(cluster: zf.LocalCluster) -> None:
     jobs, listed = [], []
     for node in cluster.nodes:

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -75,6 +76,8 @@ _lock = threading.RLock()
 _started: ClientInterface | None = None
 _runtime_env: RuntimeEnv | None = None
 _page: PageProcess | None = None
+local_clusters: list[weakref.ref[Any]] = []
+"""Clusters of several nodes that this program has open, each with an ``address``: ``init`` joins the latest unless told otherwise."""
 
 
 class _ForkedClient:
@@ -90,6 +93,7 @@ class _ForkedClient:
 def _after_fork() -> None:
     global _started, _page
     _started = _page = None
+    local_clusters.clear()
     if interface.current() is not None:
         interface.set_current(cast(ClientInterface, _ForkedClient()))
 
@@ -167,8 +171,8 @@ def init(
 
     ``address`` is a session directory (another program's ``init(...)["address"]``), "auto" for the cluster that this user has started with
     ``zfabric start``, or "local" for a new one that ends with the program. If it is None, ``ZFABRIC_ADDRESS`` decides; without that
-    variable, the program joins the latest started cluster of this ``TMPDIR``, with a line on standard error, or else starts a new one. A
-    program that never calls ``init`` does so on its first use of a cluster.
+    variable, the program joins the ``LocalCluster`` that it has open, or the latest started cluster of this ``TMPDIR`` (with a line on
+    standard error), or else starts a new one. A program that never calls ``init`` does so on its first use of a cluster.
 
     ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes) and ``config`` (limits of ``zfabric.config`` by name) apply
     to a new cluster. Every function inherits ``runtime_env`` unless it sets its own. Names of actors are looked up in
@@ -229,6 +233,8 @@ def init(
         settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, namespace, config)
         environment = inherited(runtime_env or {}, environment_of(submitted.get("runtime_env") or {}))
         where = address or os.environ.get(ADDRESS_VARIABLE)
+        if not where and not given:
+            where = next((cluster.address for each in reversed(local_clusters) if (cluster := each()) is not None), None)
         from zfabric.runtime.connect import join, session_to_join, start
 
         session = session_to_join(where)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import processes
-from zfabric.api.lifecycle import shutdown
+from zfabric.api.lifecycle import local_clusters, shutdown
 from zfabric.config import Config
 from zfabric.exceptions import ConfigError
 from zfabric.runtime import interface
@@ -93,8 +94,8 @@ class LocalCluster:
     """A cluster of ``nodes`` nodes on this machine, each with ``cpus_per_node`` CPUs. A context manager; the nodes end with this program.
 
     ``object_store_memory`` is that of each node in bytes; by default the nodes share what one node would have. ``resources``, ``config``
-    (limits of ``zfabric.config``) and ``labels`` are those of each node. Programs join at ``address``, through the first node, or at the
-    ``address`` of one of ``nodes``. Raises ConfigError for invalid settings.
+    (limits of ``zfabric.config``) and ``labels`` are those of each node. This program joins it by ``zf.init()``; others join at its
+    ``address``, through the first node, or at the ``address`` of one of ``nodes``. Raises ConfigError for invalid settings.
 
     >>> import zfabric as zf
     >>> with zf.LocalCluster(nodes=2, cpus_per_node=1) as cluster:
@@ -118,6 +119,7 @@ class LocalCluster:
             raise ConfigError(f"LocalCluster: nodes is a whole number from 1, not {nodes!r}")
         self.nodes: list[LocalNode] = []
         """The nodes, the head first, without those that were removed."""
+        self._reference = weakref.ref(self)
         self._cpus = cpus_per_node
         self._resources = dict(resources or {})
         self._labels = dict(labels or {})
@@ -130,6 +132,7 @@ class LocalCluster:
                 self._launch(index == 0)
             for node in self.nodes:
                 node._wait()
+            local_clusters.append(self._reference)
         except BaseException:  # Ctrl-C too.
             self.shutdown()
             raise
@@ -190,6 +193,8 @@ class LocalCluster:
 
     def shutdown(self) -> None:
         """End all nodes, and this program's connection with them. Has no effect if called again."""
+        with contextlib.suppress(ValueError):
+            local_clusters.remove(self._reference)
         directory = getattr(getattr(interface.current(), "session", None), "directory", "")
         if directory in [node.session_directory for node in self.nodes]:
             shutdown()

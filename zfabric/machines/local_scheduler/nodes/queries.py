@@ -90,6 +90,8 @@ class ClusterQueries:
             del question.missing[node]
             question.answers[node] = answer
             question.times[node] = now
+            if question.query.what == "actor" and answer.payload is not None:
+                question.missing.clear()  # A name is that of one actor: a silent node is not waited for.
             if not question.missing:
                 self._conclude(question)
 
