@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from click.testing import CliRunner
 from command_line import Place, a_place
@@ -168,6 +169,31 @@ def test_options_say_on_which_node_tasks_run(driver: zf.LocalCluster) -> None:
     assert len(nodes_of(1, NodeAffinitySchedulingStrategy("00" * 8, soft=True))) == 1
     with pytest.raises(zf.TaskUnschedulableError, match="not in this cluster"):
         nodes_of(1, NodeAffinitySchedulingStrategy("00" * 8, soft=False))
+
+
+def test_refs_and_handles_in_closures_are_known_on_other_nodes(driver: zf.LocalCluster) -> None:
+    small, large = zf.put(5), zf.put(numpy.ones(10**5))
+    here, there = (NodeAffinitySchedulingStrategy(node.node_id, soft=False) for node in driver.nodes)
+
+    @zf.remote(num_cpus=0)
+    class Adder:
+        def __init__(self) -> None:
+            self.first = zf.get(small)
+
+        def add(self) -> Any:
+            return self.first + zf.get(large).sum()
+
+    made = Adder.options(scheduling_strategy=here).remote()
+
+    @zf.remote
+    def captures(depth: int) -> Any:
+        mine = zf.get(small), zf.get(large).sum(), zf.get(made.add.remote())
+        below = captures.options(scheduling_strategy=here if depth % 2 else there)
+        return (*mine, *(zf.get(below.remote(depth - 1)) if depth else ()))
+
+    once = (5, 10**5, 10**5 + 5)
+    assert zf.get(captures.options(scheduling_strategy=there).remote(2), timeout=60) == once * 3
+    assert zf.get(Adder.options(scheduling_strategy=there).remote().add.remote(), timeout=60) == once[2]
 
 
 def test_recursion_over_two_nodes_of_one_cpu_ends(driver: zf.LocalCluster) -> None:

@@ -413,13 +413,13 @@ def test_the_search_for_the_path_is_bounded():
 
 
 def test_functions_travel_with_their_retry_exceptions():
-    function, retryable = s.load_function(s.dump_function(lambda x: x + 1))
+    function, retryable = s.load_function(s.dump_function(lambda x: x + 1)[0])
     assert function(1) == 2
     assert not retryable(ValueError())
-    _, retryable = s.load_function(s.dump_function(len, True))
+    _, retryable = s.load_function(s.dump_function(len, True)[0])
     assert retryable(ValueError())
     assert not retryable(KeyboardInterrupt())
-    _, retryable = s.load_function(s.dump_function(len, (KeyError, OSError)))
+    _, retryable = s.load_function(s.dump_function(len, (KeyError, OSError))[0])
     assert retryable(KeyError())
     assert retryable(FileNotFoundError())
     assert not retryable(ValueError())
@@ -429,7 +429,7 @@ def test_a_generator_runs_to_its_end():
     def three():
         yield from (1, 2, 3)
 
-    assert returning_all(s.load_function(s.dump_function(three))[0])() == (1, 2, 3)
+    assert returning_all(s.load_function(s.dump_function(three)[0])[0])() == (1, 2, 3)
 
 
 def test_identity_depends_on_payload_and_options():
@@ -444,7 +444,7 @@ def test_modules_registered_by_value_are_sent():
     sys.modules["by_value_module"] = module
     cloudpickle.register_pickle_by_value(module)
     try:
-        payload = s.dump_function(module.f)
+        payload, _ = s.dump_function(module.f)
     finally:
         cloudpickle.unregister_pickle_by_value(module)
         del sys.modules["by_value_module"]
@@ -779,7 +779,7 @@ function, _ = s.load_function(base64.b64decode(sys.stdin.read()))
 try: function()
 except Exception as error: print(base64.b64encode(task_errors.dump_error(error, {})).decode())
 '''
-ran = subprocess.run([sys.executable, "-c", worker], input=base64.b64encode(s.dump_function(f)).decode(), capture_output=True, text=True)
+ran = subprocess.run([sys.executable, "-c", worker], input=base64.b64encode(s.dump_function(f)[0]).decode(), capture_output=True, text=True)
 assert not ran.stderr, ran.stderr
 error = task_errors.load_error(base64.b64decode(ran.stdout))
 assert isinstance(error, Mine) and error.b == 2, error

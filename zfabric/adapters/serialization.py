@@ -602,9 +602,10 @@ def load_arguments(data: bytes | memoryview, values: Sequence[Any] = ()) -> tupl
 Retry = bool | tuple[type[BaseException], ...]
 
 
-def dump_function(function: Callable[..., Any], retry: Retry = False, name: str = "function") -> bytes:
-    """Pack a function for workers: the function, and the exceptions that cause another attempt (True: all)."""
-    return _pickle((function, retry), _CLOUD, name).to_bytes()
+def dump_function(function: Callable[..., Any], retry: Retry = False, name: str = "function") -> tuple[bytes, tuple[bytes, ...]]:
+    """Pack a function for workers, with the exceptions that cause another attempt (True: all). Return the bytes, and the refs inside."""
+    packed = _pickle((function, retry), _CLOUD, name)
+    return packed.to_bytes(), packed.contained
 
 
 def function_identity(payload: bytes, options: tuple[tuple[Any, ...], ...]) -> bytes:
@@ -620,10 +621,13 @@ def note_function(remote: Any) -> None:
         _collecting.functions.append(remote)
 
 
-def load_function(payload: bytes | memoryview, function_id: bytes = b"") -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
+def load_function(
+    payload: bytes | memoryview, function_id: bytes = b"", contained: tuple[bytes, ...] = ()
+) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
     """Load what ``dump_function`` packed: the function, and a predicate for errors that cause another attempt.
 
-    A function that calls itself remotely contains a remote function of itself, pickled before its id existed. That gets the id here.
+    A function that calls itself remotely contains a remote function of itself, pickled before its id existed. That gets the id here, and
+    the refs inside the function.
     """
     found: list[Any] = []
     previous, _collecting.functions = _collecting.functions, found
@@ -632,7 +636,7 @@ def load_function(payload: bytes | memoryview, function_id: bytes = b"") -> tupl
     finally:
         _collecting.functions = previous
     for remote in found:
-        remote.adopt(function, bytes(payload), function_id)
+        remote.adopt(function, bytes(payload), function_id, contained)
     if isinstance(retry, bool):
         return function, lambda error: retry and isinstance(error, Exception)
     return function, lambda error: isinstance(error, retry)

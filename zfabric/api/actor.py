@@ -448,7 +448,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         if taken is not None:
             return taken
         self._export.bind(client)
-        named = naming_refs(naming(self._options) or None, self._export.packages)
+        named = naming_refs(naming(self._options) or None, self._export.packages + self._export.captured)
         arguments, dependencies, options, _held = dump_call(client, args, kwargs, named)
         actor = client.submit(self._export.function_id, arguments, dependencies, options, 1)
         made = ActorHandle(ObjectRef(actor, client), self._blueprint)

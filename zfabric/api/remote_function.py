@@ -68,6 +68,8 @@ class ExportedFunction:
         """The environment inherited at the export: a task in another environment exports the function again."""
         self.packages: tuple[bytes, ...] = ()
         """Ids of the archives of its environment: whoever runs it needs them."""
+        self.captured: tuple[bytes, ...] = ()
+        """Refs in its closure: whoever runs it holds them. Calls name both, so that other nodes know where they are."""
         self.busy = False
 
     @property
@@ -87,7 +89,7 @@ class ExportedFunction:
             pairs = self._pairs()
             self.busy = True
             try:
-                payload = dump_function(self.function, retry if isinstance(retry, bool) else tuple(retry), self.name)
+                payload, captured = dump_function(self.function, retry if isinstance(retry, bool) else tuple(retry), self.name)
             finally:
                 self.busy = False
             if len(payload) > FUNCTION_BYTES_MAX:
@@ -96,9 +98,9 @@ class ExportedFunction:
                     f"{FUNCTION_BYTES_MAX / 2**20:.0f} MiB; zf.put the data and pass the ref as an argument"
                 )
             function_id = self.function_id if known else function_identity(payload, pairs)
-            client.export(function_id, self.name, payload, pairs)
+            client.export(function_id, self.name, payload, (*pairs, ("contains", captured)) if captured else pairs)
             # Set these last: Ctrl-C may interrupt at any line above.
-            self.packages = packages_of(pairs)
+            self.packages, self.captured = packages_of(pairs), captured
             self.function_id, self.job, self.node, self.environment = function_id, client.job, client.node, environment
         self.client = client
 
@@ -120,6 +122,7 @@ class ExportedFunction:
             "node": self.node,
             "environment": self.environment,
             "packages": self.packages,
+            "captured": self.captured,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -127,13 +130,13 @@ class ExportedFunction:
         if not self.function_id:
             note_function(self)
 
-    def adopt(self, function: Callable[..., Any], payload: bytes, function_id: bytes) -> None:
+    def adopt(self, function: Callable[..., Any], payload: bytes, function_id: bytes, contained: tuple[bytes, ...]) -> None:
         """Called by ``load_function``: adopt ``function_id`` if this is the function of that payload."""
         client = interface.current()
         pairs = self._pairs()
         if client is not None and self.function is function and function_identity(payload, pairs) == function_id:
             self.function_id, self.job, self.node = function_id, client.job, client.node
-            self.environment, self.packages = default_environment(), packages_of(pairs)
+            self.environment, self.packages, self.captured = default_environment(), packages_of(pairs), contained
 
 
 class RemoteFunction(Generic[Parameters, Given_co]):
@@ -181,7 +184,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
             default = default_environment()
             wanted = pairs_of(options, default)
             differs = difference(pairs_of(export.options, default), wanted)
-            self._call_options: Pairs | None = naming_refs(differs or None, packages_of(wanted))
+            self._call_options: Pairs | None = naming_refs(differs or None, packages_of(wanted) + export.captured)
             self._least, self._most = _positional(function)
             self._signature: Any = None
             self._client = client

@@ -25,7 +25,7 @@
 ``readonly``            classes only, with ``checkpoint_every``: names of methods that change nothing, and are not logged
 ``ask``                 True: request the outcome of a call that may have run; it runs again only if it is ``readonly`` (call rows only)
 ``farewell``            classes only: True if their instances have something to do at a clean end (``__exit__``, ``__del__``, …)
-``contains``            refs inside the arguments (call rows only): pinned until the task is done
+``contains``            refs inside the arguments or the function, and packages: pinned until the task is done; of functions: refs inside
 ======================  =========================================================================================================
 """
 

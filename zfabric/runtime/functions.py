@@ -59,7 +59,7 @@ class LoadedFunctions:
             self._look_for_captures(option(row[3], "strategy", ()))
             ahead = option(row[3], "stream")
             self.usual_terms[function_id] = (row[1], option(row[3], "num_returns", 1))
-            function, retry = serialization.load_function(row[2], function_id)
+            function, retry = serialization.load_function(row[2], function_id, option(row[3], "contains", ()))
             found = self._loaded[function_id] = (returning_all(function) if ahead is None else function, retry)
             if ahead is not None:
                 self.streams[function_id] = ahead
