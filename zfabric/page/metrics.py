@@ -28,9 +28,14 @@ BOUNDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 OWN = "program_"
 """What the names of a program's own metrics begin with, so that they never meet the cluster's."""
 GAUGES = frozenset(
-    ("inline_bytes", "lineage_bytes", "lineage_rows", "lineage_unwritten", "objects", "processes", "queued"),
+    (
+        *("events_bytes", "in_flight_rows", "inline_bytes", "lease_age_seconds", "lineage_bytes", "lineage_rows", "lineage_unwritten"),
+        *("memory_limit", "memory_used", "objects", "owed_deletes", "pending_rows", "processes", "queued", "read_only"),
+    ),
 )
 """Statistics that go up and down. All others only grow until the daemon is restarted."""
+NEVER_YET = {"lost_with_nodes": 0, "retries": 0, "workers_died": 0}
+"""Counters that are there before the first time, so that their rates are right."""
 STORE_COUNTERS = frozenset(
     ("spills", "restores", "evictions", "recalls", "refused", "full", "copies_dropped", "written_on_disk", "read_on_disk"),
 )
@@ -64,7 +69,7 @@ class _Cluster(Collector):
         free = {(name,): many for name, many in status["available"].items()}
         yield _gauge("resources_available", "amounts that nobody uses", free, "resource")
         yield from self._functions(measured["functions"])
-        for name, value in sorted(status["statistics"].items()):
+        for name, value in sorted({**NEVER_YET, **status["statistics"]}.items()):
             if name in ("tasks", "workers"):  # They are above, by state.
                 continue
             about = f"{name.replace('_', ' ')} (docs/cli.md, status)"
@@ -72,7 +77,9 @@ class _Cluster(Collector):
         for name, value in sorted(status["store"].items()):
             about = f"{name.replace('_', ' ')} of the object store"
             yield _counter(f"store_{name}", about, {(): value}) if name in STORE_COUNTERS else _gauge(f"store_{name}", about, {(): value})
-        yield from self._running_times()
+        copied = {(name,): many for name, many in self._views.copied_bytes().items()}
+        yield _counter("copied_bytes", "bytes of values that were copied to this node", copied, "source")
+        yield from self._times()
         yield from own_metrics(self._views.metrics_directory)
 
     def _functions(self, rows: list[dict[str, Any]]) -> Iterator[Metric]:
@@ -87,16 +94,38 @@ class _Cluster(Collector):
                 counts[row["name"],] += row[name]
             yield kind(f"function_{name}", about, dict(counts), "function")
 
-    def _running_times(self) -> Iterator[Metric]:
-        times = self._views.running_times
-        for attempt in self._views.ended_since_last():
-            buckets, total = times.setdefault((attempt.name, attempt.kind), ([0] * (len(BOUNDS) + 1), [0.0]))
-            buckets[next((place for place, bound in enumerate(BOUNDS) if attempt.seconds <= bound), len(BOUNDS))] += 1
-            total[0] += attempt.seconds
+    def _times(self) -> Iterator[Metric]:
+        """Histograms of how long tasks and calls ran and waited."""
+        views = self._views
+        attempts, waits = views.ended_since_last()
+        for attempt in attempts:
+            _observe(views.running_times, (attempt.name, attempt.kind), attempt.seconds)
+        for kind, times in waits.items():
+            for seconds in times:
+                _observe(views.waiting_times, kind, seconds)
         found = HistogramMetricFamily("zfabric_run_seconds", "how long tasks and calls ran", labels=["function", "kind"])
-        for (name, kind), (buckets, total) in sorted(times.items()):
+        for (name, kind), (buckets, total) in sorted(views.running_times.items()):
             found.add_metric([name, kind], _cumulative(zip((*BOUNDS, math.inf), buckets, strict=True)), total[0])
         yield found
+        for kind, about in (
+            ("scheduling", "how long sampled tasks took from their submission to their beginning"),
+            ("arguments", "how long sampled tasks waited for their arguments"),
+        ):
+            buckets, total = views.waiting_times.setdefault(kind, _nothing_observed())
+            family = HistogramMetricFamily(f"zfabric_{kind}_seconds", about)
+            family.add_metric([], _cumulative(zip((*BOUNDS, math.inf), buckets, strict=True)), total[0])
+            yield family
+
+
+def _nothing_observed() -> tuple[list[int], list[float]]:
+    return [0] * (len(BOUNDS) + 1), [0.0]
+
+
+def _observe(times: dict[Any, tuple[list[int], list[float]]], key: Any, seconds: float) -> None:
+    """Count a time in the histogram with this key."""
+    buckets, total = times.setdefault(key, _nothing_observed())
+    buckets[next((place for place, bound in enumerate(BOUNDS) if seconds <= bound), len(BOUNDS))] += 1
+    total[0] += seconds
 
 
 def _gauge(name: str, about: str, values: Mapping[Any, float], *labels: str) -> Metric:

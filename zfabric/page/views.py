@@ -37,6 +37,8 @@ CALLER_SECONDS = 1.5
 """How long a caller may take to answer: a program that computes looks once a second."""
 SAMPLED_SECONDS = 1.0
 """How long one question for samples of stacks takes."""
+SUBMITTED_MOST = 50_000
+"""Most sampled tasks whose end is awaited."""
 MEMBERS_SECONDS = 5.0
 """How long a list of the nodes is used for the task stream."""
 LINES_OF_TASK = 20
@@ -56,7 +58,11 @@ class Views:
         """Where the processes of programs write metrics of their own."""
         self.running_times: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
         """Of a function and a kind: counts by the boundaries of ``metrics``, and the sum in seconds."""
+        self.waiting_times: dict[str, tuple[list[int], list[float]]] = {}
+        """The same of sampled tasks that waited to begin, or for arguments."""
         self._before: tuple[float, int] | None = None
+        self._submitted: dict[bytes, float] = {}
+        """When sampled tasks were submitted that have not ended."""
         self._stream: TaskStream | None = None
         self._metered: TaskStream | None = None
         self._output: Output | None = None
@@ -138,14 +144,26 @@ class Views:
         functions = self._client.query("functions")
         return {"status": self._client.query("status"), "nodes": self._client.query("nodes"), "functions": functions, "workers": workers}
 
-    def ended_since_last(self) -> list[Attempt]:
-        """Attempts and calls that have ended since the last call."""
+    def copied_bytes(self) -> dict[str, int]:
+        """Bytes that were copied to this node, by the node they came from."""
+        return dict(self._client.query("copied bytes"))
+
+    def ended_since_last(self) -> tuple[list[Attempt], dict[str, list[float]]]:
+        """Attempts and calls that have ended since the last call, and how many seconds sampled tasks waited since then.
+
+        They waited to begin ("scheduling"), from when the daemon had them, and for arguments ("arguments").
+        """
+        taken = self._client.query("latencies")
+        self._submitted.update(taken["submitted"])
         if self._metered is None:
             self._metered = TaskStream(clock())
         self._metered.read([TimelineNode(self._client)])
         found = list(self._metered.attempts)
         self._metered.attempts.clear()
-        return found
+        waited = [max(0.0, each.start - self._submitted.pop(each.task)) for each in found if each.task in self._submitted]
+        while len(self._submitted) > SUBMITTED_MOST:
+            del self._submitted[next(iter(self._submitted))]
+        return found, {"scheduling": waited, "arguments": taken["waited"]}
 
     # -- what one view asks for --
 

@@ -285,6 +285,9 @@ class Daemon:
         pids = [worker.pid for worker in self.scheduler.tables.workers.values() if worker.pid]
         counts = self.scheduler.tables.counts
         counts["memory_used"], counts["memory_limit"] = sum(map(resident_bytes, pids)), self._memory_limit
+        dict.update(counts, {name: many for name, many in self.core.control.statistics().items() if name != "refused"})
+        if self.core.member is not None and (age := self.core.member.lease_age(clock())) is not None:
+            dict.update(counts, {"lease_age_seconds": age})
 
     def turn(self, now: float) -> None:
         """Perform effects until none is left, then send messages."""
@@ -302,14 +305,16 @@ class Daemon:
             self.storage.perform(effect)
 
     def _store(self, effect: e.Store) -> None:
-        sequence = effect.sequence
+        sequence, began, counts = effect.sequence, clock(), self.scheduler.tables.counts
 
         def done(error: str) -> None:
+            counts["commit_microseconds"] += int((clock() - began) * 1e6)
             self._events.append((CONTROL_STORE, m.Committed(sequence, error)))
             os.eventfd_write(self.wakeup, 1)
 
         if self.config.durability == "process":
             self.journal.commit([effect], lambda error: self.core.committed(sequence, error))
+            counts["commit_microseconds"] += int((clock() - began) * 1e6)
         else:
             self.journal.commit([effect], done)
 

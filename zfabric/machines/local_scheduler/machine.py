@@ -391,6 +391,7 @@ class LocalScheduler:
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
         """Handle one message, then deliver the transitions that it caused."""
+        self.tables.latencies.now = now
         if not self.rejoining.holds_back(source, message):
             self.handlers[type(message)](now, source, message)
             if self.tables.transitions:

@@ -363,11 +363,14 @@ class TaskExtras:
         "unfinished",
         "unresolved",
         "wait_locations",
+        "waits_since",
     )
 
     def __init__(self) -> None:
         self.unresolved = 0
         """Dependencies without a value."""
+        self.waits_since = 0.0
+        """When it began to wait for them; 0 if that was not noted."""
         self.retries = 0
         """Number of times the task was run again."""
         self.rebuilt = False

@@ -97,6 +97,8 @@ class Submission:
         if self.tables.condemned:
             self.stopping.stop_late(message.rows, now)
         job.submitted += len(message.rows)
+        if now < self.tables.latencies.until and message.rows:
+            self.tables.latencies.submitted(message.rows[0][0])
         self.tables.became_ready += 1
         self.tables.counts["tasks_submitted"] += len(message.rows)
         if process.kind == "driver":

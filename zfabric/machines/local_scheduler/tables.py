@@ -11,6 +11,7 @@ from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
 from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.inline_values import InlineValues
+from zfabric.machines.local_scheduler.latencies import Latencies
 from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
     NO_HOME,
@@ -183,6 +184,9 @@ class Tables:
         """Prefixes of ids of children whose parents were cancelled recursively."""
         self.counts: Counter[str] = Counter()
         self.inline = InlineValues(self.counts)
+        self.latencies = Latencies()
+        self.copied_bytes: Counter[bytes] = Counter()
+        """Bytes of values that were copied to this node, by the node from which they came; empty if several were asked."""
         self.effects: list[Effect] = []
         self.before_batches: list[Effect] = []
         """Messages that must reach the store before the batches of this turn: the end of a recovery."""

@@ -108,6 +108,10 @@ class Member:
         effects, self._effects = self._effects, []
         return effects
 
+    def lease_age(self, now: float) -> float | None:
+        """Seconds since the request that renewed the node's lease last; None if it has none."""
+        return None if self._lease is None else now - (self._until - self._lease)
+
     def statistics(self) -> Mapping[str, float]:
         """Counters, and the node's number."""
         return {**self._counts, "number": self.number}

@@ -119,6 +119,7 @@ class Copies:
             self.discard(message, source[1:])
         else:
             self.tables.counts["copied"] += 1
+            self.tables.copied_bytes[copy.sources[0] if len(copy.sources) == 1 else b""] += message.size
             copy.ended(now, message, source[1:])
 
     def on_pull_failed(self, now: float, source: Address, message: m.PullFailed) -> None:

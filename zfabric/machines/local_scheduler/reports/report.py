@@ -92,6 +92,8 @@ class Reports:
             "status": self._status,
             "statuses": lambda now: [self._status(now)],
             "clock": lambda now: now,
+            "latencies": lambda now: tables.latencies.take(now),
+            "copied bytes": self._copied_bytes,
             "nodes": self._nodes,
             "cluster_resources": self._resources,
             "available_resources": self._available,
@@ -374,6 +376,15 @@ class Reports:
             "store": {},
             "recovering": self.tables.recovering,
         }
+
+    def _copied_bytes(self, now: float) -> dict[str, int]:
+        """Bytes that were copied to this node, by the name of the node from which they came; "several" if more than one was asked."""
+        table = self.tables.node_table
+        found: dict[str, int] = {}
+        for node, many in self.tables.copied_bytes.items():
+            name = "several" if not node else table[node][2] if node in table else node.hex()
+            found[name] = found.get(name, 0) + many
+        return found
 
     def _nodes(self, now: float) -> list[dict[str, Any]]:
         if not self.tables.node_table:

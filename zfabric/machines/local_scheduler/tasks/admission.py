@@ -115,6 +115,7 @@ class Admission:
             self.outcomes.end_with(task, *broken)
         elif unresolved:
             task.wait(unresolved)
+            task.facts().waits_since = self.tables.latencies.now
         else:
             self.outcomes.make_ready(task)
 

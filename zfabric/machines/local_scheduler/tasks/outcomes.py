@@ -545,6 +545,7 @@ class Outcomes:
             rare = dependent.facts()
             rare.unresolved -= 1
             if rare.unresolved <= 0:
+                self.tables.latencies.waited(rare.waits_since)
                 self.make_ready(dependent)
         fetchers, record.fetchers = record.fetchers, None
         for incarnation in sorted(fetchers or ()):
@@ -599,6 +600,7 @@ class Outcomes:
     def again(self, task: TaskRecord, front: bool = True) -> None:
         """Run a task once more, as its next attempt."""
         task.facts().retries += 1
+        self.tables.counts["retries"] += 1
         self._detach(task)
         self.renumber(task)
         self.make_ready(task, front)
