@@ -379,6 +379,58 @@ def forest(system: System, trees: int) -> float:
     return fitted(system, RandomForestClassifier(trees, random_state=0))
 
 
+# --- graphs of Dask ---------------------------------------------------------------------------------------------------------------
+
+
+def split(value: int, parts: int) -> dict[int, int]:
+    """So many parts of a value, each the value itself."""
+    return dict.fromkeys(range(parts), value)
+
+
+def part_of(parts: dict[int, int], number: int) -> int:
+    """One of them."""
+    return parts[number]
+
+
+def graph_of_a_tree(leaves: int) -> tuple[dict[Any, Any], Any]:
+    """A graph that adds numbers in pairs, and the key of their sum."""
+    graph: dict[Any, Any] = {("sum", 0, place): (successor, place) for place in range(leaves)}
+    level, width = 0, leaves
+    while width > 1:
+        pairs = [[("sum", level, place) for place in (2 * pair, 2 * pair + 1) if place < width] for pair in range((width + 1) // 2)]
+        graph.update({("sum", level + 1, place): (sum, pair) for place, pair in enumerate(pairs)})
+        level, width = level + 1, len(pairs)
+    return graph, ("sum", level, 0)
+
+
+def graph_of_a_shuffle(branches: int) -> tuple[dict[Any, Any], Any]:
+    """A graph of the shape of a data frame's shuffle by tasks, with ``branches`` ** 2 partitions in two stages, and the key of the end."""
+    places = [(left, right) for left in range(branches) for right in range(branches)]
+    graph: dict[Any, Any] = {("made", *place): (successor, 1) for place in places}
+    before = "made"
+    for stage in range(2):
+        for place in places:
+            graph["split", stage, *place] = (split, (before, *place), branches)
+            for number in range(branches):
+                graph["part", stage, number, *place] = (part_of, ("split", stage, *place), number)
+            sources = [(each, place[1]) if stage == 0 else (place[0], each) for each in range(branches)]
+            graph[f"joined-{stage}", *place] = (max, [("part", stage, place[stage], *source) for source in sources])
+        before = f"joined-{stage}"
+    graph["end"] = (len, [(before, *place) for place in places])
+    return graph, "end"
+
+
+def graph_tasks(make: Callable[[int], tuple[dict[Any, Any], Any]], system: System, size: int) -> float:
+    """Tasks of a graph a second, from the materialised graph to its one value."""
+    from dask._task_spec import convert_legacy_graph
+
+    graph, key = make(size)
+    graph = convert_legacy_graph(graph)
+    begin = time.perf_counter()
+    system.graph(graph, key)
+    return len(graph) / (time.perf_counter() - begin)
+
+
 LARGE_MEGABYTES = (1, 16, 100)
 
 WORKLOADS: dict[str, Workload] = {
@@ -403,6 +455,8 @@ WORKLOADS: dict[str, Workload] = {
     "idle_cpu": Workload(idle_cpu, 10, 1, {"ray": 10, "dask": 10, "pool": 10}, True),
     "grid_search": Workload(grid_search, 20, 2, {"dask": 20}),
     "forest": Workload(forest, 400, 10, {"dask": 400}),
+    "graph_tree": Workload(partial(graph_tasks, graph_of_a_tree), 50_000, 100, {"dask": 50_000}),
+    "graph_shuffle": Workload(partial(graph_tasks, graph_of_a_shuffle), 36, 4, {"dask": 36}),
     **{f"put_{size}mb": Workload(partial(put_large, size), 3, 1, {"ray": 3}) for size in LARGE_MEGABYTES},
     **{f"get_{size}mb": Workload(partial(get_large, size), 1_000, 20, {"ray": 1_000}) for size in LARGE_MEGABYTES},
 }

@@ -34,6 +34,8 @@ class System(abc.ABC):
     """A task that starts so many no-op tasks and waits for them."""
     fib: Any
     """Fibonacci numbers, where each call is a task."""
+    graph: Any
+    """Runs a graph of Dask, and returns the value of a key."""
     joblib: dict[str, Any]
     """Arguments of ``joblib.parallel_config``, with which joblib's calls run on it."""
 

@@ -46,3 +46,7 @@ class Dask(System):
     def get(self, futures: Any) -> Any:
         """The values of futures."""
         return self._client.gather(futures)
+
+    def graph(self, graph: Any, key: Any) -> Any:
+        """Run a graph of Dask."""
+        return self._client.get(graph, key)

@@ -42,6 +42,12 @@ class Zfabric(System):
     nested_parent = staticmethod(nested_parent)
     fib = staticmethod(fib)
 
+    def graph(self, graph: Any, key: Any) -> Any:
+        """Run a graph of Dask."""
+        from zfabric.util.dask import get
+
+        return get(graph, key)
+
     def start(self, workers: int, **options: Any) -> None:
         """As a user would; ``options`` go to ``init``."""
         zf.init("local", num_cpus=workers, log_to_driver=False, **options)

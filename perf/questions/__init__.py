@@ -37,6 +37,7 @@ MODULES = (
     "transfer",
     "lineage",
     "joblib",
+    "dask_graphs",
     "nodes_ready",
     "nodes_idle",
     "nodes_beside",
