@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import operator
 import os
 import pickle
@@ -24,6 +25,7 @@ import pandas
 import pytest
 from conftest import running_cluster
 from dask.callbacks import Callback
+from dask.diagnostics import Profiler, ProgressBar
 from dask.utils_test import GetFunctionTestMixin
 from faults import eventually
 from files import wait_for_file
@@ -75,6 +77,36 @@ class TestGet(GetFunctionTestMixin):  # type: ignore[misc]
     """What Dask expects of each scheduler."""
 
     get = staticmethod(get)
+
+
+SUITES = os.environ.get("DASK_SUITES", "dask.tests.test_delayed dask.array.tests.test_overlap").split()
+"""Modules of Dask's tests. ``scripts/nightly`` runs more."""
+OTHERS = {
+    "test_traverse_false": "a value that has travelled is another object",
+    "test_bag_with_single_callable": "the same",
+    "test_repartition_partition_size_complex_dtypes": "the same: it compares arrays in lists, which are equal only if they are the same",
+    "test_to_delayed_optimize_graph": "it counts in this process what tasks do",
+    "test_take_npartitions_warn": "a warning of a task is shown by its worker",
+    "test_array_cumreduction_axis": "the same",
+    "test_nanquantile_all_nan": "the same",
+    "test_reductions_are_lazy": "a generator cannot travel",
+    "test_compute_array_bag": "it wants two schedulers to differ, which the plugin makes one",
+    "test_persist_array_bag": "the same",
+    "test_get_scheduler": "it names schedulers, which the plugin replaces",
+    "test_num_workers_config": "num_workers has no effect",
+}
+"""Dask's tests that cannot hold for this scheduler, and why."""
+
+
+def test_dasks_own_tests_pass(tmp_path: Path) -> None:
+    """They run in place, in a process of their own, as Dask has installed them."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "dask_plugin", "-p", "no:cacheprovider", "-c", "/dev/null", "-W", "ignore"]
+    command += ["-k", " and ".join(f"not {each}" for each in OTHERS), "--rootdir", str(tmp_path), "--pyargs", *SUITES]
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-1000:]
+    (graphs,) = re.findall(r"(\d+) graphs were computed by the cluster", ran.stdout)
+    assert int(graphs) > 300
 
 
 # --- collections ----------------------------------------------------------------------------------------------------------------
@@ -299,6 +331,9 @@ def test_callbacks(here: None) -> None:
     with Noted():
         assert get(graph, "c") == 3
     assert calls == ["start", 2, "b", "c", (2, False)]
+    with Profiler() as profiler, ProgressBar(out=io.StringIO()):
+        assert da.ones(10, chunks=5).sum().compute() == 10
+    assert len(profiler.results) > 1
     calls.clear()
     with Noted(), pytest.raises(ZeroDivisionError):
         get({"a": (divided, 0)}, "a")

@@ -54,7 +54,7 @@ def stored_value(ref: zf.ObjectRef) -> StoredValue:
 class Graph:
     """The part of a graph that makes the asked keys. Tasks and data are numbers: each comes after all that it needs, depth first."""
 
-    __slots__ = ("_nodes", "_numbers", "kinds", "needs", "picks", "users")
+    __slots__ = ("_nodes", "_numbers", "by_key", "kinds", "needs", "picks", "users")
 
     def __init__(self, dsk: Any, asked: list[Any]) -> None:
         self._numbers: dict[Any, int] = {}
@@ -68,8 +68,9 @@ class Graph:
         """What tasks that do the same to other values have in common: the beginning of the key. Empty for data."""
         self.picks: list[bool] = []
         """Whether it takes a part of one value: where that is made it costs next to nothing."""
-        nodes = convert_legacy_graph(dsk if isinstance(dsk, Mapping) else dsk.__dask_graph__())
-        self._read(nodes, asked)
+        self.by_key: dict[Any, Any] = convert_legacy_graph(dsk if isinstance(dsk, Mapping) else dsk.__dask_graph__())
+        """Dask's node for each key, of the whole graph."""
+        self._read(self.by_key, asked)
 
     def __len__(self) -> int:
         return len(self._nodes)

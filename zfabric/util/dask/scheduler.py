@@ -7,7 +7,6 @@ from typing import Any
 
 from dask.callbacks import local_callbacks, unpack_callbacks
 from dask.core import flatten
-from dask.local import start_state_from_dask
 from dask.sizeof import sizeof
 
 from zfabric import api as zf
@@ -189,7 +188,7 @@ def compute(dsk: Any, keys: Any, options: Mapping[str, Any], persist: bool, call
     try:
         with local_callbacks(callbacks) as active:
             if active:
-                with _Callbacks(active, dsk, asked, graph) as calls:
+                with _Callbacks(active, graph) as calls:
                     for batch in computation.batches():
                         calls.ended(batch)
             else:
@@ -219,12 +218,12 @@ def _raise_own(error: TaskError) -> None:
 class _Callbacks:
     """Calls back the ``dask.callbacks`` of a program, in this process: for each task, when its batch has ended."""
 
-    def __init__(self, active: Iterable[Any], dsk: Any, asked: list[Any], graph: Graph) -> None:
+    def __init__(self, active: Iterable[Any], graph: Graph) -> None:
         self._active = list(active)
-        self._dsk = dsk
         self._graph = graph
+        self._dsk = graph.by_key
         self._state: dict[str, Any] = {}
-        self._asked = asked
+        """What Dask's own schedulers keep of a graph, by its names."""
         self._started: list[Any] = []
 
     def __enter__(self) -> _Callbacks:
@@ -233,7 +232,7 @@ class _Callbacks:
                 if each[0]:
                     each[0](self._dsk)
                 self._started.append(each)
-            self._state = start_state_from_dask(self._dsk, keys=self._asked)
+            self._state = self._begin()
             for each in self._active:
                 if each[1]:
                     each[1](self._dsk, self._state)
@@ -243,16 +242,40 @@ class _Callbacks:
         _, _, self._before, self._after, _ = unpack_callbacks(self._active)
         return self
 
+    def _begin(self) -> dict[str, Any]:
+        graph = self._graph
+        key = [graph.key(number) for number in range(len(graph))]
+        tasks = [number for number in range(len(graph)) if not graph.is_data(number)]
+        waiting = {key[number]: {key[each] for each in graph.needs[number] if not graph.is_data(each)} for number in tasks}
+        return {
+            "dependencies": {key[number]: {key[each] for each in graph.needs[number]} for number in range(len(graph))},
+            "dependents": {key[number]: {key[each] for each in graph.users[number]} for number in range(len(graph))},
+            "waiting": {each: needs for each, needs in waiting.items() if needs},
+            "waiting_data": {key[number]: {key[each] for each in graph.users[number]} for number in range(len(graph))},
+            "cache": {key[number]: graph.datum(number) for number in range(len(graph)) if graph.is_data(number)},
+            "ready": {each: None for each, needs in waiting.items() if not needs},
+            "running": set(),
+            "finished": set(),
+            "released": set(),
+        }
+
     def ended(self, batch: GraphBatch) -> None:
         """Report the tasks of a batch. Their values are in the store, so that callbacks get None."""
         state = self._state
         for number in batch.tasks:
             key = self._graph.key(number)
+            del state["ready"][key]
             state["running"].add(key)
             for each in self._before:
                 each(key, self._dsk, state)
             state["running"].discard(key)
             state["finished"].add(key)
+            for user in state["dependents"][key]:
+                missing = state["waiting"][user]
+                missing.discard(key)
+                if not missing:
+                    del state["waiting"][user]
+                    state["ready"][user] = None
             for each in self._after:
                 each(key, None, self._dsk, state, None)
 
