@@ -194,3 +194,26 @@ def test_directories_are_made_once_and_removed_when_unused(tmp_path: Path) -> No
     found = use(root, "fifth", make, 10**9)
     assert os.listdir(found.path) == ["x"]
     os.close(found.lock)
+
+
+def test_a_directory_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
+    def child() -> None:
+        def make(path: str) -> None:
+            with open(tmp_path / "made", "a") as file:
+                file.write(f"{os.getpid()}\n")
+            Path(path, "x").touch()
+
+        os._exit(0 if os.listdir(use(f"{tmp_path}/root", "one", make, 10**9).path) == ["x"] else 1)
+
+    pids = []
+    for _ in range(8):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            child()
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 8
+    assert len((tmp_path / "made").read_text().splitlines()) == 1
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(zf.RuntimeEnvSetupError, match="cannot be unpacked"):
+        unpacked(tmp_path, b"no archive")

@@ -211,12 +211,13 @@ def slow(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_others_are_not_held_up_while_packages_are_installed(nodes: list[str], tmp_path: Path) -> None:
-    there = at(nodes[1])
-    task = zf.remote(version_of).options(runtime_env={"pip": slow(tmp_path)}, scheduling_strategy=there)
+    here = at(nodes[0])
+    task = zf.remote(version_of).options(runtime_env={"pip": slow(tmp_path)}, scheduling_strategy=here)
     refs = [task.remote("a_slow_package") for _ in range(4)]
     eventually((tmp_path / "begun").exists, "the build")
-    assert len(zf.get([zf.remote(os.getpid).options(scheduling_strategy=there).remote() for _ in range(50)], timeout=PATIENCE)) == 50
+    assert len(zf.get([zf.remote(os.getpid).options(scheduling_strategy=here).remote() for _ in range(50)], timeout=PATIENCE)) == 50
     assert zf.wait(refs, num_returns=4, timeout=0)[0] == []
+    assert "the environment that it asks for is being made" in str(zf.explain(refs[0]))
     (tmp_path / "go").touch()
     assert {version for _, _, version, _ in zf.get(refs, timeout=PATIENCE)} == {"1.0"}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,12 +36,12 @@ def use(root: str, name: str, make: Callable[[str], None], bytes_max: int) -> Ca
                 return found
             _lock(lock, place, fcntl.LOCK_EX)
             if not os.path.exists(f"{place}/ready"):
-                shutil.rmtree(f"{place}/content", ignore_errors=True)
+                _remove_tree(f"{place}/content")
                 os.mkdir(f"{place}/content", 0o700)
                 try:
                     make(f"{place}/content")
                 except BaseException:
-                    shutil.rmtree(f"{place}/content", ignore_errors=True)
+                    _remove_tree(f"{place}/content")
                     raise
                 _write_size(place)
                 _remove_unused(root, bytes_max, name)
@@ -55,6 +54,12 @@ def use(root: str, name: str, make: Callable[[str], None], bytes_max: int) -> Ca
 
 class _Removed(Exception):
     """The directory was removed while this process waited for its lock."""
+
+
+def _remove_tree(path: str) -> None:
+    import shutil  # Most processes never need it.
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _open(place: str) -> int:
@@ -105,7 +110,7 @@ def _remove(place: str) -> bool:
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{place}/ready")
-        shutil.rmtree(place, ignore_errors=True)
+        _remove_tree(place)
         return True
     finally:
         os.close(lock)

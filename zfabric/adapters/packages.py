@@ -158,20 +158,27 @@ def _check_sizes(path: str, sizes: list[tuple[str, int]], bytes_max: int) -> Non
     total = sum(size for _, size in sizes)
     if total <= bytes_max and len(sizes) <= FILES_MAX:
         return
-    largest = ", ".join(f"{name} ({_mebibytes(size)})" for name, size in sorted(sizes, key=lambda each: -each[1])[:LARGEST_SHOWN])
-    what = f"{_mebibytes(total)} in {len(sizes):,} files"
+    largest = ", ".join(f"{name} ({_shown(size)})" for name, size in sorted(sizes, key=lambda each: -each[1])[:LARGEST_SHOWN])
+    what = f"{_shown(total)} in {len(sizes):,} files"
     raise RuntimeEnvSetupError(
-        f"{path!r} has {what}, and at most {_mebibytes(bytes_max)} (config 'package_bytes') in {FILES_MAX:,} files are sent. "
+        f"{path!r} has {what}, and at most {_shown(bytes_max)} (config 'package_bytes') in {FILES_MAX:,} files are sent. "
         f"The largest: {largest}. Leave out what tasks do not need with a file {IGNORE_FILE} there, in the syntax of .gitignore"
     )
 
 
-def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+def _shown(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size:,} bytes"
 
 
 def unpack(archive: bytes | memoryview, directory: str) -> None:
-    """Unpack an archive into an empty directory. Raises RuntimeEnvSetupError if anything of it would be outside."""
+    """Unpack an archive into an empty directory. Raises RuntimeEnvSetupError if it is none, or if anything of it would be outside."""
+    try:
+        _unpack(archive, directory)
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise RuntimeEnvSetupError(f"an archive cannot be unpacked: {error}") from None
+
+
+def _unpack(archive: bytes | memoryview, directory: str) -> None:
     root = os.path.realpath(directory)
     links: list[tuple[str, str]] = []
     with zipfile.ZipFile(io.BytesIO(archive)) as content:

@@ -9,9 +9,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from zipfile import BadZipFile
 
-from zfabric.adapters import cached_directories, packages, serialization, task_errors
+from zfabric.adapters import cached_directories, serialization, task_errors
 from zfabric.exceptions import RuntimeEnvSetupError
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.options import PACKAGE_SCHEME
@@ -54,14 +53,16 @@ class SentPackages:
         def make(path: str) -> None:
             if not archive:
                 raise _NotFetched
-            packages.unpack(archive, path)
+            from zfabric.adapters.packages import unpack  # Most workers need no zipfile.
+
+            unpack(archive, path)
 
         while True:
             try:
                 found = cached_directories.use(self._root, digest, make, self._connection.config.environments_bytes)
             except _NotFetched:
                 archive = self._fetched(identifier)  # Without the lock: another task may run on top meanwhile, and need the same archive.
-            except (OSError, BadZipFile) as error:
+            except OSError as error:
                 raise RuntimeEnvSetupError(f"what was sent for a runtime_env cannot be unpacked in {self._root}: {error}") from None
             else:
                 self._locks.append(found.lock)

@@ -34,7 +34,7 @@ from zfabric.protocol.ids import FIRST_CALL_INDEX, FIRST_PUT_INDEX, OBJECT_BYTES
 from zfabric.protocol.machine import Diagnosis
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.names import brief
-from zfabric.protocol.options import GroupTerm
+from zfabric.protocol.options import NO_ENVIRONMENT, GroupTerm
 
 ERROR_CHARACTERS = 200
 """Most characters of an error's text in an explanation."""
@@ -142,7 +142,9 @@ class Diagnoses:
         if not self.pool.fits(queue.demand):
             return f"waits for {describe(queue.demand)}: free now is {describe(self.pool.available())} of {total}; {self._holders()}"
         starting = sum(1 for worker in self.tables.workers.values() if WORKER_STATES[worker.state] == "starting")
-        return f"its resources are free; waits for a worker ({starting} starting, {len(queue.tasks)} tasks in its queue)"
+        made = any(not worker.pid and worker.environment == queue.environment for worker in self.tables.workers.values())
+        first = ", and the environment that it asks for is being made" if made and queue.environment != NO_ENVIRONMENT else ""
+        return f"its resources are free; waits for a worker ({starting} starting, {len(queue.tasks)} tasks in its queue){first}"
 
     def _why_in_group(self, queue: ShapeQueue, term: GroupTerm) -> str:
         """Why a ready task of a placement group does not run yet."""
