@@ -349,6 +349,75 @@ def test_a_generator_in_the_result_of_a_task_of_another_node_is_consumed_here(cl
     assert list(map(first, values(stream))) == list(range(30))
 
 
+@zf.remote
+class Source:
+    """Yields numbers, of any size."""
+
+    def numbers(self, count: int, size: int = 0, pause: float = 0.0, path: str = "") -> Iterator[Any]:
+        yield from numbers._function(count, size, pause, path)
+
+    def failing(self) -> Iterator[int]:
+        yield 0
+        raise KeyError("missing")
+
+    def total(self, stream: Any) -> int:
+        return sum(first(zf.get(ref)) for ref in stream)
+
+    def ping(self) -> int:
+        return 1
+
+
+@zf.remote
+def source() -> list[Any]:
+    made = Source.remote()
+    zf.get(made.ping.remote())
+    return [made]
+
+
+def source_at(cluster: zf.LocalCluster, number: int) -> Any:
+    (made,) = zf.get(source.options(scheduling_strategy=at(cluster, number)).remote(), timeout=PATIENCE)
+    return made
+
+
+def test_a_method_of_an_actor_on_another_node_yields_and_reads_streams(cluster: zf.LocalCluster, tmp_path: Path) -> None:
+    actor = source_at(cluster, 1)
+    methods = actor.numbers.options(num_returns="streaming")
+    assert values(methods.remote(30)) == [(number, cluster.nodes[1].node_id) for number in range(30)]
+    assert list(map(first, values(methods.remote(20, 20_000)))) == list(range(20))
+    *refs, last = actor.failing.options(num_returns="streaming").remote()
+    assert zf.get(refs, timeout=PATIENCE) == [0]
+    with pytest.raises(KeyError):
+        zf.get(last, timeout=PATIENCE)
+    assert zf.get(actor.total.remote(numbers.remote(30)), timeout=PATIENCE) == 435
+    assert zf.get(total.options(scheduling_strategy=at(cluster, 2)).remote(methods.remote(30)), timeout=PATIENCE) == 435
+    note = tmp_path / "note"
+    stream = actor.numbers.options(num_returns="streaming", max_buffered=3).remote(10**6, path=str(note))
+    assert first(zf.get(next(stream), timeout=PATIENCE)) == 0
+    eventually(lambda: note.read_text() == "3", "it yields as far as was requested")
+    del stream
+    eventually(lambda: note.read_text() == "closed", "GeneratorExit is raised in it")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("size", [0, 20_000])
+def test_a_stream_of_a_method_survives_a_daemon_or_ends_with_the_reason(cluster: zf.LocalCluster, number: int, size: int) -> None:
+    """That of its reader's node may be restarted. That of the actor's node may have lost values which cannot be made again."""
+    actor = source_at(cluster, 1)
+    stream = actor.numbers.options(num_returns="streaming").remote(60, size, 0.005)
+    seen = [zf.get(next(stream), timeout=PATIENCE) for _ in range(5)]
+    kill_daemon(cluster.nodes[number])
+    *refs, last = stream
+    seen += zf.get(refs, timeout=PATIENCE)
+    try:
+        seen.append(zf.get(last, timeout=PATIENCE))
+    except zf.ObjectLostError:
+        assert number == 1
+    else:
+        assert len(seen) == 60
+    assert list(map(first, seen)) == list(range(len(seen)))
+    assert zf.get(actor.ping.remote(), timeout=PATIENCE) == 1
+
+
 def test_a_stream_is_lost_with_its_home_and_its_reader_is_told() -> None:
     with zf.LocalCluster(nodes=2, cpus_per_node=1, config={"node_lease": LEASE}) as cluster, zf.init(cluster.address):
         (stream,) = zf.get(made.options(scheduling_strategy=at(cluster, 1)).remote(), timeout=PATIENCE)

@@ -271,7 +271,7 @@ class LocalScheduler:
         )
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, node)
         self.guests = Guests(self.tables, self.actors, self.executions, self.workers, self.dispatcher)
-        self.remote_callers = RemoteCallers(self.tables, self.references, self.outcomes, self.borrowing, self.executions)
+        self.remote_callers = RemoteCallers(self.tables, self.references, self.outcomes, self.borrowing, self.executions, self.streams)
         self.remote_actors = RemoteActors(self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, node)
         self.draining = Draining(self.tables, self.executions)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)

@@ -298,6 +298,15 @@ class EntrustedRow(NamedTuple):
     """Whether it is to run if its home dies, even if nothing refers to its values."""
 
 
+class RelayedStream(NamedTuple):
+    """A stream that an actor of this node makes for a caller of another one."""
+
+    home: bytes
+    actor: bytes
+    ahead: int
+    """How many values it may be ahead of its consumer."""
+
+
 class StreamRecord:
     """The values that a streaming task or call yields. The stream's own object, ``owner``, stands for its end."""
 

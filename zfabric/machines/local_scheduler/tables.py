@@ -26,6 +26,7 @@ from zfabric.machines.local_scheduler.records import (
     ObjectRecord,
     ProcessRecord,
     RefusedRow,
+    RelayedStream,
     Shape,
     ShapeQueue,
     Stored,
@@ -150,6 +151,8 @@ class Tables:
         self.relayed_yields: list[tuple[bytes, Row]] = []
         """Values of streams of other nodes that were yielded here since the last turn: (home, row of ``RelayedYields``). The refs inside
         are pinned."""
+        self.relayed_streams: dict[bytes, RelayedStream] = {}
+        """Streams that actors of this node make for callers of other nodes, by call."""
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}

@@ -149,6 +149,7 @@ class PeerRecovery:
         for source, message in held:
             if type(message) is m.RetainedValues:
                 self.take_retained(source[1:], message)
+        self.streams.positions_known()
         self._adopt()
         waiting, self.tables.unsettled = self.tables.unsettled or {}, None
         for task in waiting:

@@ -23,8 +23,6 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, Address, call_value, daemons_of, short
 from zfabric.protocol.machine import Refusal
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED
-from zfabric.protocol.messages.rows import CALL_OPTIONS
-from zfabric.protocol.options import option
 
 
 class RemoteActors:
@@ -136,6 +134,8 @@ class RemoteActors:
             place = process.incarnation if process is not None else b""
         # The process of another node is none of a caller's links: they outlast every change.
         record.row = (actor_id, record.state, place, attempt, not was_here, executing, failure)
+        if self.tables.streams and state == ALIVE:
+            self.call_results.streams.found_actor(actor_id)
         for incarnation in sorted(record.watchers):
             process = self.tables.processes.get(incarnation)
             if process is not None:
@@ -181,9 +181,9 @@ class RemoteActors:
         may = self.actors.references.may_travel
         rows: list[m.Row] = []
         for row in message.rows:
-            if len(row) > 3 and (option(row[CALL_OPTIONS], "stream") is not None or not all(map(may, names_of(row)))):
+            if len(row) > 3 and not all(map(may, names_of(row))):
                 name = f"{row[1]} of actor {short(message.actor_id)}"
-                text = f"{name} did not run: the actor is on another node, and its methods cannot yield"
+                text = f"{name} did not run: the actor is on another node, and the home of a ref in the arguments is not known (any more)"
                 failure = pack_failure("ActorUnavailableError", text, (("actor", message.actor_id.hex()), ("outcome", "not run")))
                 self.tables.send_to_client(process, m.Returned(((row[0], FAILED, (failure,)),)))
             else:

@@ -11,13 +11,14 @@ from collections import defaultdict
 
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
-from zfabric.machines.local_scheduler.records import WorkerRecord
+from zfabric.machines.local_scheduler.objects.streams import Streams
+from zfabric.machines.local_scheduler.records import RelayedStream, WorkerRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.transitions import ActorLifeEnded, CallsEndReceived
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import ACTOR, INCARNATION_BYTES, JOB_BYTES, WORKER, Address, call_value, node_of_caller, remote_caller
+from zfabric.protocol.ids import ACTOR, INCARNATION_BYTES, JOB_BYTES, WORKER, Address, call_value, daemons_of, node_of_caller, remote_caller
 from zfabric.protocol.messages import OK
 from zfabric.protocol.messages.rows import CALL_OPTIONS, DEPENDENCIES
 from zfabric.protocol.options import option
@@ -26,12 +27,15 @@ from zfabric.protocol.options import option
 class RemoteCallers:
     """Passes calls of other nodes to actors of this one, and their outcomes back."""
 
-    def __init__(self, tables: Tables, references: References, outcomes: Outcomes, borrowing: Borrowing, executions: Executions) -> None:
+    def __init__(
+        self, tables: Tables, references: References, outcomes: Outcomes, borrowing: Borrowing, executions: Executions, streams: Streams
+    ) -> None:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
         self.borrowing = borrowing
         self.executions = executions
+        self.streams = streams
         self._pinned: dict[bytes, tuple[bytes, m.Ids]] = {}
         """What the arguments of relayed calls name that have no outcome yet, by call: (actor, objects)."""
         self._callers: defaultdict[bytes, set[bytes]] = defaultdict(set)
@@ -54,6 +58,11 @@ class RemoteCallers:
                 self.borrowing.refer(named, message.homes, node)
                 self.references.pin(named)
                 self._pinned[row[0]] = message.actor_id, named
+            ahead = option(row[CALL_OPTIONS], "stream") if len(row) > 3 else None
+            if ahead is not None and row[0] not in self.tables.relayed_streams and not self._is_reported(row[0]):
+                self.tables.relayed_streams[row[0]] = RelayedStream(node, message.actor_id, ahead)
+                if daemons_of(self.tables.first_attempt):  # It may have begun: the caller's node is to find out what is missing.
+                    self.tables.relayed_yields.append((node, (row[0], 0, self.streams.dropped.pop(row[0], 0), None, ())))
         caller = remote_caller(message.caller, node)
         self._callers[node].add(caller)
         self.tables.send(ACTOR + worker.process.incarnation, message._replace(caller=caller, homes=()))
@@ -99,6 +108,8 @@ class RemoteCallers:
             reporters: defaultdict[bytes, list[bytes]] = defaultdict(list)
             for worker, (call_id, caller, status, outputs, contained), inside in reports:
                 self.references.unpin(self._pinned.pop(call_id, (b"", ()))[1])
+                self.tables.relayed_streams.pop(call_id, None)
+                self.streams.dropped.pop(call_id, None)
                 job = self.tables.jobs.get(call_id[:JOB_BYTES])
                 if node is None or (job is not None and job.ended):
                     self._drop(worker, call_id, outputs)
@@ -146,6 +157,8 @@ class RemoteCallers:
         """Unpin what calls named that have no outcome: the callers retain it, and repeat or fail the calls."""
         for call_id in [each for each, (actor_id, _) in self._pinned.items() if actor_id == ended.actor_id]:
             self.references.unpin(self._pinned.pop(call_id)[1])
+        for call_id in [each for each, stream in self.tables.relayed_streams.items() if stream.actor == ended.actor_id]:
+            del self.tables.relayed_streams[call_id]
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
         """A process of another node has exited, which may have called actors here."""
@@ -157,6 +170,8 @@ class RemoteCallers:
         """All callers of a node are dead."""
         for caller in sorted(self._callers.pop(node, ())):
             self._notify(caller)
+        for call_id in [each for each, stream in self.tables.relayed_streams.items() if stream.home == node]:
+            del self.tables.relayed_streams[call_id]
         for token, number in [each for each in self._reporters if each[0] == node]:
             self.on_end_received(CallsEndReceived(token, number))
 

@@ -17,7 +17,7 @@ from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import NodeRecord, TaskRecord
+from zfabric.machines.local_scheduler.records import NodeRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -63,6 +63,8 @@ class RemoteStreams:
         if self._last:
             for task, *_ in self.tables.delegated_ends:
                 self._forget(task.id)
+            for call_id in [each for each in self._last if each not in self.tables.tasks and each not in self.tables.relayed_streams]:
+                self._forget(call_id)
 
     def _send(self, node: NodeRecord | None, rows: list[m.Row]) -> None:
         named = [each for row in rows for each in row[4]]
@@ -74,12 +76,13 @@ class RemoteStreams:
             self._retain(row)
 
     def _retain(self, row: m.Row) -> None:
-        task = self.tables.tasks.get(row[0])
-        if task is None:
-            return
         last = self._last.get(row[0])
         if last is None:
-            last = self._last[row[0]] = deque(maxlen=task.option("stream") or self.tables.config.stream_buffered)
+            task, call = self.tables.tasks.get(row[0]), self.tables.relayed_streams.get(row[0])
+            if task is None and call is None:
+                return
+            ahead = call.ahead if call is not None else task.option("stream")  # type: ignore[union-attr]
+            last = self._last[row[0]] = deque(maxlen=ahead or self.tables.config.stream_buffered)
         if len(last) == last.maxlen:
             self.references.unpin(last[0][4])
         self.references.pin(row[4])
@@ -91,8 +94,7 @@ class RemoteStreams:
 
     def repeat(self, home: NodeRecord) -> None:
         """Have the last values of each stream repeated to a home whose daemon is new, before all that was not acknowledged."""
-        tasks = ((self.tables.tasks.get(task_id), rows) for task_id, rows in self._last.items())
-        rows = tuple(row for task, last in tasks if task is not None and task.submitter == home.token for row in last)
+        rows = tuple(row for identifier, last in self._last.items() if self._home_of(identifier) == home.token for row in last)
         number = (home.unreceived[0].number if home.unreceived else home.next_end) - 1
         if rows and number:  # It is free again, since it was acknowledged. If none was, nothing is missing.
             home.pinned[number] = named = tuple(each for row in rows for each in row[4])
@@ -101,9 +103,16 @@ class RemoteStreams:
 
     def on_allow_yields(self, now: float, source: Address, message: m.AllowYields) -> None:
         """Pass on how far a stream may go. One that has not begun is allowed more after its first value."""
-        task = self.tables.tasks.get(message.task_id)
-        if isinstance(task, TaskRecord) and task.submitter == source[1:] and task.worker is not None and task.worker.process is not None:
-            self.tables.send(WORKER + task.worker.process.incarnation, message)
+        task, call = self.tables.tasks.get(message.task_id), self.tables.relayed_streams.get(message.task_id)
+        maker = task if call is None else self.tables.guests.get(call.actor) or self.tables.actors.get(call.actor)
+        worker = maker.worker if maker is not None else None
+        if worker is not None and worker.process is not None and self._home_of(message.task_id) == source[1:]:
+            self.tables.send(WORKER + worker.process.incarnation, message)
+
+    def _home_of(self, identifier: bytes) -> bytes:
+        """The home of a stream that is made here for another node, by its task or call."""
+        task, call = self.tables.tasks.get(identifier), self.tables.relayed_streams.get(identifier)
+        return call.home if call is not None else task.submitter if task is not None and task.function.delegated else b""
 
     # -- at home --
 

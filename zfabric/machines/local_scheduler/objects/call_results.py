@@ -84,7 +84,7 @@ class CallResults:
                 )
                 for index, value in enumerate(outputs)
             )
-            if self.tables.streams:
+            if self.tables.streams or self.streams.dropped:
                 self.streams.call_ended(call_id, status, outputs[0] if outputs else b"")
             receiver = self.tables.processes.get(caller)
             if receiver is not None:

@@ -36,7 +36,7 @@ from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.transitions import StreamMakerEnded, StreamUnreferenced
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import LOCAL_SCHEDULER, TASK_BYTES, WORKER, Address, index_of, object_id, short
+from zfabric.protocol.ids import LOCAL_SCHEDULER, TASK_BYTES, WORKER, Address, daemons_of, index_of, object_id, short
 from zfabric.protocol.messages import CLOSE, FAILED, OK
 
 
@@ -49,6 +49,9 @@ class Streams:
         self.outcomes = outcomes
         self.rebuilding = rebuilding
         self.records = tables.streams
+        self.dropped: dict[bytes, int] = {}
+        """Calls of actors whose values were dropped, since this restarted scheduler did not know yet for which node they are, and how many
+        values they had yielded."""
 
     def begin(self, task: TaskRecord) -> None:
         """Make the record of a stream whose row was submitted."""
@@ -126,14 +129,22 @@ class Streams:
         touched: dict[StreamRecord, None] = {}
         for task_id, attempt, index, value, contained in rows:
             stream = self.records.get(task_id)
-            if stream is None or worker is not self._worker_of(stream) or not self._is_current(stream, attempt):
+            if stream is None or not self._is_maker(worker, stream) or not self._is_current(stream, attempt):
                 home = self._home_of(worker, task_id, attempt) if stream is None else b""
                 if home:
                     self._relay(worker, home, (task_id, attempt, index, value, contained))
                 else:
                     self.outcomes.drop_copy(worker, object_id(task_id, index + 1), value)
+                    if stream is None and worker.actors and daemons_of(self.tables.first_attempt):
+                        self.dropped[task_id] = index + (value is not None)
+            elif index > stream.count and worker.remote and stream.actor:
+                self._lose(stream)
+                self.outcomes.drop_copy(worker, object_id(task_id, index + 1), value)
             elif value is None:
                 stream.declared = index
+                if worker.remote and stream.actor:  # Its daemon may be new, and nothing was allowed since.
+                    stream.allowed = None
+                    touched[stream] = None
             else:
                 if index == 0:
                     stream.allowed = None  # The stream begins (again): its maker has received no ``AllowYields``.
@@ -177,6 +188,10 @@ class Streams:
 
     def _home_of(self, worker: WorkerRecord, task_id: bytes, attempt: int) -> bytes:
         """The node for which this worker makes a stream; empty if there is none."""
+        call = self.tables.relayed_streams.get(task_id)
+        if call is not None:
+            lives = self.tables.guests.get(call.actor) or self.tables.actors.get(call.actor)
+            return call.home if lives is not None and lives.worker is worker else b""
         task = self.tables.tasks.get(task_id)
         if task is None or not task.function.delegated or task.worker is not worker or task.attempt != attempt:
             return b""
@@ -187,7 +202,16 @@ class Streams:
         if not stream.actor:
             return stream.owner.task.worker if stream.owner.task is not None else None
         actor = self.tables.actors.get(stream.actor)
-        return actor.worker if actor is not None and actor.worker is not None and not actor.worker.remote else None
+        lives = self.tables.guests.get(stream.actor) or self.tables.actors.get(stream.actor)
+        if lives is not None:
+            return lives.worker
+        remote = self.tables.remote_actors.get(stream.actor)
+        return self.tables.nodes.get(remote.node) if remote is not None else None
+
+    def _is_maker(self, worker: WorkerRecord, stream: StreamRecord) -> bool:
+        """Whether a worker makes a stream. A restarted scheduler may receive values before it knows on which node an actor is."""
+        maker = self._worker_of(stream)
+        return worker is maker or (maker is None and worker.remote and stream.actor != b"")
 
     def _is_current(self, stream: StreamRecord, attempt: int) -> bool:
         return stream.actor != b"" or (stream.owner.task is not None and stream.owner.task.attempt == attempt)
@@ -214,6 +238,13 @@ class Streams:
                 stream.allowed = None
                 self._allow(stream)
 
+    def found_actor(self, actor_id: bytes) -> None:
+        """Notify an actor of another node, whose location is known again, how far its streams may go."""
+        for stream in self.records.values():
+            if stream.actor == actor_id:
+                stream.allowed = None
+                self._allow(stream)
+
     # -- the end --
 
     def on_maker_ended(self, ended: StreamMakerEnded) -> None:
@@ -222,14 +253,14 @@ class Streams:
 
     def call_ended(self, call_id: bytes, status: int, payload: Any) -> None:
         """End the stream of a call that has its outcome."""
+        self.dropped.pop(call_id, None)
         self._end(self.records.get(call_id), status, payload)
 
     def _end(self, stream: StreamRecord | None, status: int, payload: Any) -> None:
         if stream is None:
             return
         if stream.end is None and status == OK and not stream.whole:  # Of a call; a task would run again.
-            text = f"values of the stream of {stream.name} are lost: it had ended, and an earlier daemon or process had them"
-            status, payload = FAILED, pack_failure("ObjectLostError", text)
+            status, payload = FAILED, _lost(stream)
         if stream.end is None and status != OK and not stream.closed:
             stream.count = min((stream.count, *stream.pending))  # A reader sees it at the first value that went with an earlier daemon.
             identifier = stream.value(stream.count)
@@ -245,6 +276,13 @@ class Streams:
         pending, stream.pending = stream.pending, {}
         for _, record in sorted(pending.items()):
             self._end_at(record, stream)
+
+    def _lose(self, stream: StreamRecord) -> None:
+        """End the stream of a call of which values went with the daemon of the actor's node, and have the call end, too."""
+        if stream.end is None:
+            self._end(stream, FAILED, _lost(stream))
+            stream.closed = True
+            self._allow(stream)
 
     def on_unreferenced(self, unreferenced: StreamUnreferenced) -> None:
         """Handle a stream, or a value that does not exist yet, which nobody needs any more."""
@@ -287,10 +325,16 @@ class Streams:
         An earlier daemon had accepted all values before the first one requested.
         """
         for stream in self.records.values():
-            stream.count = min(stream.pending, default=0)
+            if not stream.count:
+                stream.count = min(stream.pending, default=0)
 
     def recovered(self) -> None:
         """Let streams go on. A stream that had ended, and of which values are missing, is rebuilt."""
         for stream in list(self.records.values()):
             self._rebuild(stream)
             self._allow(stream)
+
+
+def _lost(stream: StreamRecord) -> bytes:
+    text = f"values of the stream of {stream.name} are lost: an earlier daemon or process had them, and they cannot be made again"
+    return pack_failure("ObjectLostError", text)
