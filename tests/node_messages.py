@@ -185,6 +185,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
             pool.attempts,
         ),
         "StopDelegated": st.builds(m.StopDelegated, pool.tasks, pool.attempts, st.sampled_from(sorted(STOP_REASONS)), st.booleans()),
+        "StopChildren": st.builds(m.StopChildren, many(exactly(12), 2), tasks, st.sampled_from(sorted(STOP_REASONS))),
         "Reclaim": st.builds(m.Reclaim, tasks),
         "Reclaimed": st.builds(m.Reclaimed, tasks, st.booleans()),
         "Ended": st.builds(m.Ended, numbers, ended(pool), homes),

@@ -8,7 +8,7 @@ from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, WORKER, call_value, control_of, first_attempt, remote_caller
+from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, WORKER, call_value, control_of, first_attempt, object_id, remote_caller
 
 FAR = JOB + b"parent F" + bytes(4)
 """An actor whose home is node A."""
@@ -197,13 +197,41 @@ def test_of_a_weak_handle_all_nodes_are_asked_and_one_has_the_actor(node: Nodes)
     assert any(type(each) is m.ActorLocations for each in node.sent_to(CLIENT + worker))
 
 
-def test_a_stream_of_an_actor_on_another_node_is_refused(node: Nodes) -> None:
-    worker = find(node)
+def test_values_of_a_stream_come_from_the_actors_node_and_its_permission_goes_there(node: Nodes) -> None:
+    worker, end = find(node), CALL + b"\x40\0\0\0"
     node.hear(HOME_A, alive())
-    node.send(CLIENT + worker, m.Call(FAR, 7, (call(stream=0), call(1))))
-    assert [each.rows for each in node.told(HOME_A) if type(each) is m.RelayedCalls] == [(call(1),)]
-    ((row,),) = [each.rows for each in node.sent_to(CLIENT + worker) if type(each) is m.Returned]
-    assert (row[0], row[1]) == (CALL, m.FAILED)
+    node.send(CLIENT + worker, m.ExpectResults(((end, FAR, 2),)))
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(stream=2),)))
+    assert [each.rows for each in node.told(HOME_A) if type(each) is m.RelayedCalls] == [(call(stream=2),)]
+    names = tuple(object_id(CALL, index + 1) for index in range(4))
+    node.send(CLIENT + worker, m.Hold(names))
+    node.send(CLIENT + worker, m.Fetch(names))
+    assert node.told(HOME_A) == [m.AllowYields(CALL, 4)]
+    node.hear(HOME_A, m.RelayedYields(1, ((CALL, 0, 0, b"a", ()),), ()))
+    assert [each.rows for each in node.sent_to(CLIENT + worker) if type(each) is m.Objects] == [((names[0], m.OK, b"a", ()),)]
+    node.hear(HOME_A, m.RelayedYields(2, ((CALL, 0, 2, b"c", ()),), ()))  # Its daemon is new, and had dropped a value.
+    rows = [row for each in node.sent_to(CLIENT + worker) if type(each) is m.Objects for row in each.rows]
+    assert [(row[0], unpack_failure(row[2])[0]) for row in rows] == [
+        (names[1], "ObjectLostError"),
+        *((each, "StreamEnded") for each in names[2:]),
+    ]
+    assert m.AllowYields(CALL, m.CLOSE) in node.told(HOME_A)
+
+
+def test_an_actor_yields_for_a_caller_on_another_node_until_its_outcome_has_left(node: Nodes) -> None:
+    worker = node.actor()
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(stream=2),), CALLER, ()))
+    node.hear(HOME_C, m.AllowYields(CALL, 9))
+    node.hear(HOME_A, m.AllowYields(CALL, 9))
+    assert m.AllowYields(CALL, 9) in node.sent_to(WORKER + worker)
+    node.send(WORKER + worker, m.Yielded(((CALL, 0, 0, b"a", ()),)))
+    assert node.told(HOME_A) == [m.RelayedYields(1, ((CALL, 0, 0, b"a", ()),), ())]
+    node.send(WORKER + worker, m.Yielded(((CALL, 0, 1, None, ()),)))
+    node.report(worker, (CALL, m.OK, (b"1",), ()))
+    assert [type(each) for each in node.told(HOME_A)] == [m.RelayedYields, m.CallsEnded]
+    assert not node.scheduler.tables.relayed_streams
+    node.send(WORKER + worker, m.Yielded(((CALL, 0, 0, b"a", ()),)))
+    assert not node.told(HOME_A)
 
 
 # -- names --

@@ -74,6 +74,7 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.RetainedValues,
             m.Delegate,
             m.StopDelegated,
+            m.StopChildren,
             m.Reclaim,
             m.Reclaimed,
             m.Ended,

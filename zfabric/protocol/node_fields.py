@@ -29,7 +29,16 @@ from zfabric.protocol.fields import (
     check_taken,
     check_task_rows,
 )
-from zfabric.protocol.ids import ATTEMPT_MAX, INCARNATION_BYTES, JOB_BYTES, NODE_BYTES, NODE_NUMBER_MAX, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.ids import (
+    ATTEMPT_MAX,
+    INCARNATION_BYTES,
+    JOB_BYTES,
+    NODE_BYTES,
+    NODE_NUMBER_MAX,
+    OBJECT_BYTES,
+    PREFIX_BYTES,
+    TASK_BYTES,
+)
 from zfabric.protocol.messages import CLOSE, GROUP_STATES, LOST, OK, STAYS
 from zfabric.protocol.names import NAME_BYTES_MAX
 from zfabric.protocol.options import STREAM_VALUES_MAX
@@ -326,6 +335,14 @@ def _receipt(name: str, fields: tuple[Any, ...]) -> None:
     check_callers(name, fields[3:4])
 
 
+def _stop_children(name: str, fields: tuple[Any, ...]) -> None:
+    prefixes, parents, reason = fields
+    check_ids(name, prefixes, PREFIX_BYTES)
+    check_ids(name, parents, TASK_BYTES)
+    if reason not in STOP_REASONS:
+        _refuse(name, f"children are stopped for one of {sorted(STOP_REASONS)}")
+
+
 def _stop_relayed(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, fields[:2], TASK_BYTES)
     if fields[2] not in STOP_REASONS:
@@ -540,6 +557,7 @@ NODE_CHECKS: dict[str, Check] = {
     "RegisterNode": _register_node,
     "Delegate": _delegate,
     "StopDelegated": _stop_delegated,
+    "StopChildren": _stop_children,
     "Reclaim": _reclaimed,
     "Reclaimed": _reclaimed,
     "Ended": _ended,

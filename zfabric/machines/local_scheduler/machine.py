@@ -687,6 +687,7 @@ class LocalScheduler:
             m.Reclaim: self.executions.on_reclaim,
             m.Reclaimed: self.failover.on_reclaimed,
             m.StopDelegated: self.guests.on_stop_delegated,
+            m.StopChildren: self.stopping.on_stop_children,
             m.RetireActor: self.guests.on_retire_actor,
             m.LifeEnded: self.actors.on_life_ended,
             m.Ended: self.failover.on_ended,

@@ -129,6 +129,7 @@ from zfabric.protocol.messages.delegation import RelayedYields as RelayedYields
 from zfabric.protocol.messages.delegation import RetainCopies as RetainCopies
 from zfabric.protocol.messages.delegation import RetainedValues as RetainedValues
 from zfabric.protocol.messages.delegation import RunningDelegated as RunningDelegated
+from zfabric.protocol.messages.delegation import StopChildren as StopChildren
 from zfabric.protocol.messages.delegation import StopDelegated as StopDelegated
 from zfabric.protocol.messages.delegation import ValuesCopied as ValuesCopied
 from zfabric.protocol.messages.failover import Entrust as Entrust

@@ -112,6 +112,17 @@ class StopDelegated(NamedTuple):
     recursive: bool
 
 
+class StopChildren(NamedTuple):
+    """home -> every other node. Tasks and calls were cancelled with their children: stop those that they submitted there.
+
+    ``prefixes`` are those of the children's ids, ``parents`` the ids of the tasks and calls. ``reason`` is "cancelled" or "force".
+    """
+
+    prefixes: Ids
+    parents: Ids
+    reason: str
+
+
 class Ended(NamedTuple):
     """executor -> home. Attempts that ended. ``completed`` has the fields of ``Completed``, with two differences: a status may be ``LOST``
     or ``STAYS``, and of a large value only its size is there: the executor retains it until the home sends ``Release``.

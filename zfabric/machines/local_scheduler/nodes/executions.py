@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from zfabric.machines.common.naming import salt_of
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.children import Children
@@ -36,7 +37,7 @@ from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.transitions import CallsEndReceived
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import Address, node_of, short, unpack_counter
+from zfabric.protocol.ids import JOB_BYTES, Address, child_prefix, node_of, short, unpack_counter
 from zfabric.protocol.messages import FAILED, LOST, STAYS
 from zfabric.protocol.options import in_bundle, option
 
@@ -215,9 +216,14 @@ class Executions:
     def on_stop_delegated(self, now: float, source: Address, message: m.StopDelegated) -> None:
         """Stop an attempt, and what it submitted if the home asks for that. The request may come again."""
         task = self.tables.tasks.get(message.task_id)
+        if task is None and message.recursive and source[1:] in self.tables.nodes:  # It has ended.
+            prefix = child_prefix(message.task_id[:JOB_BYTES], message.task_id, 0, salt_of(message.attempt))
+            self.stopping.stop_children({prefix}, {message.task_id}, message.reason, now)
         if task is None or task.attempt != message.attempt or task.submitter != source[1:]:
             return
-        tasks = self.stopping.with_children([task]) if message.recursive else [task]
+        tasks = self.stopping.with_children([task], force=message.reason == "force") if message.recursive else [task]
+        if message.recursive:
+            self.stopping.stop_elsewhere(tasks, [], message.reason)
         for each in tasks:
             self.stopping.stop(each, message.reason, now)
 

@@ -521,8 +521,6 @@ class Failover:
         """Stop what this node runs for the dead one and nobody needs, with all that it submitted."""
         void = [task for task in own if task.function.delegated and task.state != DONE]
         for task in self.stopping.with_children(void):
-            if task.worker is not None and task.worker.remote:
-                task.facts().recursively = True
             self.stopping.stop(task, "cancelled", now)
 
 

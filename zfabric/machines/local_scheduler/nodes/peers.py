@@ -219,8 +219,6 @@ class Peers:
         """Stop the tasks that a dead node had delegated to this one, with all that they submitted: nobody will ever read it."""
         orphans = [each for each in self.tables.tasks.values() if each.submitter == home and each.function.delegated]
         for task in self.stopping.with_children(orphans):
-            if task.worker is not None and task.worker.remote:
-                task.facts().recursively = True
             self.stopping.stop(task, "cancelled", now)
 
 

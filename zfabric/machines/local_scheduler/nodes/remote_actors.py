@@ -134,8 +134,6 @@ class RemoteActors:
             place = process.incarnation if process is not None else b""
         # The process of another node is none of a caller's links: they outlast every change.
         record.row = (actor_id, record.state, place, attempt, not was_here, executing, failure)
-        if self.tables.streams and state == ALIVE:
-            self.call_results.streams.found_actor(actor_id)
         for incarnation in sorted(record.watchers):
             process = self.tables.processes.get(incarnation)
             if process is not None:
@@ -151,6 +149,7 @@ class RemoteActors:
     def on_caller_notified(self, notified: CallerNotified) -> None:
         """A process is notified that an actor lives on another node. If this daemon is new, calls that its predecessor had come again."""
         if daemons_of(self.tables.first_attempt):
+            self.call_results.streams.found_actor(notified.actor_id)
             self._expect_repeats(notified.actor_id, notified.node, notified.incarnation)
 
     def _expect_repeats(self, actor_id: bytes, place: bytes, incarnation: bytes) -> None:

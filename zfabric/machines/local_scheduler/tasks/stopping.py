@@ -6,6 +6,9 @@ request is repeated until an outcome has arrived.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from zfabric.config import ROWS_MAX
 from zfabric.machines.common.deadlines import Deadlines
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, READY, WAITING, TaskRecord, WorkerRecord, prefixes_of
@@ -14,7 +17,7 @@ from zfabric.machines.local_scheduler.tasks.outcomes import STOPPED, Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, Address, child_prefix, is_call
+from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, Address, child_prefix, is_call, tries_of
 from zfabric.protocol.messages import FAILED
 from zfabric.protocol.options import option
 
@@ -80,8 +83,7 @@ class Stopping:
         if message.recursive:
             parents, calls = self._parents.setdefault(reason, ([], []))
             for task in tasks:
-                if task.worker is not None and task.worker.remote:
-                    task.facts().recursively = True
+                _set_recursively(task)
             begun = (task for task in tasks if task.attempt or task.state not in (WAITING, READY))
             parents += [task for task in begun if message.force or not _keeps_its_outcome(task)]
             calls += [each[:TASK_BYTES] for each in message.object_ids if is_call(each)]
@@ -104,16 +106,52 @@ class Stopping:
         cancelled, self._parents = self._parents, {}
         for reason, (parents, calls) in cancelled.items():
             known = {task.id for task in parents}
-            for task in self.with_children(parents, calls, reason == "force") if parents or calls else ():
+            found = self.with_children(parents, calls, reason == "force") if parents or calls else []
+            self.stop_elsewhere(found, calls, reason)
+            for task in found:
                 if task.id not in known:
                     self.stop(task, reason, now)
 
-    def with_children(self, tasks: list[TaskRecord], calls: list[bytes] | None = None, force: bool = False) -> list[TaskRecord]:
-        """These tasks with all their descendants, and those of these calls. Children that arrive later are stopped, too."""
+    def stop_elsewhere(self, tasks: list[TaskRecord], calls: list[bytes], reason: str) -> None:
+        """Have other nodes stop what these tasks and calls submitted there. A task that is there now is stopped with its children."""
+        ended = [task for task in tasks if task.worker is None and _has_begun(task)] if self.tables.counts["delegated"] else []
+        calls = calls if self._lives_elsewhere() else []
+        prefixes = {prefix for task in ended for prefix in prefixes_of(task)} | (self._prefixes_of_calls(calls) if calls else set())
+        parent_ids = (*(task.id for task in ended), *calls)
+        for node in self.tables.nodes if parent_ids else ():
+            for start in range(0, max(len(prefixes), len(parent_ids)), ROWS_MAX):
+                stop = start + ROWS_MAX
+                message = m.StopChildren(tuple(sorted(prefixes))[start:stop], parent_ids[start:stop], reason)
+                self.tables.send_to_node(node, message)
+
+    def on_stop_children(self, now: float, source: Address, message: m.StopChildren) -> None:
+        """Another node has had tasks and calls cancelled, which may have submitted tasks here."""
+        if source[1:] in self.tables.nodes:
+            self.stop_children(set(message.prefixes), set(message.parents), message.reason, now)
+
+    def stop_children(self, prefixes: set[bytes], parents: set[bytes], reason: str, now: float) -> None:
+        """Stop what ended tasks, or calls, have submitted."""
+        found = self.with_children([], [], reason == "force", prefixes, parents)
+        self.stop_elsewhere(found, [], reason)
+        for task in found:
+            self.stop(task, reason, now)
+
+    def with_children(
+        self,
+        tasks: list[TaskRecord],
+        calls: Iterable[bytes] = (),
+        force: bool = False,
+        prefixes: Iterable[bytes] = (),
+        parents: Iterable[bytes] = (),
+    ) -> list[TaskRecord]:
+        """These tasks with all their descendants, and those of these calls, or with these prefixes or parents.
+
+        Children that arrive later are stopped, too, and those that tasks submit on other nodes.
+        """
         found = {task.id: task for task in tasks}
         level = tasks
-        prefixes = self._prefixes_of_calls(calls) if calls else set()
-        parents = set(calls or ())
+        prefixes = set(prefixes) | (self._prefixes_of_calls(calls) if calls else set())
+        parents = {*parents, *calls}
         while level or prefixes:
             prefixes |= {prefix for task in level for prefix in prefixes_of(task)}
             parents |= {task.id for task in level}
@@ -122,6 +160,8 @@ class Stopping:
             level = [task for task in level if force or not _keeps_its_outcome(task)]
             found.update((task.id, task) for task in level)
             prefixes, parents = set(), set()
+        for task in found.values():
+            _set_recursively(task)
         return list(found.values())
 
     def _children(self, prefixes: set[bytes], parents: set[bytes]) -> list[TaskRecord]:
@@ -137,11 +177,17 @@ class Stopping:
         while len(condemned) > CONDEMNED_MAX:
             del condemned[next(iter(condemned))]
 
-    def _prefixes_of_calls(self, calls: list[bytes]) -> set[bytes]:
+    def _prefixes_of_calls(self, calls: Iterable[bytes]) -> set[bytes]:
         """Prefixes of the ids of calls' children, for every actor that may run them."""
         actors = (self.tables.tasks.get(actor_id) for worker in self.tables.workers.values() for actor_id in worker.actors)
         salts = {salt_of(actor.attempt) for actor in actors if actor is not None}
+        salts |= set(map(salt_of, self._lives_elsewhere()))
         return {child_prefix(call[:JOB_BYTES], call, 0, salt) for call in calls for salt in salts}
+
+    def _lives_elsewhere(self) -> list[int]:
+        """The attempts of actors that live on other nodes, as far as they are called from here or made here."""
+        hosted = (actor.task.attempt for actor in self.tables.actors.values() if actor.worker is not None and actor.worker.remote)
+        return [*hosted, *(remote.attempt for remote in self.tables.remote_actors.values())]
 
     def stop_void(self, prefixes: set[bytes], gone: bytes, now: float) -> None:
         """Stop what was submitted by attempts that a crash has voided: their next attempts submit it anew.
@@ -253,6 +299,17 @@ class Stopping:
                 self.tables.effects.append(KillProcess(worker.pid, reason, task_id))
         else:
             self.tables.send_to_control(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
+
+
+def _set_recursively(task: TaskRecord) -> None:
+    """Have another node that runs a task stop what it submitted there, too."""
+    if task.worker is not None and task.worker.remote:
+        task.facts().recursively = True
+
+
+def _has_begun(task: TaskRecord) -> bool:
+    """Whether an attempt of a task has begun, as far as is known."""
+    return task.state not in (WAITING, READY) or tries_of(task.attempt) > 0
 
 
 def _may_be_given_up(task: TaskRecord) -> bool:

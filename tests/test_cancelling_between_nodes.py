@@ -1,0 +1,92 @@
+"""Cancellation that crosses nodes: children of a task or call are stopped on whichever node they are. Real processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import eventually
+
+import zfabric as zf
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[zf.LocalCluster]:
+    """Three nodes: those in the middle of a chain of parents are blocked."""
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(nodes: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
+    with zf.init(nodes.address):
+        yield nodes
+
+
+def begun(path: str) -> None:
+    """Note that a task has begun, and compute until it is stopped."""
+    Path(path).touch()
+    try:
+        time.sleep(600.0)
+    except BaseException:
+        Path(path + " stopped").touch()
+        raise
+
+
+@zf.remote
+def parent(paths: list[str], nodes: list[str], waits: bool) -> list[Any]:
+    """Submits a child on each node, and each of them another one on the next node."""
+    path, *rest = paths
+    made = [parent.options(scheduling_strategy=there(nodes[0])).remote(rest, nodes[1:], waits)] if rest else []
+    if waits or not rest:
+        begun(path)
+    return made
+
+
+def there(node: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+@zf.remote
+class Foreman:
+    """Submits what its caller tells it to."""
+
+    def submit(self, paths: list[str], nodes: list[str]) -> Any:
+        parent.options(scheduling_strategy=there(nodes[0])).remote(paths, nodes[1:], True)
+        time.sleep(600.0)
+
+    def ping(self) -> int:
+        return 1
+
+
+@zf.remote
+def foreman() -> list[Any]:
+    made = Foreman.remote()
+    zf.get(made.ping.remote())
+    return [made]
+
+
+@pytest.mark.parametrize("how", ["running", "ended", "call"])
+def test_cancelling_reaches_children_and_their_children_on_every_node(cluster: zf.LocalCluster, tmp_path: Path, how: str) -> None:
+    """They wait, on three nodes; their parent has ended; a method of an actor on another node has submitted them."""
+    paths = [str(tmp_path / str(number)) for number in range(3)]
+    around = [cluster.nodes[number].node_id for number in (1, 2, 0, 1, 2)]
+    if how == "call":
+        (actor,) = zf.get(foreman.options(scheduling_strategy=there(cluster.nodes[1].node_id)).remote(), timeout=PATIENCE)
+        ref = actor.submit.remote(paths, around[1:])
+    else:
+        ref = parent.options(scheduling_strategy=there(cluster.nodes[1].node_id)).remote(paths, around[1:], how == "running")
+    last = paths[-1]
+    eventually(lambda: os.path.exists(last), "the last one runs")
+    if how == "ended":
+        zf.wait([ref], timeout=PATIENCE)
+    zf.cancel(ref, recursive=True)
+    for path in paths if how != "ended" else [last]:
+        eventually(lambda path=path: os.path.exists(path + " stopped"), "it is stopped")
