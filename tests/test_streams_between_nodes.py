@@ -379,8 +379,10 @@ def source_at(cluster: zf.LocalCluster, number: int) -> Any:
     return made
 
 
-def test_a_method_of_an_actor_on_another_node_yields_and_reads_streams(cluster: zf.LocalCluster, tmp_path: Path) -> None:
-    actor = source_at(cluster, 1)
+@pytest.mark.parametrize("made_here", [False, True])
+def test_a_method_of_an_actor_on_another_node_yields_and_reads_streams(cluster: zf.LocalCluster, tmp_path: Path, made_here: bool) -> None:
+    """The actor's home is that node, or this one."""
+    actor = Source.options(scheduling_strategy=at(cluster, 1)).remote() if made_here else source_at(cluster, 1)
     methods = actor.numbers.options(num_returns="streaming")
     assert values(methods.remote(30)) == [(number, cluster.nodes[1].node_id) for number in range(30)]
     assert list(map(first, values(methods.remote(20, 20_000)))) == list(range(20))

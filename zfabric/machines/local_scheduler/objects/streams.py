@@ -201,7 +201,6 @@ class Streams:
         """The worker that makes a stream now."""
         if not stream.actor:
             return stream.owner.task.worker if stream.owner.task is not None else None
-        actor = self.tables.actors.get(stream.actor)
         lives = self.tables.guests.get(stream.actor) or self.tables.actors.get(stream.actor)
         if lives is not None:
             return lives.worker
