@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -87,6 +88,11 @@ def wrong(x: int) -> int:
 @zf.remote
 def speak(text: str) -> None:
     print(text, flush=True)
+
+
+@zf.remote(max_retries=0)
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @zf.remote
@@ -411,7 +417,7 @@ def test_a_stream_without_events_is_empty() -> None:
 
     stream = TaskStream(0.0)
     stream.read([TimelineNode(Nothing())])
-    assert stream.window(100.0) == {"seconds": 60.0, "now": 100.0, "lanes": [], "merged": 0, "attempts": 0}
+    assert stream.window(100.0) == {"seconds": 60.0, "now": 100.0, "lanes": [], "merged": 0, "attempts": 0, "full": False}
 
 
 def test_output_of_rotated_files_and_of_long_ones(tmp_path: Path) -> None:
@@ -497,8 +503,11 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         browser.execute_script("location.hash = 'errors'")
         eventually(lambda: shown("<img src=x onerror=alert(1)>"), "the error as text")  # It is text, and made no element.
         assert browser.find_elements(By.TAG_NAME, "img") == []
-        kill_daemon()
         browser.execute_script("location.hash = 'overview'")
+        with pytest.raises(zf.WorkerCrashedError):
+            zf.get(die.remote(), timeout=PATIENCE)
+        eventually(lambda: shown("1 worker has died"), "what is wrong, with the advice")
+        kill_daemon()
         eventually(lambda: "live" in browser.find_element(By.ID, "link").text, "a connection again")
         said = [entry["message"] for entry in browser.get_log("browser")]
         assert [text for text in said if "Content Security" in text or "Uncaught" in text] == []

@@ -121,7 +121,15 @@ def check_answer(report_of_run: dict[str, Any], name: str) -> None:
         assert figure["value"] == statistics.median(figure["samples"])
         assert math.isfinite(figure["value"])
         # CPU time is counted in ticks, and heaps in what they grew by: small runs may come to none.
-        assert figure["value"] > 0 or name in ("cpu_per_task", "queued_million", "idle", "nodes_idle", "nodes_elsewhere", "nodes_refs")
+        assert figure["value"] > 0 or name in (
+            "cpu_per_task",
+            "queued_million",
+            "idle",
+            "page",
+            "nodes_idle",
+            "nodes_elsewhere",
+            "nodes_refs",
+        )
         assert figure["low"] <= figure["value"] <= figure["high"]
         if figure["floor"]:
             assert figure["floor"]["what"]

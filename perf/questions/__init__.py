@@ -38,6 +38,7 @@ MODULES = (
     "lineage",
     "joblib",
     "dask_graphs",
+    "page",
     "nodes_ready",
     "nodes_idle",
     "nodes_beside",

@@ -31,6 +31,7 @@ def add_history(graph: dict[str, Any], centre: bytes, attempts: Sequence[Attempt
     ``numbers`` are those of the nodes.
     """
     drawn = _Drawn(graph)
+    attempts = list(attempts)  # A deque is slow in its middle.
     own = [each for each in attempts if each.task == centre]
     actor = next((each.actor for each in own if each.actor), b"")
     if own:

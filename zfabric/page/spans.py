@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from zfabric.exceptions import FabricError
 from zfabric.protocol.trace import actor_of, read_trace, unmarked, unpack_event
-from zfabric.runtime.timeline import PAGE, TimelineNode
+from zfabric.runtime.timeline import TimelineNode
 
 WINDOW_SECONDS = 60.0
 """How far back the stream reaches."""
 LANE_MOST = 600
 """Most bars of one worker in an answer. Neighbours of more are merged."""
-SPANS_MOST = 200_000
+SPANS_MOST = 100_000
 """Most attempts that are retained; of more, the oldest are dropped."""
-PAGES_MOST = 40
-"""Most pages of events that one reading takes. The rest follows with the next."""
+PAGE = 20
+"""Rows of the event table in one answer; each has up to a thousand attempts."""
+PAGES_MOST = 1_000
+READING_SECONDS = 0.15
+"""Most pages of events of a node that one reading takes, and most time. The rest follows with the next."""
 
 
 class Attempt(NamedTuple):
@@ -53,10 +58,11 @@ class TaskStream:
                 self._read_of(node)
 
     def _read_of(self, node: TimelineNode) -> None:
+        end = time.monotonic() + READING_SECONDS
         after = self._after.get(node.name) or int(max(0.0, self._began + node.shift) * 1e6).to_bytes(8, "big")
         more = True
         for _ in range(PAGES_MOST):
-            if not more:
+            if not more or time.monotonic() > end:
                 break
             rows, more = node.asker.query("rows", "event", after, PAGE)
             for _, value in rows:
@@ -80,41 +86,64 @@ class TaskStream:
         """What ran in the ``seconds`` that ended ``ago`` before ``now``: lanes with bars ``[start, seconds, name, mark, count, task id]``.
 
         Times are relative to ``now``. A bar with a count over 1 stands for several attempts of one function that followed each other.
-        ``merged`` says how many attempts are not shown on their own. ``busy`` is how long something ran in a lane.
+        ``merged`` says how many attempts are not shown on their own. ``busy`` is how long something ran in a lane. ``full`` says that older
+        attempts have been dropped, also such as lie in this time.
         """
         lanes: dict[tuple[str, int], list[Attempt]] = {}
         first, last = now - ago - seconds, now - ago
         for attempt in self.attempts:
-            if attempt.start <= last and attempt.start + attempt.seconds >= first:
-                lanes.setdefault(attempt.lane, []).append(attempt)
+            lane, _, _, _, start, length, _, _ = attempt  # Unpacked, as there may be a hundred thousand.
+            if start <= last and start + length >= first:
+                if lane in lanes:
+                    lanes[lane].append(attempt)
+                else:
+                    lanes[lane] = [attempt]
         merged = 0
-        shown = []
+        shown: list[dict[str, Any]] = []
         for (node, pid), attempts in sorted(lanes.items()):
-            attempts.sort(key=lambda each: each.start)
+            attempts.sort(key=_start)
             bars = _bars(attempts, now)
             merged += len(attempts) - len(bars)
             shown.append({"node": node, "pid": pid, "bars": bars, "attempts": len(attempts), "busy": _busy(attempts, first, last)})
-        return {"seconds": seconds, "now": now, "lanes": shown, "merged": merged, "attempts": sum(lane["attempts"] for lane in shown)}
+        count, full = sum(lane["attempts"] for lane in shown), len(self.attempts) == SPANS_MOST
+        return {"seconds": seconds, "now": now, "lanes": shown, "merged": merged, "attempts": count, "full": full}
 
 
 def _busy(attempts: list[Attempt], first: float, last: float) -> float:
     """How long something ran between two times; what ran on top of something that waited is not counted twice."""
     total, until = 0.0, first
-    for each in attempts:
-        end = min(last, each.start + each.seconds)
+    for _, _, _, _, start, length, _, _ in attempts:
+        end = start + length
         if end > until:
-            total += end - max(until, each.start)
+            total += end - (start if start > until else until)
             until = end
-    return total
+    return total - max(0.0, until - last)
+
+
+_start = itemgetter(Attempt._fields.index("start"))
 
 
 def _bars(attempts: list[Attempt], now: float) -> list[list[Any]]:
     """The bars of a lane. Where there are too many, neighbours closer than a growing gap become one, if they are alike."""
-    bars = [[each.start - now, each.seconds, each.name, each.mark, 1, each.task.hex()] for each in attempts]
     gap = 0.001
+    if len(attempts) <= LANE_MOST:
+        return [[each.start - now, each.seconds, each.name, each.mark, 1, each.task.hex()] for each in attempts]
+    bars: list[list[Any]] = []
+    until = alike = None  # The end of the last bar, and what an attempt is to be so that it becomes a part of that.
+    for attempt in attempts:  # Most are merged here: no bar is made for each of a hundred thousand.
+        _, name, mark, _, start, seconds, task, _ = attempt
+        if until is not None and start - until < gap and alike == (name, mark):
+            bar = bars[-1]
+            bar[4] += 1
+            if start + seconds > until:
+                until = start + seconds
+                bar[1] = until - now - bar[0]
+        else:
+            bars.append([start - now, seconds, name, mark, 1, task.hex()])
+            until, alike = start + seconds, (name, mark)
     while len(bars) > LANE_MOST:
-        bars = _merged(bars, gap, alike=gap < 1.0)
         gap *= 2
+        bars = _merged(bars, gap, alike=gap < 1.0)
     return bars
 
 

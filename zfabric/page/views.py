@@ -419,16 +419,26 @@ def _problems_of(status: dict[str, Any]) -> list[dict[str, str]]:
         text = f"the daemon{where} was restarted and is recovering"
         found.append(_problem(text, "it takes seconds; `zfabric logs --daemon` says why it ended"))
     if status["tasks"]["infeasible"]:
-        text = f"{status['tasks']['infeasible']:,} tasks{where} wait for resources that no node has"
+        waiting = _counted(status["tasks"]["infeasible"], f"task{where} waits", f"tasks{where} wait")
+        text = f"{waiting} for resources that no node has"
         found.append(_problem(text, "see the tasks view, and add a node with these resources or lower the demand"))
     if store.get("capacity") and store.get("used", 0) > ALMOST_FULL * store["capacity"]:
         text = f"the object store{where} is almost full"
         found.append(_problem(text, "values are written to disk; drop refs that nobody needs (memory view)"))
-    for name, text, advice in (
-        ("workers_died", "workers have died", "their tasks ran again; the errors view and `zfabric logs` say why"),
-        ("memory_kills", "workers were killed for want of memory", "demand memory for large tasks: @zf.remote(memory=…)"),
-        ("lost_with_nodes", "tasks ran again because their node died", "see the nodes"),
+    for name, one, several, advice in (
+        ("workers_died", "worker has died", "workers have died", "their tasks ran again; the errors view and `zfabric logs` say why"),
+        (
+            "memory_kills",
+            "worker was killed for want of memory",
+            "workers were killed for want of memory",
+            "demand memory for large tasks: @zf.remote(memory=…)",
+        ),
+        ("lost_with_nodes", "task ran again because its node died", "tasks ran again because their node died", "see the nodes"),
     ):
         if counts.get(name):
-            found.append(_problem(f"{int(counts[name]):,} {text}{where}", advice))
+            found.append(_problem(f"{_counted(int(counts[name]), one, several)}{where}", advice))
     return found
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"

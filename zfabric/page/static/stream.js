@@ -140,9 +140,10 @@ export const stream = {
     });
     this.arrows(pen, places, text);
     if (!lanes.length) { pen.fillStyle = quiet; pen.fillText("Nothing has run here.", left + 10, TOP + 15); }
-    this.about.textContent = this.data.merged
+    const full = this.data.full ? " Older ones are not retained here: only the newest 100,000 are." : "";
+    this.about.textContent = (this.data.merged
       ? `${count(this.data.attempts)} attempts and calls; neighbours were merged, so ${count(this.data.merged)} of them have no bar of their own (“3 × f”). Zoom in to split them. The share beside a pid is that of the time in which something ran.`
-      : `${count(this.data.attempts)} attempts and calls, each with its own bar. The share beside a pid is that of the time in which something ran.`;
+      : `${count(this.data.attempts)} attempts and calls, each with its own bar. The share beside a pid is that of the time in which something ran.`) + full;
   },
   // From the bars that made its arguments to the chosen one.
   arrows(pen, places, ink) {
