@@ -77,10 +77,22 @@ def redirect(output: str, errors: str) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
+FILES_WANTED = 65_536
+"""Files that a process may open to which strangers can connect, if that is allowed: each connection is one until it is refused."""
+
+
 def open_files_max() -> int:
     """Return how many files this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def open_more_files() -> None:
+    """Let this process open as many files as it is allowed to, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def threads_max() -> int:

@@ -19,7 +19,7 @@ import zmq
 from zmq import zmq_poll
 
 from zfabric.adapters.journal import Journal
-from zfabric.adapters.processes import memory_available, memory_total, resident_bytes
+from zfabric.adapters.processes import memory_available, memory_total, open_more_files, resident_bytes
 from zfabric.adapters.sockets import Transport
 from zfabric.exceptions import ConnectionLostError, FabricError
 from zfabric.machines.local_scheduler import JobRecord, WorkerRecord
@@ -435,6 +435,7 @@ class Daemon:
 
 def run(session_directory: str, channel_fd: int, daemons: int) -> None:
     """Run the daemon until SIGTERM. This is the body of the daemon's process."""
+    open_more_files()
     try:
         daemon = Daemon(Session(session_directory), channel_fd, daemons)
     except (FabricError, OSError) as error:  # The user can mend these: one line is enough. Our bugs have a traceback.

@@ -18,7 +18,7 @@ from zmq import zmq_poll
 from zfabric.adapters.arena import Arena
 from zfabric.adapters.chunk_sockets import ChunkSockets
 from zfabric.adapters.curve import Context, KeyPair
-from zfabric.adapters.processes import start_ticks
+from zfabric.adapters.processes import open_more_files, start_ticks
 from zfabric.adapters.sockets import Transport
 from zfabric.adapters.spill import SpillFiles, SpillWriter
 from zfabric.exceptions import ConnectionLostError
@@ -220,6 +220,7 @@ class TransferProcess:
 
 def run(directory: str, bound: int, daemon: bytes, keys: str) -> None:
     """Run a transfer agent as the supervisor starts it: ``bound`` is the listening socket's descriptor, ``keys`` a file."""
+    open_more_files()
     session = Session(directory)
     endpoint = str(session.describe()["transfer"])
     gc.collect()
