@@ -131,6 +131,14 @@ def test_a_task_elsewhere_is_cancelled(force: bool) -> None:
     assert any(isinstance(message, m.StopDelegated) and message.reason == ("force" if force else "cancelled") for _, _, message in sent)
 
 
+def test_children_of_an_attempt_that_died_elsewhere_are_stopped() -> None:
+    """The next attempt submits them anew; nobody waits for these."""
+    parent = task(7, call(0, task(6, ("sleep", 9.0))), ("sleep", 0.2), ("die", 1))
+    _, sent = run(call(0, task(5, ("sleep", 0.1))), call_on(2, 1, parent), get((0, 162), (1, 224)))
+    stopped = [message.reason for source, _, message in sent if isinstance(message, m.StopDelegated) and source == "scheduler2"]
+    assert stopped == ["cancelled"]
+
+
 def test_the_end_of_a_job_is_acknowledged_by_every_node_before_its_driver_leaves() -> None:
     _, sent = run(call(0, task(5)), get((0, 162)), nodes=3)
     kinds = [type(message) for _, _, message in sent]

@@ -655,6 +655,7 @@ class Outcomes:
         Return the prefixes of ids of children that its unfinished attempts submitted.
         """
         inflight = list(worker.inflight.values())
+        void: set[bytes] = set()
         suspect = self.suspect(worker, died.executing)
         begun = len(inflight) if suspect is None else inflight.index(suspect)
         for task in inflight[:begun]:
@@ -670,6 +671,7 @@ class Outcomes:
                 kind = STOPPED[stopped]
                 self.fail(task, kind, _stopped_text(task, kind), self._facts(task, worker))
             elif task.function.delegated:
+                void |= prefixes_of(task)
                 self._end_delegated(task, LOST, (pack_row(crash),), None)
             elif task is suspect:
                 self._crashed(task, worker, crash)
@@ -680,7 +682,7 @@ class Outcomes:
                 self.make_ready(task, front=True)
         worker.inflight.clear()
         worker.blocked_tasks.clear()
-        return {prefix for task in inflight if task.state != DONE for prefix in prefixes_of(task)}
+        return void.union(*(prefixes_of(task) for task in inflight if task.state != DONE))
 
     def suspect(self, worker: WorkerRecord, executing: bytes) -> TaskRecord | None:
         """The task that a dead worker was running: the one it named, else the first that did not wait."""
