@@ -13,10 +13,11 @@ from faults import descendants, eventually, name_of
 from scheduler_alone import DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, ref, row, task_id
 
 import zfabric as zf
+from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.row_format import pack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, first_attempt
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, child_prefix, first_attempt
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.sim.programs import ACTOR, Program, mix
 from zfabric.sim.scenarios import STEADY, get, invoke, task
@@ -473,3 +474,16 @@ def test_a_large_value_of_a_task_that_nobody_knows_any_more_is_released_where_it
         _, search, _ = node.register(other, *said)
         hear(node, other, m.Borrowed(search.number, (value,)))
     assert m.Release((value,)) in told(node, A)
+
+
+def test_children_of_a_task_whose_function_is_lost_are_stopped() -> None:
+    """Its worker ends, and its home runs it again: the next attempt submits its children anew."""
+    node = Anew(elsewhere=True)
+    unknown = (task_id(5), b"\x07" * len(FUNCTION), b"", ())
+    child = child_prefix(JOB, task_id(5), 0, salt_of(OF_A)) + bytes(4)
+    node.rejoin_worker(
+        (CLIENT, m.Submit(((child, FUNCTION, b"", ()),))),
+        (CLIENT, m.Hold((child + bytes(4),))),
+        (CLIENT, m.RunningTasks(((unknown, OF_A, True, ""),), ())),
+    )
+    assert node.scheduler.tables.tasks[child].status == m.FAILED

@@ -17,6 +17,7 @@ from typing import Any
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.log_format import is_remake
+from zfabric.machines.common.naming import salt_of
 from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.groups.directory import Groups
@@ -51,7 +52,7 @@ from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.protocol import ids
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, refs_in
-from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, Address, is_put, node_of, short
+from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, Address, child_prefix, is_put, node_of, short
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
 
@@ -156,6 +157,8 @@ class Recovery:
         """Unfinished tasks in the order of their arrival, and the workers that have them."""
         self._delegated: list[tuple[TaskRecord, WorkerRecord]] = []
         """Tasks of other nodes, and the workers that have them."""
+        self._ended: list[tuple[bytes, set[bytes]]] = []
+        """Processes that end, since what they run is unknown here, and prefixes of the ids of children that this has submitted."""
         self.homeless: list[bytes] = []
         """Objects that may be at home on another node: nothing else tells of them here."""
 
@@ -404,7 +407,9 @@ class Recovery:
                     self._delegated.append((task, worker))
                     continue
                 if job.home:
-                    self.workers.end(worker, "it has a task of a node that is dead")
+                    children = {child_prefix(each[0][:JOB_BYTES], each[0], 0, salt_of(given)) for each, given, *_ in message.rows}
+                    self._ended.append((source[1:], children))
+                    self.workers.end(worker, "it has a task of a node that is dead, or of a function of which nothing survived")
                     return
             if is_remake(row):
                 self.workers.end(worker, "it makes a value again for a daemon that has died")
@@ -549,6 +554,8 @@ class Recovery:
         if any(value.holders is None for task in unfinished for value in task.values()):
             void = {prefix for task in unfinished for prefix in prefixes_of(task) - prefixes_of(task, earlier=0)}
             self.stopping.stop_void(void, b"", now)
+        for process, prefixes in self._ended:
+            self.stopping.stop_void(prefixes, process, now)
 
     def _assign(self, task: TaskRecord, worker: WorkerRecord) -> None:
         task.assign(worker)
