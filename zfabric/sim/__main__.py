@@ -152,6 +152,8 @@ EXPECTED_OF_NODES = (
     "searched",
 )
 """The same for worlds of several nodes."""
+EXPECTED_OF_RESTARTS = ("daemon restarted", "RegisterNode", "RunningDelegated", "ClaimValues", "RetainedValues", "void", "adopted", "searched")
+"""The same where nothing happens to nodes but that their daemons die."""
 EXPECTED_OF_RELAYS = (
     "RelayedCalls", "RelayedReceipt", "StopRelayed", "CallsEnded", "KillActor", "CallerGone", "RetireActor", "ActorExiting", "LifeEnded",
 )  # fmt: skip
@@ -312,7 +314,7 @@ def survey(
         print("caught" if failed else "NOT caught")
         return not failed
     expected = (
-        (EXPECTED_OF_RELAYS if actors else EXPECTED_OF_NODES)
+        (EXPECTED_OF_RESTARTS if restarts else EXPECTED_OF_RELAYS if actors else EXPECTED_OF_NODES)
         if nodes > 1
         else EXPECTED_OF_CIRCLES
         if circles

@@ -26,13 +26,16 @@ from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes import spilling
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
+from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
 from zfabric.machines.local_scheduler.records import DONE, TASKS, NodeRecord
 from zfabric.machines.local_scheduler.references import References
@@ -42,7 +45,7 @@ from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.starvation import Starvation
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
-from zfabric.machines.local_scheduler.transitions import AgentReady
+from zfabric.machines.local_scheduler.transitions import AgentReady, CallsEndReceived
 from zfabric.machines.member import Member
 from zfabric.machines.object_store.tables import StoreTables
 from zfabric.machines.registry import Registry
@@ -53,6 +56,7 @@ from zfabric.machines.worker.mailbox import Mailbox
 from zfabric.machines.worker.quiescence import Gate
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
+from zfabric.protocol.ids import first_attempt
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """(class or module, method, function from the right method to the broken one)"""
@@ -590,6 +594,143 @@ def _copied_values_not_released(right: Any) -> Any:
     return copied
 
 
+def _ids_without_home(right: Any) -> Any:
+    """Messages between nodes do not say where the objects that they name are at home: the receiver takes the sender for it."""
+    return lambda self, object_ids: ()
+
+
+def _values_that_exist_made_again(right: Any) -> Any:
+    """The home of a job that takes over makes values again of which other nodes have reported copies."""
+
+    def adopt_values(self: Failover, takeover: Any, records: Any) -> None:
+        for identifier, copies in takeover.copies.items():
+            self.tables.given_up += [(copy.node, identifier) for copy in copies]
+
+    return adopt_values
+
+
+def _attempts_that_run_begin_again(right: Any) -> Any:
+    """The home of a job that takes over runs tasks again of which other nodes have reported attempts."""
+    return lambda self, takeover, needed: None
+
+
+def _dead_nodes_renew(right: Any) -> Any:
+    """A node that was declared dead goes on renewing its lease: time alone was to end it."""
+
+    def on_renew_lease(self: Registry, now: float, source: bytes, message: m.RenewLease) -> None:
+        right(self, now, source, message)
+        if self._effects and isinstance(self._effects[-1], Send) and isinstance(self._effects[-1].message, m.Expelled):
+            self._effects[-1] = Send(source, m.LeaseRenewed(message.number))
+
+    return on_renew_lease
+
+
+def _dead_nodes_not_told(right: Any) -> Any:
+    """A node is not told that it was declared dead."""
+
+    def row_deleted(self: Registry, now: float, identifier: bytes, answer: m.Written) -> None:
+        right(self, now, identifier, answer)
+        self._effects = [each for each in self._effects if not (isinstance(each, Send) and isinstance(each.message, m.Expelled))]
+
+    return row_deleted
+
+
+def _sent_at_once(right: Any) -> Any:
+    """Nodes learn that they are registered as holders before the home of the job has the rows, which are needed if this node dies."""
+    return lambda self, node, message: self.tables.send_to_node(node, message)
+
+
+def _lent_and_let_go(right: Any) -> Any:
+    """What may end a hold leaves before the holds of this node are registered."""
+    return lambda self, node, message: self.entrusting.send(node, message)
+
+
+def _released_at_once(right: Any) -> Any:
+    """Holds are given up before those that were asked for earlier are registered."""
+
+    def release(self: Borrowing) -> None:
+        open_, self._open = self._open, {}
+        right(self)
+        self._open = open_
+
+    return release
+
+
+def _borrowed_while_released(right: Any) -> Any:
+    """A release that waits to be sent covers a ref that came back meanwhile."""
+
+    def borrow(self: Borrowing, record: Any) -> None:
+        record.borrowed |= record.id in self._released[record.home]
+        right(self, record)
+
+    return borrow
+
+
+def _places_sent_abroad(right: Any) -> Any:
+    """The home of a task gets the place of a large value in the arena of the node that made it."""
+
+    def retain_for_home(self: Outcomes, identifier: bytes, home: bytes, worker: Any, value: object, refs: m.Ids) -> object:
+        right(self, identifier, home, worker, value, refs)
+        return value
+
+    return retain_for_home
+
+
+def _numbers_without_node(right: Any) -> Any:
+    """Numbers of attempts do not name the node that gives them out."""
+
+    def on_node_table(self: Peers, now: float, source: bytes, message: m.NodeTable) -> None:
+        right(self, now, source, message)
+        self.tables.first_attempt = first_attempt(self.daemons)
+
+    return on_node_table
+
+
+def _death_before_holds(right: Any) -> Any:
+    """What a dead node held is released at once: a hold of whom it has lent a ref to may be on its way."""
+
+    def node_died(self: Failover, dead: bytes, survivors: Any, ended: Any, now: float) -> None:
+        self.references.node_gone(dead)
+        right(self, dead, survivors, ended, now)
+
+    return node_died
+
+
+def _stall_not_noticed(right: Any) -> Any:
+    """A registry that was held up counts that time as theirs who could not renew their leases meanwhile."""
+
+    def notice_stall(self: Registry, now: float) -> None:
+        self._look_at = max(self._look_at, now)
+        right(self, now)
+
+    return notice_stall
+
+
+def _relayed_outcomes_confirmed_when_sent(right: Any) -> Any:
+    """Actors release outcomes of relayed calls as soon as these are sent."""
+
+    def end_of_turn(self: RemoteCallers) -> None:
+        right(self)
+        for received in list(self._reporters):
+            calls = self._reporters[received]
+            self.on_end_received(CallsEndReceived(*received))
+            self._reporters[received] = calls
+
+    return end_of_turn
+
+
+def _relayed_arguments_not_pinned(right: Any) -> Any:
+    """What the arguments of relayed calls name is not pinned at the actor's node."""
+
+    def on_relayed_calls(self: RemoteCallers, now: float, source: bytes, message: m.RelayedCalls) -> None:
+        known = set(self._pinned)
+        right(self, now, source, message)
+        for call_id in self._pinned.keys() - known:
+            self.references.unpin(self._pinned.pop(call_id)[1])
+
+    return on_relayed_calls
+
+
 def _committed_too_early(right: Any) -> Any:
     """A group counts as whole once its first bundles are prepared."""
 
@@ -673,13 +814,31 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "ends-forgotten-when-sent": ((Executions, "end_of_turn", _forgotten_when_sent),),
     "recovered-without-peers": ((PeerRecovery, "on_recovered", _recovered_without_peers),),
     "failover-on-half-a-picture": ((Failover, "_advance", _taken_over_at_once),),
+    "ids-without-home": ((Tables, "homes_of", _ids_without_home),),
+    "rows-not-entrusted": ((Entrusting, "entrust", _nothing),),
+    "acknowledged-before-entrusted": ((Entrusting, "send", _sent_at_once),),
+    "values-that-exist-made-again": ((Failover, "_adopt_values", _values_that_exist_made_again),),
+    "attempts-that-run-begin-again": ((Failover, "_adopt_attempts", _attempts_that_run_begin_again),),
+    "fence-by-time-only": ((Registry, "on_renew_lease", _dead_nodes_renew), (Registry, "_row_deleted", _dead_nodes_not_told)),
+    "lender-lets-go-first": ((Borrowing, "send_behind", _lent_and_let_go),),
+    "release-overtakes-hold": ((Borrowing, "_release", _released_at_once),),
+    "release-covers-later-hold": ((Borrowing, "_borrow", _borrowed_while_released),),
+    "death-overtakes-hold": ((Failover, "node_died", _death_before_holds),),
+    "places-sent-abroad": ((Outcomes, "retain_for_home", _places_sent_abroad),),
+    "attempts-without-node": ((Peers, "on_node_table", _numbers_without_node),),
+    "stalled-registry-kills": ((Registry, "_notice_stall", _stall_not_noticed),),
+    "void-children-run-on": ((Stopping, "stop_void", _nothing),),
+    "relayed-outcomes-released-early": ((RemoteCallers, "end_of_turn", _relayed_outcomes_confirmed_when_sent),),
+    "relayed-arguments-not-pinned": ((RemoteCallers, "on_relayed_calls", _relayed_arguments_not_pinned),),
 }
 """name -> patches"""
 WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("no-fence") :])
 """Variants whose mistake needs several nodes."""
+OF_RELAYS = frozenset(list(VARIANTS)[list(VARIANTS).index("relayed-outcomes-released-early") :])
+"""Those of them whose mistake needs actors that are called from other nodes."""
 WITH_CIRCLES = frozenset(list(VARIANTS)[list(VARIANTS).index("circles-unseen") :]) - WITH_NODES
 """Variants whose mistake needs actors that wait for each other."""
-WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :]) - WITH_CIRCLES - WITH_NODES
+WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :]) - WITH_CIRCLES - WITH_NODES | OF_RELAYS
 """Variants whose mistake needs programs with actors."""
 
 
