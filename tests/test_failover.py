@@ -266,3 +266,18 @@ def test_an_end_that_a_dead_home_has_not_acknowledged_counts(executor: int) -> N
         nodes=3,
     )
     assert set(run.begun().values()) == {1}
+
+
+def test_a_child_that_must_not_run_twice_fails_with_the_node_where_it_may_have_begun() -> None:
+    once = (("max_retries", 0),)
+    child = ("call", (0,), PLAIN, task(5, ("sleep", 9.0)), once, (), ())
+    unread = ("call", (), VOID, (6, False, (("sleep", 9.0),), ()), once, (), ())
+    run = Run(
+        on(2, 0, box(child, unread, refs=(0,))),
+        get((0, value(7))),
+        ("open", 0, 0, 1),
+        ("sleep", 6.0),
+        get((1, ("WorkerCrashedError",))),
+        kills={2: 1.0},
+    )
+    assert set(run.begun().values()) == {1}

@@ -40,8 +40,9 @@ from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
-from zfabric.protocol.messages import LOST, OK
+from zfabric.protocol.messages import FAILED, LOST, OK
 from zfabric.protocol.messages.rows import DEPENDENCIES, OPTIONS
 from zfabric.protocol.options import option
 
@@ -327,6 +328,7 @@ class Failover:
         tasks_needed = {*to_run, *(each.task for each in needed if each.task is not None)}
         self._accept_own_ends(dead, takeover.own_ends, tasks_needed, now)
         self._adopt_attempts(takeover, tasks_needed)
+        to_run = [task for task in to_run if not self._must_not_run_twice(task)]
         reason = "its home, the node where it was made, is dead"
         for record in needed:
             if _is_lost(record) and (record.task is None or record.task.state == DONE):
@@ -483,6 +485,18 @@ class Failover:
         task.assign(node)
         node.inflight[task.id] = task
         self.tables.counts["adopted"] += 1
+
+    def _must_not_run_twice(self, task: TaskRecord) -> bool:
+        """Whether a task without an outcome may have run on the dead node, and must not do so again: it has failed."""
+        if not _is_to_run(task) or task.option("max_retries", self.tables.config.max_retries) != 0:
+            return False
+        text = f"{task.name} may have run on a node that is dead, and max_retries=0 forbids another attempt"
+        for value in filter(_is_lost, task.values()):
+            self.outcomes.set_failure(value, FAILED, pack_failure("WorkerCrashedError", text))
+        if task.outputs == ():
+            task.status = FAILED
+        self.tables.write_log("warning", text)
+        return True
 
     def _run(self, task: TaskRecord, reason: str) -> None:
         """Run a task that has no outcome, for whatever it does."""
