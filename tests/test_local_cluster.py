@@ -351,3 +351,16 @@ def test_a_node_that_does_not_answer_is_named_by_each_tool(tmp_path: Path) -> No
         for arguments in (("status",), ("logs",), ("timeline", "-o", str(tmp_path / "trace.json"))):
             assert "node2" in shown(*arguments, "--address", cluster.address), arguments
         cluster.nodes[1].resume()
+
+
+def test_what_a_function_captures_is_found_on_every_node(driver: zf.LocalCluster) -> None:
+    here, there = (NodeAffinitySchedulingStrategy(node.node_id, soft=False) for node in driver.nodes)
+    put, large = zf.put("put"), zf.put(bytes(300_000))
+    (inner,) = zf.get(zf.remote(lambda: [zf.put("inner")]).options(scheduling_strategy=there).remote(), timeout=60)
+
+    @zf.remote
+    def captured() -> Any:
+        return zf.get([put, inner]), len(zf.get(large))
+
+    for strategy in (there, here):
+        assert zf.get(captured.options(scheduling_strategy=strategy).remote(), timeout=60) == (["put", "inner"], 300_000)

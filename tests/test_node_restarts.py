@@ -487,3 +487,18 @@ def test_children_of_a_task_whose_function_is_lost_are_stopped() -> None:
         (CLIENT, m.RunningTasks(((unknown, OF_A, True, ""),), ())),
     )
     assert node.scheduler.tables.tasks[child].status == m.FAILED
+
+
+def test_the_death_of_an_idle_host_of_actors_is_told_to_nobody() -> None:
+    """It has no job yet, and neither has the transfer agent, which takes no such message."""
+    node = Anew(elsewhere=True)
+    node.send(b"X" + OWN, m.ArenaFound((), ()))
+    node.send(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
+    for identifier, kind, pid in ((OLD, "worker", 99), (b"\x01agent..", "agent", 98)):
+        node.send(CLIENT + identifier, m.Register(m.PROTOCOL_VERSION, kind, pid, 1, b"", identifier, b"\x80" + identifier[1:], "", ""))
+        if kind == "worker":
+            node.send(CLIENT + identifier, m.HostedActors(()))
+        node.send(CLIENT + identifier, m.Ready())
+    assert node.scheduler.tables.workers[OLD].shared
+    node.send(b"X" + OWN, m.ProcessDied(99, 0, 9, 0, ""))
+    assert node.take(m.CallerGone) == []

@@ -152,7 +152,16 @@ EXPECTED_OF_NODES = (
     "searched",
 )
 """The same for worlds of several nodes."""
-EXPECTED_OF_RESTARTS = ("daemon restarted", "RegisterNode", "RunningDelegated", "ClaimValues", "RetainedValues", "void", "adopted", "searched")
+EXPECTED_OF_RESTARTS = (
+    "daemon restarted",
+    "RegisterNode",
+    "RunningDelegated",
+    "ClaimValues",
+    "RetainedValues",
+    "void",
+    "adopted",
+    "searched",
+)
 """The same where nothing happens to nodes but that their daemons die."""
 EXPECTED_OF_RELAYS = (
     "RelayedCalls", "RelayedReceipt", "StopRelayed", "CallsEnded", "KillActor", "CallerGone", "RetireActor", "ActorExiting", "LifeEnded",

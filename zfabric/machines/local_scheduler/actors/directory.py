@@ -401,7 +401,7 @@ class ActorDirectory:
                 self.tables.transitions.append(GuestDied(actor_id, worker, died))
             elif record is not None and record.state != DEAD:
                 self._lost_with(record, worker, died)
-        for process in self.tables.processes.values() if worker.shared else ():
+        for process in self.tables.processes.values() if worker.shared and worker.job is not None else ():
             if process.job is worker.job:  # Their links to the process have outlasted the actors that they called there.
                 self.tables.send_to_client(process, m.CallerGone(worker.token))
 
