@@ -173,7 +173,7 @@ def test_the_home_of_the_job_is_that_of_an_object_whose_home_has_died_and_its_wo
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
 
 
-def test_what_an_end_names_is_not_needed_any_more_once_its_home_is_dead(node: Executor) -> None:
+def test_an_end_that_a_dead_home_has_not_read_is_for_the_home_of_the_job(node: Executor) -> None:
     # The task is at home on node A, and its job on node C.
     node.hear(HOME_A, m.Delegate((JOB, "", HOME_C), EXPORTED, (row(1),), (), (), (), first_attempt(0, 1)))
     (worker,) = node.workers()
@@ -184,7 +184,39 @@ def test_what_an_end_names_is_not_needed_any_more_once_its_home_is_dead(node: Ex
     assert node.scheduler.tables.find(PUT) is not None, "its home has not read the end yet"
     rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_A)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
+    has, ended, complete = (each for each in node.told(HOME_C) if isinstance(each, m.Remains | m.Ended))
+    assert has == m.Remains(HOME_A, (), (), ((task_id(1), first_attempt(0, 1)),), False)
+    assert {type(ended), type(complete)} == {m.Ended, m.Remains}
+    assert node.scheduler.tables.find(PUT) is not None
+    node.hear(HOME_C, m.EndsReceived(1))
     assert node.scheduler.tables.find(PUT) is None
+
+
+def test_what_a_dead_node_held_is_released_once_all_others_have_taken_over_from_it(node: Executor) -> None:
+    """A hold of whom it had lent the ref to may be on its way until then."""
+    node.driver()
+    value = ref(900, 2**31)
+    node.send(CLIENT + DRIVER, m.Put(((value, b"value", (), False),)))
+    node.hear(HOME_C, m.Borrow(1, (value,)))
+    node.send(CLIENT + DRIVER, m.Release((value,)))
+    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    node.send(MEMBER + OWN, m.NodeTable(2, rows))
+    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    assert value in node.scheduler.tables.objects
+    node.hear(HOME_A, m.TookOver(HOME_C))
+    assert value not in node.scheduler.tables.objects
+
+
+def test_a_hold_is_acknowledged_once_the_home_of_the_job_has_the_row(node: Executor) -> None:
+    worker = node.delegated(1)
+    child = row(2)
+    node.send(CLIENT + worker, m.Submit((child,)))
+    node.hear(HOME_C, m.Borrow(1, (ref(2),)))
+    (entrust,) = node.told(HOME_A)
+    assert entrust.rows == (child,)
+    assert node.told(HOME_C) == []
+    node.hear(HOME_A, m.Entrusted(entrust.number))
+    assert node.told(HOME_C) == [m.Borrowed(1, ())]
 
 
 def test_what_a_dead_node_reports_is_refused(node: Executor) -> None:

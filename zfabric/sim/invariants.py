@@ -69,7 +69,8 @@ class Invariants:
             task = home.daemon.scheduler.tables.tasks[task_id]
             if task.rare is not None and (task.rare.stopped or task.rare.rebuilt):
                 continue
-            if worker.node.identifier not in {home.identifier, *nodes} and self.world.now <= worker.node.went_on + RESUMES:
+            own = next((node for node in self.world.nodes if worker.incarnation in node.workers), home)
+            if own is not home and own.identifier not in nodes and self.world.now <= own.went_on + RESUMES:
                 continue  # Its node is dead, and was stopped: it has yet to find that.
             for node in self.world.living:
                 if node is home or node.identifier not in nodes or not node.up:
