@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from scheduler_alone import DRIVER, JOB, OWN, died, ref, row, task_id
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import CLIENT, CONTROL_STORE, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, TRANSFER_AGENT, first_attempt
+from zfabric.sim.variants import applied
 
 
 @pytest.fixture
@@ -547,3 +549,18 @@ def test_a_durable_value_travels_whole_in_a_message(node: Executor) -> None:
     node.send(CLIENT + wanted, m.Fetch((OTHER,)))
     node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, value, ()),), ()))
     assert [each for _, message in node.take(m.Objects) for each in message.rows] == [(OTHER, m.OK, value, ())]
+
+
+@pytest.mark.parametrize(
+    ("variant", "scripted"),
+    [
+        ("acknowledged-before-entrusted", test_a_hold_is_acknowledged_once_the_home_of_the_job_has_the_row),
+        ("lender-lets-go-first", test_an_end_waits_until_what_a_worker_holds_is_registered_at_its_home),
+        ("release-overtakes-hold", test_a_ref_that_is_dropped_is_released_once_its_hold_is_registered),
+        ("release-covers-later-hold", test_a_ref_that_comes_back_before_its_release_has_left_is_not_released),
+        ("death-overtakes-hold", test_what_a_dead_node_held_is_released_once_all_others_have_taken_over_from_it),
+    ],
+)
+def test_a_variant_is_caught(variant: str, scripted: Callable[[Executor], None]) -> None:
+    with applied(variant), pytest.raises((AssertionError, ValueError)):
+        scripted(Executor())

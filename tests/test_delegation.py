@@ -33,6 +33,7 @@ from zfabric.protocol.options import NODE_ID, SPREAD, Strategy
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import Program, mix
 from zfabric.sim.scenarios import STEADY, call, call_on, get, task
+from zfabric.sim.variants import applied
 from zfabric.sim.world import World
 
 TOOL = CLIENT + b"\x03tool..."
@@ -817,3 +818,8 @@ def test_a_task_that_must_not_run_twice_fails_with_its_node(retries: int) -> Non
         kind, text, *_ = unpack_failure(payload)
         assert kind == "WorkerCrashedError"
         assert "max_retries=0 forbids another attempt" in text
+
+
+def test_children_that_run_on_after_their_parents_attempt_are_found() -> None:
+    with applied("void-children-run-on"), pytest.raises(AssertionError):
+        test_children_of_an_attempt_that_died_elsewhere_are_stopped()

@@ -18,6 +18,7 @@ from zfabric.sim.network import Faults
 from zfabric.sim.node import node_identifier
 from zfabric.sim.programs import PLAIN, VOID, Program, mix
 from zfabric.sim.scenarios import STEADY, call, get, task
+from zfabric.sim.variants import applied
 from zfabric.sim.world import World
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -281,3 +282,16 @@ def test_a_child_that_must_not_run_twice_fails_with_the_node_where_it_may_have_b
         kills={2: 1.0},
     )
     assert set(run.begun().values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("variant", "scripted"),
+    [
+        ("rows-not-entrusted", test_a_child_of_a_task_that_ran_on_a_dead_node_is_made_again),
+        ("values-that-exist-made-again", test_a_large_value_on_a_third_node_is_adopted),
+        ("attempts-that-run-begin-again", test_an_attempt_on_a_third_node_goes_on),
+    ],
+)
+def test_a_variant_is_caught(variant: str, scripted: Callable[[], None]) -> None:
+    with applied(variant), pytest.raises(AssertionError):
+        scripted()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
@@ -9,6 +11,7 @@ from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, WORKER, call_value, control_of, first_attempt, object_id, remote_caller
+from zfabric.sim.variants import applied
 
 FAR = JOB + b"parent F" + bytes(4)
 """An actor whose home is node A."""
@@ -302,3 +305,15 @@ def test_names_of_a_dead_node_are_free_and_those_of_the_heads_own_actors_are_not
     assert node.told(SELF) == [m.NameClaimed(ACTOR_ID, ACTOR_ID)]
     node.hear(HOME_C, m.ClaimName(FAR, "", "it"))
     assert node.told(HOME_C) == [m.NameClaimed(FAR, ACTOR_ID)]
+
+
+@pytest.mark.parametrize(
+    ("variant", "scripted"),
+    [
+        ("relayed-outcomes-released-early", test_a_call_of_another_node_reaches_the_actor_and_its_outcome_returns),
+        ("relayed-arguments-not-pinned", test_what_a_call_names_is_let_go_with_its_outcome_or_with_the_actors_life),
+    ],
+)
+def test_a_variant_is_caught(variant: str, scripted: Callable[[Nodes], None]) -> None:
+    with applied(variant), pytest.raises((AssertionError, LookupError, ValueError)):
+        scripted(Nodes())

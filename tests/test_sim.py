@@ -8,17 +8,12 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import pytest
-import test_borrowing
-import test_delegation
-import test_failover
-import test_relays
-from nodes_alone import Executor
 
 from zfabric.config import FRAME_BYTES_MIN
 from zfabric.protocol import messages as m
@@ -278,35 +273,6 @@ def test_a_broken_variant_is_caught(name: str) -> None:
             "nodes": 3 if name in WITH_NODES | WITH_GROUPS else 1,
         }
         assert any(command.run_seed(seed, **kinds).failure for seed in order), f"no seed notices {name}"
-
-
-FOUND_BY: dict[str, Callable[[], None]] = {
-    "rows-not-entrusted": test_failover.test_a_child_of_a_task_that_ran_on_a_dead_node_is_made_again,
-    "acknowledged-before-entrusted": lambda: test_borrowing.test_a_hold_is_acknowledged_once_the_home_of_the_job_has_the_row(Executor()),
-    "values-that-exist-made-again": test_failover.test_a_large_value_on_a_third_node_is_adopted,
-    "attempts-that-run-begin-again": test_failover.test_an_attempt_on_a_third_node_goes_on,
-    "lender-lets-go-first": lambda: test_borrowing.test_an_end_waits_until_what_a_worker_holds_is_registered_at_its_home(Executor()),
-    "release-overtakes-hold": lambda: test_borrowing.test_a_ref_that_is_dropped_is_released_once_its_hold_is_registered(Executor()),
-    "release-covers-later-hold": lambda: test_borrowing.test_a_ref_that_comes_back_before_its_release_has_left_is_not_released(Executor()),
-    "death-overtakes-hold": lambda: test_borrowing.test_what_a_dead_node_held_is_released_once_all_others_have_taken_over_from_it(
-        Executor()
-    ),
-    "void-children-run-on": test_delegation.test_children_of_an_attempt_that_died_elsewhere_are_stopped,
-    "relayed-outcomes-released-early": lambda: test_relays.test_a_call_of_another_node_reaches_the_actor_and_its_outcome_returns(
-        test_relays.Nodes()
-    ),
-    "relayed-arguments-not-pinned": lambda: test_relays.test_what_a_call_names_is_let_go_with_its_outcome_or_with_the_actors_life(
-        test_relays.Nodes()
-    ),
-}
-"""The tests that fail with the variants which chance rarely finds."""
-
-
-@pytest.mark.parametrize("name", SCRIPTED)
-def test_a_broken_variant_is_caught_by_a_scripted_order_of_events(name: str) -> None:
-    FOUND_BY[name]()
-    with applied(name), pytest.raises((AssertionError, KeyError, ValueError)):
-        FOUND_BY[name]()
 
 
 def test_a_failing_world_is_shrunk_to_one_that_fails_alike_with_fewer_faults_and_statements() -> None:
