@@ -22,11 +22,17 @@ PATIENCE = 60
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[list[str]]:
-    """A cluster of two nodes; the ids of this program's and of the other."""
-    with zf.LocalCluster(nodes=2, cpus_per_node=2) as cluster, zf.init(cluster.address):
-        here = zf.get_runtime_context().get_node_id()
-        yield [here, *(node["NodeID"] for node in zf.nodes() if node["NodeID"] != here)]
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """A cluster of two nodes; the ids of this program's and of the other. The program has packages in a place of its own."""
+    installed = tmp_path_factory.mktemp("driver") / "site-packages"
+    installed.mkdir()
+    (installed / "a_package_of_the_driver.py").write_text("VERSION = 'of the driver'\n")
+    with zf.LocalCluster(nodes=2, cpus_per_node=2) as cluster:
+        sys.path.insert(0, str(installed))
+        with zf.init(cluster.address):
+            here = zf.get_runtime_context().get_node_id()
+            yield [here, *(node["NodeID"] for node in zf.nodes() if node["NodeID"] != here)]
+        sys.path.remove(str(installed))
 
 
 def at(node: str) -> NodeAffinitySchedulingStrategy:
@@ -149,16 +155,17 @@ def test_packages_are_installed_on_each_node_and_win(nodes: list[str], tmp_path:
     """Here "tqdm" stands for a package of the node that is wanted in another version."""
     place = wheel(tmp_path / "wheels", "a_package_of_a_wheel", "1.5", requires="tqdm==0.0.1")
     wheel(tmp_path / "wheels", "tqdm", "0.0.1")
-    env = {"pip": from_wheels(place, "a_package_of_a_wheel"), "working_dir": str(project(tmp_path))}
+    wheel(tmp_path / "wheels", "a_package_of_the_driver", "2.0")
+    env = {"pip": from_wheels(place, "a_package_of_a_wheel", "a_package_of_the_driver"), "working_dir": str(project(tmp_path))}
     task = zf.remote(version_of).options(runtime_env=env)
     for node in nodes:
-        found = zf.get(
-            [task.options(scheduling_strategy=at(node)).remote(name) for name in ("a_package_of_a_wheel", "tqdm")], timeout=PATIENCE
-        )
-        assert [(where, version) for where, _, version, _ in found] == [(node, "1.5"), (node, "0.0.1")]
+        there = task.options(scheduling_strategy=at(node))
+        names = ("a_package_of_a_wheel", "tqdm", "a_package_of_the_driver")
+        found = zf.get([there.remote(name) for name in names], timeout=PATIENCE)
+        assert [(where, version) for where, _, version, _ in found] == [(node, "1.5"), (node, "0.0.1"), (node, "2.0")]
         assert len({python for _, python, _, _ in found}) == 1
-    plain = zf.remote(version_of).remote("tqdm")
-    assert zf.get(plain, timeout=PATIENCE)[2] != "0.0.1"
+    plain = zf.get([zf.remote(version_of).remote(name) for name in names[1:]], timeout=PATIENCE)
+    assert (plain[0][2] == "0.0.1", plain[1][2]) == (False, "of the driver")
     assert zf.get(zf.remote(look).options(runtime_env=env).remote(), timeout=PATIENCE)[3] == 42
 
     def child() -> Any:
@@ -179,8 +186,10 @@ def test_what_cannot_be_installed_fails_with_the_last_lines_of_pip_and_once(node
     assert len(set(errors)) == 1
     assert "on node" in errors[0]
     assert "No matching distribution found for another_package_of_a_wheel==2.0" in errors[0]
+    with pytest.raises(zf.RuntimeEnvSetupError, match="No matching distribution"):
+        zf.get(task.options(scheduling_strategy=at(nodes[1])).remote("x"), timeout=PATIENCE)
     logs = Path(session_of(nodes[1]), "environments").glob("pip-*/pip.log")
-    assert sum(log.read_text().count("No matching distribution") for log in logs) == 1
+    assert sum(log.read_text().count("No matching distribution") for log in logs) == 1, "nobody tries again at once"
 
 
 def session_of(node: str) -> str:
@@ -259,10 +268,12 @@ def test_an_actor_and_a_job_have_their_packages(nodes: list[str], tmp_path: Path
     lines = ["--no-index", f"--find-links {place}", "a_package_of_a_job"]
     assert zf.get(Actor.options(runtime_env=env).remote().see.remote(), timeout=PATIENCE) == ("3.0", "red", lines)
     client = JobSubmissionClient()
-    inner = "import zfabric as zf; print(zf.get(zf.remote(lambda: __import__('a_package_of_a_job').VERSION).remote()))"
+    inner = "import sys, zfabric as zf; f = lambda: (__import__('a_package_of_a_job').VERSION, sys.prefix); "
+    inner += "print(*zf.get(zf.remote(f).remote()))"
     job = client.submit_job(entrypoint=f'python -c "{inner}"', runtime_env=env)
     assert client.wait_for_job(job, PATIENCE) == JobStatus.SUCCEEDED, client.get_job_logs(job)
-    assert "3.0" in client.get_job_logs(job).splitlines()
+    version, prefix = client.get_job_logs(job).splitlines()[-1].split()
+    assert (version, "/environments/pip-" in prefix) == ("3.0", True)
     client.delete_job(job)
 
 

@@ -16,7 +16,7 @@ from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Dem
 from zfabric.runtime import worker_process
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.hosting import Host
-from zfabric.runtime.installed_packages import put_on_path
+from zfabric.runtime.installed_packages import is_site
 from zfabric.runtime.sent_packages import SentPackages
 
 Loaded = tuple[Callable[..., Any], Callable[[BaseException], bool]]
@@ -88,9 +88,12 @@ class LoadedFunctions:
         if paths != self._client.paths:
             self._client.paths = paths
             first = len(self._packages.paths)  # What the task's own environment has comes first.
-            sys.path[first:first] = [path for path in paths if path not in sys.path]
+            added = [path for path in paths if path not in sys.path]
             if worker_process.site:
-                sys.path[:] = put_on_path(worker_process.site, sys.path)
+                behind = sys.path.index(worker_process.site) + 1
+                sys.path[behind:behind] = [path for path in added if is_site(path)]
+                added = [path for path in added if not is_site(path)]
+            sys.path[first:first] = added
 
     def _go_to(self, directory: str, task: Row) -> None:
         """Change to the directory of the job's program, if it exists here and the task's environment names no other."""

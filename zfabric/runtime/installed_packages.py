@@ -23,7 +23,7 @@ from zfabric.config import Config
 from zfabric.exceptions import RuntimeEnvSetupError
 from zfabric.runtime.logs import tail
 
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 10.0
 """For how long after a failure nobody tries again."""
 SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
