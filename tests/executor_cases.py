@@ -30,7 +30,7 @@ OTHERS = {
     "test_idle_process_reuse_multiple": "the same",
     "test_shutdown_deadlock_pickle": "it looks at the pool's own thread",
     "test_ressources_gced_in_workers": "a multiprocessing.Manager admits only children of the program, unless workers set its key",
-    "test_max_tasks_per_child": "an option of ProcessPoolExecutor; zf.remote has max_calls",
+    "test_max_tasks_per_child": "an option of ProcessPoolExecutor that zf.Executor does not have",
     "test_max_tasks_per_child_defaults_to_spawn_context": "the same",
     "test_max_tasks_early_shutdown": "the same",
     "test_max_workers_too_large": "for Windows",

@@ -7,6 +7,7 @@ import dataclasses
 import fnmatch
 import functools
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -395,6 +396,22 @@ def test_a_value_that_exits_ends_no_process():
         s.deserialize(data)
     with pytest.raises(SerializationError, match="cannot unpickle a value: SystemExit: unpickle"):
         s.deserialize_all([data])
+
+
+def refuse():
+    raise multiprocessing.AuthenticationError("digest sent was rejected")
+
+
+class OfAManager:
+    def __reduce__(self):
+        return refuse, ()
+
+
+def test_errors_advise_on_what_only_children_of_a_program_share():
+    with pytest.raises(SerializationError, match=r"_semlock -> .*through inheritance\); tasks share zfabric\.util\.queue\.Queue, an actor"):
+        s.serialize(multiprocessing.Lock())
+    with pytest.raises(SerializationError, match=r"rejected; a multiprocessing\.Manager admits only children .* let an actor have"):
+        s.deserialize(s.serialize(OfAManager()).to_bytes())
 
 
 def test_the_search_for_the_path_is_bounded():

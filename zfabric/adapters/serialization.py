@@ -320,7 +320,10 @@ def _cannot_pickle(value: Any, where: str, error: BaseException) -> Serializatio
     from zfabric.adapters.unpicklable import blame  # Only errors need it.
 
     path = blame(value, where)
-    return SerializationError(f"cannot pickle {path} ({type(error).__name__}: {error})", path=path)
+    advice = ""
+    if "through inheritance" in str(error):  # So multiprocessing says of its locks, queues and values.
+        advice = "; tasks share zfabric.util.queue.Queue, an actor, or arrays by zf.put"
+    return SerializationError(f"cannot pickle {path} ({type(error).__name__}: {error}){advice}", path=path)
 
 
 def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = None, copy: bool = False) -> Any:
@@ -437,7 +440,9 @@ def _cannot_unpickle(error: BaseException) -> SerializationError:
 
 
 def _advice(error: BaseException) -> str:
-    """Return advice for a value or a function whose module this process cannot import."""
+    """Return advice for a value or a function whose module this process cannot import, and for what only children of a program share."""
+    if type(error).__module__.startswith("multiprocessing") and type(error).__name__ == "AuthenticationError":
+        return "; a multiprocessing.Manager admits only children of its program: let an actor have what tasks share"
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     module = error.name.partition(".")[0]
