@@ -164,3 +164,8 @@ def test_an_actor_that_is_found_is_not_looked_for_on_a_silent_node(node: Asked) 
     node.scheduler.tick(node.now)
     node.turn()
     assert node.take(m.Notice) == []
+
+
+def test_a_node_that_looks_for_no_text_is_answered_with_the_reason(node: Asked) -> None:
+    node.send(LOCAL_SCHEDULER + OTHER, m.Query(5, "find", (0.0,)))
+    assert [(answer.token, answer.error) for answer in node.answers()] == [(5, "find: it takes a text, not 0.0")]

@@ -429,6 +429,8 @@ class Reports:
 
     def _find(self, now: float, text: str) -> list[dict[str, str]]:
         """Things that ``text`` may name: by id in hex or its beginning, short form of an id, actor's name, or worker's pid."""
+        if type(text) is not str:
+            raise TypeError(f"it takes a text, not {text!r}")
         tables = self.tables
         found = []
         matches = matcher(text)
