@@ -1009,6 +1009,16 @@ def test_a_lost_value_at_the_end_of_a_long_chain_is_rebuilt(node: Node) -> None:
     assert node.results()[last] == (m.OK, (b"value",))
 
 
+def test_a_lost_value_that_is_made_of_itself_fails(node: Node) -> None:
+    """Rows of other nodes may say so. It was looked for without end."""
+    node.workers()
+    chain(node, 0)
+    first, last = (node.scheduler.tables.tasks[task_id(number)] for number in range(2))
+    first.row = (*first.row[:3], (ref(1),), *first.row[4:])
+    first.value, last.value = None, None
+    assert "needs a value that is made of it" in node.scheduler.rebuilding.rebuild(last, "it is lost")
+
+
 # --- what is remembered of what has gone --------------------------------------------------------------------------------------------
 
 

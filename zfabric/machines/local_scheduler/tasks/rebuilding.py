@@ -41,6 +41,7 @@ class Rebuilding:
         Uses a list and no recursion, since chains are long.
         """
         agenda = [record]
+        begun: set[TaskRecord] = set()  # Their lost inputs are on the agenda above them.
         while agenda:
             wanted = agenda[-1]
             task = wanted.task
@@ -68,6 +69,9 @@ class Rebuilding:
                 inputs.append(needed)
             missing = [needed for needed in inputs if _is_lost(needed) and (needed.task is None or needed.task.state == DONE)]
             if missing:
+                begun.add(task)
+                if any(needed.task in begun for needed in missing):  # Another node has sent such rows: this one accepts none.
+                    return f"{reason}, and the task that makes it needs a value that is made of it"
                 agenda.extend(reversed(missing))
             else:
                 agenda.pop()
