@@ -22,6 +22,8 @@ from zfabric.util.local_cluster import LocalNode
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LEASE = 2.0
+LARGE = int(os.environ.get("LARGE_MIB", "0"))
+"""A size to be tested, too, in MiB: ``scripts/nightly`` has 1,024."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -105,7 +107,7 @@ def stopped_in_the_middle(ref: Any, reader: LocalNode, source: LocalNode) -> Get
     return getting
 
 
-@pytest.mark.parametrize("size", [200, 540])
+@pytest.mark.parametrize("size", [100, *([LARGE] if LARGE else [])])
 def test_every_byte_arrives_in_both_directions(size: int) -> None:
     with cluster(2, size + 32) as made:
         here, there = made.nodes

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,36 @@ def test_a_large_value_arrives_whole_whatever_happens_on_its_way(relayed: Relaye
     wanted = expected(1, size)
     assert zf.get(waiting, timeout=60) == int(wanted[0])
     assert np.array_equal(zf.get(ref, timeout=60), wanted)
+
+
+LARGE = int(os.environ.get("LARGE_MIB", "256"))
+"""MiB of a value whose way is cut: ``scripts/nightly`` has 1,024."""
+
+
+def digest(value: Any) -> str:
+    return hashlib.blake2b(memoryview(value).cast("B")).hexdigest()
+
+
+def test_a_link_that_is_cut_in_the_middle_of_a_very_large_value_goes_on_where_it_was() -> None:
+    options: dict[str, Any] = {"object_store_memory": (LARGE + 32) * MiB, "config": {"node_lease": LEASE}}
+    with Relay() as relay, RelayedCluster(relay, nodes=2, cpus_per_node=1, **options) as cluster, zf.init(cluster.address):
+        head, source = cluster.nodes
+        ref = large.options(scheduling_strategy=on(source)).remote(1, LARGE * MiB)
+        expected = zf.get(zf.remote(digest).options(scheduling_strategy=on(source)).remote(ref), timeout=300)
+        passed = f"{source.name}>{head.name} transfer"
+        before = relay("passed").get(passed, 0)
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(lambda: digest(zf.get(ref, timeout=300)))
+            eventually(lambda: relay("passed").get(passed, 0) - before > LARGE * MiB / 4, "a quarter of it has come")
+            relay.cut(source.name, head.name, "transfer")
+            at_cut = relay("passed")[passed] - before
+            assert at_cut < LARGE * MiB, "it is in the middle"
+            time.sleep(0.5)  # as long as the cut is to last
+            assert relay.reset(source.name, head.name), "what was on its way is lost"
+            relay.heal()
+            assert found.result() == expected
+        again = relay("passed")[passed] - before - LARGE * MiB
+        assert again < LARGE * MiB / 4, "what had come is not sent again"
 
 
 DRIVER = """
