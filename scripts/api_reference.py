@@ -55,6 +55,7 @@ SECTIONS = {
         "TimeoutError",
     ),
     "zfabric.util.metrics": ("zfabric.util.metrics", "Counter", "Gauge", "Histogram"),
+    "zfabric.util.tracing": ("zfabric.util.tracing", "enable", "disable", "is_enabled"),
     "zfabric.util.dask": ("zfabric.util.dask", "get", "persist", "enable_dask_on_zfabric", "disable_dask_on_zfabric", "ray_dask_get"),
     "zfabric.util.joblib": ("zfabric.util.joblib", "register", "ZfabricBackend", "register_ray"),
     "Placement groups": (

@@ -25,6 +25,7 @@
 ``readonly``            classes only, with ``checkpoint_every``: names of methods that change nothing, and are not logged
 ``ask``                 True: request the outcome of a call that may have run; it runs again only if it is ``readonly`` (call rows only)
 ``farewell``            classes only: True if their instances have something to do at a clean end (``__exit__``, ``__del__``, …)
+``wrapper``             what runs a function in its place: a module, the name of a function there, and texts for it (``util.tracing``)
 ``contains``            refs inside the arguments or the function, and packages: pinned until the task is done; of functions: refs inside
 ======================  =========================================================================================================
 """
@@ -100,6 +101,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "inline": (bool,),
     "deterministic": (bool,),
     "contains": (tuple,),
+    "wrapper": (tuple,),
     "parent": (bytes,),
     "paths": (tuple,),
     "directory": (str,),

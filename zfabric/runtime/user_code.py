@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
@@ -65,14 +66,29 @@ class UserCode:
         retryable: Callable[[BaseException], bool] = never
         if type(item) is Invocation:
             function = self._host.method(item)
-            if item.options is not None and (kinds := option(item.options, "retry_on")):
-                again = _Again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
-                function = again.call if option(item.options, "stream") is None else again.stream
+            if item.options is not None:
+                if kinds := option(item.options, "retry_on"):
+                    again = _Again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
+                    function = again.call if option(item.options, "stream") is None else again.stream
+                function = self._wrapped(item, function, item.options)
+        elif len(row) == 4:
+            function, retryable = self._load(row)
         else:
             function, retryable = self._load(row)
+            if row[1] not in self._functions.classes:
+                function = self._wrapped(item, function, row[4])
         if row[2] or item.values:
             return function, retryable, *serialization.load_arguments(row[2], self._values(item))
         return function, retryable, (), {}
+
+    def _wrapped(self, item: Item | Invocation, function: Callable[..., Any], options: tuple[Row, ...]) -> Callable[..., Any]:
+        """Return what is to run in the place of a function, if its caller has named it."""
+        named = option(options, "wrapper")
+        if named is None:
+            return function
+        module, name, *texts = named
+        made: Callable[..., Any] = getattr(importlib.import_module(module), name)(function, self._facts(item), *texts)
+        return made
 
     def _arguments(self, item: Item | Invocation) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return serialization.load_arguments(item.row[2], self._values(item))

@@ -48,6 +48,7 @@ _MODULES = (
     "queue",
     "scheduling_strategies",
     "state",
+    "tracing",
 )
 
 
