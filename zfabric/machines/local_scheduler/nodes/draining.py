@@ -50,7 +50,7 @@ class Draining:
         jobs = [job for job in tables.jobs.values() if not job.home and not job.ended]
         if jobs and not force and not tables.draining:
             drivers = ", ".join(f"pid {job.driver.pid}" if job.driver is not None else "detached actors" for job in jobs)
-            raise ValueError(f"{len(jobs)} programs run there, and would end with it: {drivers}; --force drains it all the same")
+            raise ValueError(f"programs run there, and would end with it ({len(jobs)}: {drivers}); --force drains it all the same")
         tables.draining = True
         if at_once:
             self._end()
