@@ -226,7 +226,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "RetireActor": st.builds(m.RetireActor, pool.tasks, pool.attempts, st.booleans()),
         "ActorExiting": st.builds(m.ActorExiting, pool.tasks),
         "LifeEnded": st.builds(
-            m.LifeEnded, pool.tasks, pool.attempts, st.just(b"") | pool.tasks, texts, texts, st.tuples(*(st.integers(0, 9),) * 4)
+            m.LifeEnded, pool.tasks, pool.attempts, st.just(b"") | pool.tasks, texts, texts, st.tuples(*(st.integers(0, 9),) * 4), texts
         ),
         "CallsEnded": st.builds(m.CallsEnded, numbers, many(call_ends, 3), homes),
         "EndJob": st.builds(m.EndJob, pool.jobs),

@@ -358,15 +358,21 @@ def test_of_actors_with_one_name_made_on_two_nodes_at_once_one_is_made(cluster: 
 def test_no_call_is_lost_or_run_twice_when_a_daemon_on_its_way_is_killed(of_caller: bool) -> None:
     config = {"node_lease": LEASE}
     with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own, zf.init(own.address):
-        counter = made_there(own)
-        zf.get(counter.add.remote(), timeout=WITHIN)
-        refs = [counter.pause.remote() for _ in range(40)]
-        zf.get(refs[5], timeout=WITHIN)
+        counter, guest = made_there(own), Counter.options(name="guest", **on(own, 1)).remote()
+        zf.get([counter.add.remote(), guest.add.remote(11)], timeout=WITHIN)
+        refs, others = ([each.pause.remote() for _ in range(40)] for each in (counter, guest))
+        zf.get([refs[5], others[5]], timeout=WITHIN)
         node = own.nodes[0 if of_caller else 1]
         (daemon,) = [pid for pid in descendants(node.pid) if name_of(pid) == "zf-daemon"]
         os.kill(daemon, signal.SIGKILL)
         refs += [counter.pause.remote() for _ in range(10)]
+        others += [guest.pause.remote() for _ in range(10)]
         assert zf.get(refs, timeout=WITHIN) == list(range(12, 62))
+        assert zf.get(others, timeout=WITHIN) == list(range(12, 62)), "its home has one daemon, the node on which it lives another"
+        pid = zf.get(guest.pid.remote(), timeout=WITHIN)
+        assert zf.get_actor("guest") == guest
+        zf.kill(guest)
+        eventually(lambda: gone(pid), "its home ends it")
 
 
 def test_the_death_of_an_actors_node_is_that_of_the_actor_and_its_callers_are_told() -> None:

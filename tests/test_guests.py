@@ -52,7 +52,7 @@ def home() -> Home:
 
 
 def ended(home: Home, attempt: int, executing: bytes = b"") -> None:
-    home.hear(HOME_A, m.LifeEnded(ACTOR_ID, attempt, executing, "its process ended with signal 9", "last words", (77, 9, 0, 0)))
+    home.hear(HOME_A, m.LifeEnded(ACTOR_ID, attempt, executing, "its process ended with signal 9", "last words", (77, 9, 0, 0), ""))
 
 
 def test_an_actor_is_made_by_a_delegated_task_and_its_callers_see_their_own_daemon_in_its_place(home: Home) -> None:

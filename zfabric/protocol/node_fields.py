@@ -359,7 +359,7 @@ def _exiting(name: str, fields: tuple[Any, ...]) -> None:
 
 
 def _life_ended(name: str, fields: tuple[Any, ...]) -> None:
-    actor_id, attempt, executing, _, _, facts = fields
+    actor_id, attempt, executing, _, _, facts, _ = fields
     check_ids(name, (actor_id, executing) if executing else (actor_id,), TASK_BYTES)
     _attempts(name, attempt)
     if tuple(map(type, facts)) != (int, int, int, int):

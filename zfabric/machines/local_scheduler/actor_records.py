@@ -23,6 +23,7 @@ class ActorRecord:
         "name",
         "namespace",
         "retire_at",
+        "returning",
         "state",
         "task",
         "unreferenced",
@@ -50,6 +51,8 @@ class ActorRecord:
         self.unreferenced = False
         """Whether its last handle was dropped."""
         self.retire_at: float | None = None
+        self.returning = False
+        """Whether it may live on another node, as far as this restarted scheduler knows: its callers are told nothing meanwhile."""
         self.watchers: set[bytes] = set()
         """Processes that call it and are notified of its location."""
 
@@ -95,12 +98,17 @@ class ActorRecord:
         return self.task.function.name
 
 
-class GuestRecord(NamedTuple):
+class GuestRecord:
     """A life on this node of an actor whose home is another one, as long as its process exists."""
 
-    task: TaskRecord
-    """The attempt that has made it. Its home is the submitter."""
-    worker: WorkerRecord
+    __slots__ = ("ending", "task", "worker")
+
+    def __init__(self, task: TaskRecord, worker: WorkerRecord) -> None:
+        self.task = task
+        """The attempt that has made it. Its home is the submitter."""
+        self.worker = worker
+        self.ending = ""
+        """Why this node ends it for good; empty if it does not."""
 
     @property
     def id(self) -> bytes:

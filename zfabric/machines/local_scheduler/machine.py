@@ -87,6 +87,7 @@ from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import (
     ActorLifeEnded,
     ActorNameFreed,
+    ActorReturned,
     ActorTaskEnded,
     ActorUnreferenced,
     ActorUnwanted,
@@ -366,6 +367,7 @@ class LocalScheduler:
             DetachedActorDied: self.detached.on_died,
             ActorLifeEnded: self.remote_callers.on_life_ended,
             ActorNameFreed: self.names.on_freed,
+            ActorReturned: self.names.on_returned,
             CallerExited: self.remote_actors.on_caller_exited,
             CallerNotified: self.remote_actors.on_caller_notified,
             GuestTaskEnded: self.guests.on_task_ended,

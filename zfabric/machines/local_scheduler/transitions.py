@@ -63,6 +63,12 @@ class ActorLifeEnded(NamedTuple):
     actor_id: bytes
 
 
+class ActorReturned(NamedTuple):
+    """Another node has reported to this restarted scheduler that an actor lives there."""
+
+    actor_id: bytes
+
+
 class GuestTaskEnded(NamedTuple):
     """An attempt of this node to make an actor of another one has ended. ``worker`` lives, if it is not None."""
 
@@ -167,6 +173,7 @@ Transition = (
     | ActorUnreferenced
     | DetachedActorDied
     | ActorLifeEnded
+    | ActorReturned
     | GuestTaskEnded
     | GuestDied
     | ActorNameFreed

@@ -50,7 +50,8 @@ class LifeEnded(NamedTuple):
     """local scheduler of the node where an actor lived -> home of the actor. Its process is dead: the home decides whether it lives again.
 
     ``executing`` is the call that was running, empty if none or not known. ``facts`` are pid, signal, exit code and peak memory of the
-    process. If this is lost with a daemon, ``RunningDelegated`` has the actor no more.
+    process. ``ending`` says why it is not to be made again, if that is so. If this is lost with a daemon, the actor is not in the next
+    ``RunningDelegated``.
     """
 
     actor_id: bytes
@@ -59,6 +60,7 @@ class LifeEnded(NamedTuple):
     cause: str
     stderr: str
     facts: Row
+    ending: str
 
 
 class RepeatCalls(NamedTuple):

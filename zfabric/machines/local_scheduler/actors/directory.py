@@ -31,6 +31,7 @@ from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import (
     ActorLifeEnded,
     ActorNameFreed,
+    ActorReturned,
     ActorTaskEnded,
     ActorUnreferenced,
     ActorUnwanted,
@@ -157,6 +158,7 @@ class ActorDirectory:
         record = self.records.get(task.id)
         if record is None or record.state != CREATING:
             return
+        record.returning = False
         if status == OK:
             task.facts().made()
             self._set_worker(record, worker)
@@ -222,6 +224,7 @@ class ActorDirectory:
         if self.tables.nodes:
             self.tables.transitions.append(ActorLifeEnded(record.id))
         record.state = DEAD
+        record.returning = False
         record.failure = failure
         if record.worker is not None and record.worker.remote:
             record.worker.actors.pop(record.id, None)
@@ -264,6 +267,8 @@ class ActorDirectory:
                 self._notify(record, (process.incarnation,))
 
     def _notify(self, record: ActorRecord, incarnations: Any) -> None:
+        if record.returning:
+            return
         worker = record.worker if record.state == ALIVE else None
         process = worker.process if worker is not None else None
         where = process.incarnation if process is not None else b""
@@ -421,6 +426,7 @@ class ActorDirectory:
             return
         pid, signal, exit_code, peak = message.facts
         facts = (("pid", pid), ("signal", signal), ("exit_code", exit_code), ("peak", peak), ("node", source[1:].hex()))
+        record.killed = record.killed or message.ending
         self._lost_elsewhere(record, message.executing, message.cause, message.stderr, facts)
 
     def node_lost(self, node: WorkerRecord, actor_ids: Iterable[bytes], cause: str) -> None:
@@ -428,6 +434,18 @@ class ActorDirectory:
         for actor_id in list(actor_ids):
             record = self.records.get(actor_id)
             if record is not None and record.worker is node:
+                self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),))
+
+    def returning_lost(self, node: WorkerRecord, tasks: Iterable[TaskRecord], cause: str) -> None:
+        """Take actors for dead that were to return from another node: they may have lived there."""
+        for task in tasks:
+            record = self.records.get(task.id)
+            if record is not None and record.returning and node.inflight.pop(task.id, None) is not None:
+                task.finish()
+                task.status = OK
+                self.tables.inline.replace(task, b"actor")
+                self.references.unpin(named_by(task))
+                record.returning = False
                 self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),))
 
     def _lost_elsewhere(self, record: ActorRecord, executing: bytes, cause: str, stderr: str, facts: Facts) -> None:
@@ -536,6 +554,30 @@ class ActorDirectory:
             else:
                 record.lives_on = record.shared  # Perhaps: a link to a dead process does less harm than a broken one to a living process.
                 self._lost(record, "its process ended before the node's daemon was restarted, or meanwhile", "", ())
+
+    def may_return(self, task: TaskRecord) -> None:
+        """Expect that another node may report an actor to this restarted scheduler: until then its callers are told nothing."""
+        self.records[task.id].returning = True
+
+    def return_to(self, node: WorkerRecord, task: TaskRecord, attempt: int) -> None:
+        """Restore an actor that lives on another node, which reports once more that it is made."""
+        self.references.revive(task)
+        self.references.pin(named_by(task))
+        self.forget_value(task)
+        task.status = PENDING
+        task.attempt = attempt
+        task.assign(node)
+        node.inflight[task.id] = task
+        self.enter_again(task).returning = True
+        self.tables.transitions.append(ActorReturned(task.id))
+
+    def has_returned(self) -> None:
+        """All nodes have reported: actors that none of them has are made again, or dead."""
+        for record in self.records.values():
+            worker = record.task.worker
+            if record.returning and (worker is None or not worker.remote):
+                record.returning = False
+                self._notify(record, record.watchers)
 
     def tick(self, now: float) -> None:
         """End actors that take too long to retire."""

@@ -13,7 +13,7 @@ from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.records import WAITING, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
-from zfabric.machines.local_scheduler.transitions import ActorNameFreed
+from zfabric.machines.local_scheduler.transitions import ActorNameFreed, ActorReturned
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
 
@@ -77,6 +77,12 @@ class ActorNames:
         if self.tables.nodes:
             self.tables.send_to_node(self.tables.head, m.FreeName(*freed))
 
+    def on_returned(self, returned: ActorReturned) -> None:
+        """Claim the name of an actor again that this restarted scheduler did not know when it repeated the others."""
+        record = self.tables.actors.get(returned.actor_id)
+        if record is not None and record.name and self.tables.head in self.tables.nodes:
+            self.tables.send_to_node(self.tables.head, m.ClaimName(record.id, record.namespace, record.name))
+
     def repeat(self, node: bytes) -> None:
         """Repeat all claims to the head, whose daemon is new, or this node's is."""
         if node == self.tables.head:
@@ -85,6 +91,9 @@ class ActorNames:
 
     def holds_back(self, source: Address, message: m.Query) -> bool:
         """Retain a question about a name that an actor here waits for. Return whether it is one."""
+        if message.what == "actor" and self.tables.unsettled is not None:  # An actor of this node may live on another one.
+            self._held.append((source, message))
+            return True
         if message.what != "actor" or not self._waiting:
             return False
         name, namespace = message.arguments if len(message.arguments) == 2 else ("", "")

@@ -164,6 +164,8 @@ class Bundles:
             self.outcomes.fail(task, "PlacementGroupRemovedError", f"{task.name}: {reason}", (("function", task.name),))
         for record in filter(None, map(self.actors.records.get, worker.actors)):
             record.killed = reason
+        for guest in filter(None, map(self.tables.guests.get, worker.actors)):
+            guest.ending = reason
         self.dispatcher.abandon(worker)
         self.workers.end(worker, reason)
 

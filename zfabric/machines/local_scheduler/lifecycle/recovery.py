@@ -18,6 +18,7 @@ from typing import Any
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.log_format import is_remake
 from zfabric.machines.common.naming import salt_of
+from zfabric.machines.local_scheduler.actor_records import GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.groups.directory import Groups
@@ -226,12 +227,14 @@ class Recovery:
         self._each(m.Yielded, lambda source, message: self._take_yielded(now, source, message))
         self._each(m.Completed, lambda source, message: step(now, source, message))
         self._restore_detached()
-        self.actors.find_lost()
+        if self.tables.unsettled is None:
+            self.actors.find_lost()
         for source, message in self._reports:
             if type(message) in _AFTERWARDS and source[1:] in self.tables.processes:
                 step(now, source, message)
         self._deliver()
-        self.logs.drop_lost()
+        if self.tables.unsettled is None:
+            self.logs.drop_lost()
         self.streams.recovered()
         if not self.tables.nodes:
             self._drop_rows()
@@ -247,6 +250,13 @@ class Recovery:
         for task in self.tables.tasks.values():
             if row_names(task.row) and not task.function.delegated:
                 self.references.retain_row(task)
+
+    def find_lost_actors(self) -> None:
+        """Restart the actors, or record their death, that neither a process of this node nor another node has reported."""
+        self.actors.has_returned()
+        self.actors.find_lost()
+        self.logs.drop_lost()
+        self.actors.retain_arguments()
 
     def _drop_rows(self) -> None:
         """Drop the rows of the control store that nothing needs."""
@@ -357,9 +367,24 @@ class Recovery:
                 self.workers.end(worker, "its job has ended")
                 return
             worker.job = process.job = job
-            if row[0] not in self.tables.actors and not self._adopt_actor(row, attempt, job, worker):
+            if node_of(attempt) != node_of(self.tables.first_attempt):
+                if not self._adopt_guest(row, attempt, job, worker):
+                    self.workers.end(worker, "it is an actor of a node that is dead")
+                    return
+            elif row[0] not in self.tables.actors and not self._adopt_actor(row, attempt, job, worker):
                 self.workers.end(worker, "nothing is known any more of the class of its actor")
                 return
+
+    def _adopt_guest(self, row: Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:
+        """Restore an actor of another node that lives here. Return False if its home is dead, or nothing is known of its class."""
+        task = self._adopt(row, attempt, job)
+        if task is None:
+            return False
+        del self.tables.tasks[task.id]
+        task.finish()
+        self.tables.guests[task.id] = GuestRecord(task, worker)
+        self.dispatcher.host(worker, task)
+        return True
 
     def _adopt_actor(self, row: Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:
         """Restore an actor that lives. Return False if its class is lost: with its exporter and two daemons."""
@@ -547,6 +572,8 @@ class Recovery:
             self.admission.set_terms(task, now)
             if task.function.actor is None or self.actors.submitted(task, task.function.queue.job):
                 (self.admission.resolve if self.tables.unsettled is None else self.admission.resolve_later)(task)
+                if task.function.actor is not None and self.tables.unsettled is not None:
+                    self.actors.may_return(task)
 
     def _stop_void(self, now: float) -> None:
         """Stop what voided attempts had submitted and nobody else refers to: the next attempts submit it anew."""
@@ -561,7 +588,8 @@ class Recovery:
         task.assign(worker)
         worker.inflight[task.id] = task
         if task.function.actor is not None:
-            self.actors.enter_again(task)
+            if not task.function.delegated:
+                self.actors.enter_again(task)
             self.dispatcher.host(worker, task)
         else:
             self._lease(task, worker)

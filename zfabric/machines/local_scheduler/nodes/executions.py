@@ -38,7 +38,7 @@ from zfabric.machines.local_scheduler.transitions import CallsEndReceived
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, Address, child_prefix, node_of, short, unpack_counter
-from zfabric.protocol.messages import FAILED, LOST, STAYS
+from zfabric.protocol.messages import FAILED, LOST, OK, STAYS
 from zfabric.protocol.options import in_bundle, option
 
 
@@ -138,9 +138,12 @@ class Executions:
         return tuple(found)
 
     def repeat_ends(self, home: NodeRecord) -> None:
-        """Send a home the ends again that it has not acknowledged."""
+        """Send a home the ends again that it has not acknowledged, and that actors are made which live here."""
         for message in home.unreceived:
             self.borrowing.send_behind(home.token, message)
+        for guest in self.tables.guests.values():
+            if guest.home == home.token:
+                self.tables.delegated_ends.append((guest.task, OK, (b"actor",), None, ()))
 
     def _job(self, about: m.Row, now: float) -> JobRecord | None:
         """The record of a job; None for one that has ended: its home has each node end it, so nobody waits for its tasks."""

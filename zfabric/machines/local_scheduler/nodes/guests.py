@@ -90,7 +90,8 @@ class Guests:
         executing = died.executing if died.executing != actor_id else b""
         cause, stderr, _ = how_it_died(worker, died)
         facts = (worker.pid, died.signal, died.exit_code, died.peak)
-        self.tables.behind_ends.append((guest.home, m.LifeEnded(actor_id, guest.task.attempt, executing, cause, stderr, facts)))
+        message = m.LifeEnded(actor_id, guest.task.attempt, executing, cause, stderr, facts, guest.ending)
+        self.tables.behind_ends.append((guest.home, message))
         self.tables.transitions.append(ActorLifeEnded(actor_id))
 
     # -- ends --

@@ -21,6 +21,7 @@ from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import (
+    DONE,
     NO_HOME,
     PENDING,
     WAITING,
@@ -151,6 +152,7 @@ class PeerRecovery:
                 self.take_retained(source[1:], message)
         self.streams.positions_known()
         self._adopt()
+        self.recovery.find_lost_actors()
         waiting, self.tables.unsettled = self.tables.unsettled or {}, None
         for task in waiting:
             if task.state == WAITING:
@@ -175,6 +177,9 @@ class PeerRecovery:
                 task.ready()
                 task.assign(node)
                 node.inflight[task_id] = task
+                self.tables.counts["adopted"] += 1
+            elif task is not None and task.function.actor is not None and task.state == DONE and task_id not in self.tables.actors:
+                self.recovery.actors.return_to(node, task, attempt)
                 self.tables.counts["adopted"] += 1
         for node in self.tables.nodes.values():
             self.stop_unwanted(node)

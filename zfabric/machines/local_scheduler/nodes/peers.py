@@ -197,8 +197,10 @@ class Peers:
         self.failover.node_died(node.token, survivors, ended, now)
         self.tables.write_log("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
         self.tables.counts["lost_with_nodes"] += len(node.inflight)
+        cause = "the node on which it lived is dead"
+        self.actors.returning_lost(node, list(node.inflight.values()), cause)
         self.outcomes.node_lost(node)
-        self.actors.node_lost(node, node.actors, "the node on which it lived is dead")
+        self.actors.node_lost(node, node.actors, cause)
         if node.process is not None:
             self.departures.release(node.process)
         self._end_orphans(node.token, now)

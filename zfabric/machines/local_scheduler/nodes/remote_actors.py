@@ -20,7 +20,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import CallerExited, CallerNotified
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, Address, call_value, daemons_of, short
+from zfabric.protocol.ids import CLIENT, FIRST_RETURN, JOB_BYTES, Address, call_value, daemons_of, short
 from zfabric.protocol.machine import Refusal
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED
 
@@ -43,13 +43,16 @@ class RemoteActors:
         the actor then has either a call or its outcome when that call comes again."""
         self._later: list[tuple[bytes, bytes]] = []
         """Requests for locations that wait until all nodes have registered with this restarted scheduler: (actor, process)."""
+        self._kills: list[tuple[Address, m.KillActor]] = []
+        """Requests to end actors that wait for that, too."""
 
     # -- where they are --
 
     def on_find_actors(self, now: float, source: Address, message: m.FindActors) -> None:
         """Notify a process of the locations of actors, wherever their homes are, now and whenever they change."""
         process = self.tables.processes.get(source[1:])
-        if not self.tables.node_table or process is None or process.incarnation in self.tables.nodes:
+        is_settled = self.tables.unsettled is None and not self.tables.recovering
+        if not self.tables.node_table or process is None or (process.incarnation in self.tables.nodes and is_settled):
             self.actors.on_find_actors(now, source, message)
             return
         here = tuple(each for each in message.actor_ids if each in self.tables.actors)
@@ -66,8 +69,13 @@ class RemoteActors:
         later, self._later = self._later, []
         for actor_id, incarnation in later:
             process = self.tables.processes.get(incarnation)
-            if process is not None:
+            if process is not None and (actor_id in self.tables.actors or incarnation in self.tables.nodes):
+                self.actors.on_find_actors(0.0, CLIENT + incarnation, m.FindActors((actor_id,)))
+            elif process is not None:
                 self._find(actor_id, process)
+        kills, self._kills = self._kills, []
+        for source, message in kills:
+            self.on_kill_actor(0.0, source, message)
 
     def repeat(self, node: bytes) -> None:
         """Repeat to a node what concerns actors there, since its daemon is new, or this one. Calls under way are lost."""
@@ -217,8 +225,11 @@ class RemoteActors:
             self.tables.send_to_node(place, message)
 
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
-        """Handle ``zf.kill``, at the actor's home."""
+        """Handle ``zf.kill``, at the actor's home. A restarted one may not know the actor yet."""
         record = self.records.get(message.actor_id)
+        if record is None and message.actor_id not in self.tables.actors and self.tables.unsettled is not None:
+            self._kills.append((source, message))
+            return
         if record is None or source[1:] in self.tables.nodes:
             self.actors.on_kill_actor(now, source, message)
             return

@@ -157,6 +157,9 @@ class Repeats:
 
     def node_ready(self, node: NodeRecord, now: float) -> None:
         """A node has repeated everything: what it has not repeated is over."""
+        cause = "its process ended before the daemon of its node was restarted, or meanwhile"
+        missing = [task for task in node.inflight.values() if node.reported.get(task.id) != task.attempt]
+        self.actors.returning_lost(node, missing, cause)
         for task in reversed(list(node.inflight.values())):
             attempt = node.reported.get(task.id)
             if task.state == DONE and attempt is None:
@@ -167,7 +170,7 @@ class Repeats:
                 self.tables.counts["lost_with_daemons"] += 1
                 self.outcomes.attempt_lost(task, node)
         ended = [each for each in node.actors if node.reported.get(each) != self.tables.actors[each].task.attempt]
-        self.actors.node_lost(node, ended, "its process ended before the daemon of its node was restarted, or meanwhile")
+        self.actors.node_lost(node, ended, cause)
         for record in self.tables.values():
             if not record.home and record.object_id not in node.repeated and node.token in holders_of(record):
                 drop_holder(record, node.token)
