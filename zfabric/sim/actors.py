@@ -52,6 +52,8 @@ class ActorAuthor(Author):
         super().__init__(seed, faults, cpus, large)
         self.logging = random.Random(f"{seed}/logging")
         """Decides which actors are logged. A generator of its own leaves all other choices of a seed as they are."""
+        self.logs = 0.6
+        """Share of the actors that are logged."""
         self.left = self.random.choice((4, 8, 16))
         self.actors_left = self.random.choice((1, 2, 3, 5))
         self.calls_left = self.random.choice((3, 8, 20, 40))
@@ -121,7 +123,7 @@ class ActorAuthor(Author):
         mortal = rng.random() < (0.5 if self.sharing else 0.3)
         restarts, retries = rng.choice(((0, 0), (1, 0), (1, 1), (-1, -1), (-1, -1), (-1, 0)))
         kind = LIGHT if self.sharing and self.light.random() < 0.7 else ACTOR
-        logged = kind == ACTOR and self.logging.random() < 0.6
+        logged = kind == ACTOR and self.logging.random() < self.logs
         beside, saved = self._beside() if kind == ACTOR and not logged else ((), False)
         if logged:
             restarts, retries = -1, LOGGED
@@ -269,13 +271,17 @@ class TravellingActorAuthor(ActorAuthor):
         super().__init__(seed, faults, cpus, large)
         self.travels = random.Random(f"{seed}/handles that travel")
         nodes = faults.nodes
-        self._fails = nodes.restarts + nodes.kills + nodes.stops + nodes.cuts + nodes.clogs > 0
+        self._fails = nodes.kills + nodes.stops + nodes.cuts + nodes.clogs > 0
         self.left = self.travels.choice((8, 16, 24))
         self.calls_left = self.travels.choice((16, 32, 48))
         self.depth_max = self.travels.choice((2, 3, 4))
         self.elsewhere = random.Random(f"{seed}/actors elsewhere")
         self.share = self.elsewhere.choice((0.0, 0.5, 0.9))
         """Share of the actors that are spread over the nodes; the others are made where their creators run."""
+        if self.share:  # Lightweight actors, and those with checkpoints, stay.
+            self.logs = 0.2
+            self.sharing = self.sharing and self.elsewhere.random() < 0.3
+            self.actors_left += 2
 
     def _statement(self, scope: Scope) -> None:
         """Have a task or call often call the actors to which it has handles."""
@@ -286,6 +292,9 @@ class TravellingActorAuthor(ActorAuthor):
         for _ in range(self.travels.randrange(1, 4)):
             if self.calls_left > 0:
                 self._invoke(scope, slot)
+
+    def _beside(self) -> tuple[tuple[tuple[str, Any], ...], bool]:
+        return ((), False) if self.elsewhere.random() < self.share else super()._beside()
 
     def _make(self, scope: Scope) -> None:
         before, at = set(scope.handles), len(scope.statements)

@@ -20,7 +20,7 @@ from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, worker_of
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, PENDING, JobRecord, Stored, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import DONE, PENDING, Elsewhere, JobRecord, Stored, TaskRecord, WorkerRecord
 from zfabric.machines.local_scheduler.references import References, add_holder, named_by
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -502,6 +502,8 @@ class ActorDirectory:
         """Free the value of the task that makes an actor, so that the task can run again."""
         if type(task.value) is Stored:
             self.tables.freed.append(task.object_id)
+        elif isinstance(task.value, Elsewhere):
+            self.tables.given_up.append((task.value.place, task.object_id))
         self.tables.inline.replace(task, None)
 
     def job_ended(self, job: JobRecord) -> None:
@@ -566,6 +568,7 @@ class ActorDirectory:
         self.forget_value(task)
         task.status = PENDING
         task.attempt = attempt
+        task.ready()
         task.assign(node)
         node.inflight[task.id] = task
         self.enter_again(task).returning = True

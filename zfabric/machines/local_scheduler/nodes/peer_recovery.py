@@ -201,7 +201,8 @@ class PeerRecovery:
             of_stream = self.streams.is_value(object_id)
             if of_stream and record is None:
                 continue  # It is repeated, unless it was released: then it is dropped as it comes.
-            if record is None or record.home or record.value is not None:
+            is_of_actor = record is not None and record.task is not None and record.task.function.actor is not None
+            if record is None or record.home or record.value is not None or is_of_actor:  # Whether an actor lives is reported otherwise.
                 if record is None or not isinstance(record.value, Elsewhere) or record.value.place != node:
                     self.tables.given_up.append((node, object_id))
                 continue
