@@ -238,6 +238,14 @@ def three() -> Iterator[zf.LocalCluster]:
         yield made
 
 
+@zf.remote
+class Place:
+    """An actor in a bundle."""
+
+    def node(self) -> str:
+        return zf.get_runtime_context().get_node_id()
+
+
 def places_of(group: PlacementGroup) -> list[str]:
     return list(placement_group_table(group)["bundles_to_node_id"].values())
 
@@ -257,6 +265,11 @@ def test_bundles_of_several_nodes_are_reserved_together_and_made_whole_after_a_d
 
     lost = three.nodes.pop()
     index = places.index(lost.node_id)
+    mover, stays = (
+        Place.options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=InGroup(group, each)).remote()
+        for each in (index, (index + 1) % 3)
+    )
+    assert zf.get([mover.node.remote(), stays.node.remote()], timeout=PATIENCE) == [places[index], places[(index + 1) % 3]]
     waiting = run_in(group, index)
     lost.kill()
     eventually(lambda: state(group) == "RESCHEDULING", "the group has lost a bundle")
@@ -266,7 +279,11 @@ def test_bundles_of_several_nodes_are_reserved_together_and_made_whole_after_a_d
     assert group.wait(PATIENCE)
     assert places_of(group)[index] == new.node_id
     assert zf.get([waiting, run_in(group, index)], timeout=PATIENCE)[1][0] == new.node_id
+    assert zf.get(mover.node.remote(), timeout=PATIENCE) == new.node_id
     remove_placement_group(group)
+    for actor in (mover, stays):
+        with pytest.raises((ActorDiedError, PlacementGroupRemovedError), match="placement group"):
+            zf.get(actor.node.remote(), timeout=PATIENCE)
     assert other.wait(PATIENCE)
     assert zf.get(outside, timeout=PATIENCE)[1] is None
     remove_placement_group(other)

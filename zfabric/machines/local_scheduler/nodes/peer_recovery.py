@@ -201,6 +201,10 @@ class PeerRecovery:
             of_stream = self.streams.is_value(object_id)
             if of_stream and record is None:
                 continue  # It is repeated, unless it was released: then it is dropped as it comes.
+            if self._is_homeless(record):  # The result of a call, say, of which the caller has no outcome: this is its home.
+                before = self.tables.objects.pop(object_id)
+                record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+                self._inherit(record, before)
             is_of_actor = record is not None and record.task is not None and record.task.function.actor is not None
             if record is None or record.home or record.value is not None or is_of_actor:  # Whether an actor lives is reported otherwise.
                 if record is None or not isinstance(record.value, Elsewhere) or record.value.place != node:
@@ -209,6 +213,8 @@ class PeerRecovery:
             self.borrowing.refer(contained, message.homes, node)
             self.outcomes.set_value(record, size, contained, node, False)
             self.borrowing.settle(contained)
+            if record.task is None:
+                self.outcomes.announce(record)
             if of_stream:
                 self.streams.found(record)
             task = record.task
@@ -287,15 +293,19 @@ class PeerRecovery:
             if before.status == PENDING:
                 self.recovery.known_here(object_id)
             record = self.tables.find(object_id) or self._came_meanwhile(object_id, before) or self._lose(object_id)
-            for holder in holders_of(before):
-                add_holder(record, holder)
-            record.pins += before.pins
-            record.named += before.named
-            record.fetchers = (record.fetchers or set()) | (before.fetchers or set()) or None
-            record.dependents = [*(record.dependents or ()), *(before.dependents or ())] or None
+            self._inherit(record, before)
             if record.status != PENDING:
                 self.outcomes.announce(record)
             self.tables.spare.append(record)
+
+    def _inherit(self, record: AnyObject, before: ObjectRecord) -> None:
+        """Move all that needs an object to another record of it."""
+        for holder in holders_of(before):
+            add_holder(record, holder)
+        record.pins += before.pins
+        record.named += before.named
+        record.fetchers = (record.fetchers or set()) | (before.fetchers or set()) or None
+        record.dependents = [*(record.dependents or ()), *(before.dependents or ())] or None
 
     def _came_meanwhile(self, object_id: bytes, before: ObjectRecord) -> ObjectRecord | None:
         """Restore an object that a process of this node has promised or given since: it is at home here. None if none has."""
