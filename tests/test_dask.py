@@ -226,6 +226,19 @@ def test_graphs_that_are_wrong() -> None:
             get({"a": (increased, 1)}, "a", options=wrong)
 
 
+def test_a_batch_whose_worker_dies_runs_again(here: None, tmp_path: Path) -> None:
+    def dies_once(number: int) -> int:
+        if number == 5 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os._exit(1)
+        return number
+
+    assert sum(dask.compute(*[dask.delayed(dies_once)(number) for number in range(200)])) == 19900
+    assert (tmp_path / "died").exists()
+    with pytest.raises(zf.WorkerCrashedError):
+        dask.delayed(os._exit)(3).compute(options={"max_retries": 0})
+
+
 # --- values in the store --------------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +261,10 @@ def test_refs_in_a_graph_stand_for_their_values(here: None) -> None:
     ref = zf.put(5)
     assert get({"a": ref, "b": (increased, "a")}, ["a", "b"]) == (5, 6)
     assert dask.delayed(operator.add)(ref, dask.delayed(increased)(1)).compute() == 7
+    array = zf.put(numpy.ones(100))
+    for made in (dask.delayed(array), dask.delayed(increased)(array)):
+        x = da.from_delayed(made, (100,), float)
+        assert (x + 1).sum().compute() in (200, 300)  # Dask fuses it all.
 
 
 def test_refs_inside_small_values_live_as_long_as_those(here: None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
-from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, convert_legacy_graph
+from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, _execute_subgraph, convert_legacy_graph
 from dask.utils import key_split
 
 from zfabric import api as zf
@@ -132,6 +132,8 @@ class Graph:
         needs = {numbers[each] for each in node.dependencies}
         is_data = type(node) is DataNode
         if not is_data and type(node) is Task:
+            if node.func is _execute_subgraph:
+                node = _with_refs_outside(node)
             for each in node.args:
                 if type(each) is zf.ObjectRef:  # As an argument of ``f.remote`` it stands for its value.
                     numbers[key] = number + 1
@@ -178,6 +180,28 @@ class Graph:
             else:
                 return node.key, kind, node.func, args, tuple(found)
         return node.key, kind, None, node, tuple((each, places[numbers[each]]) for each in node.dependencies)
+
+
+def _with_refs_outside(task: Any) -> Any:
+    """The same task of fused ones, with refs that stand for values inside among its own arguments, as what the inner tasks depend on."""
+    inner, out, inputs, *dependencies = task.args
+    refs: dict[Any, zf.ObjectRef] = {}
+    changed: dict[Any, Any] = {}
+
+    def named(ref: zf.ObjectRef) -> Any:
+        name = zf.ObjectRef, ref.binary()
+        refs[name] = ref
+        return TaskRef(name)
+
+    for key, node in inner.items():
+        if type(node) is DataNode and type(node.value) is zf.ObjectRef:
+            refs[key] = node.value
+        elif type(node) is Task and any(type(each) is zf.ObjectRef for each in node.args):
+            args = [named(each) if type(each) is zf.ObjectRef else each for each in node.args]
+            changed[key] = Task(node.key, node.func, *args, **node.kwargs)
+    if not refs:
+        return task
+    return Task(task.key, task.func, {**inner, **changed}, out, (*inputs, *refs), *dependencies, *refs.values())
 
 
 def kind_of(key: Any) -> str:
