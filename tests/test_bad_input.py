@@ -9,6 +9,7 @@ a revoked key                                                             here
 a bind beyond loopback without keys                                       here
 another release, protocol, Python minor, cloudpickle major, hash seed     here, and ``test_registry``: a node that does not fit
 another Python minor version in a program                                 ``test_api``
+clocks off                                                                here: nothing depends on them
 a node joins twice                                                        ``test_registry``: another node with the same id
 ``--head`` on a port in use; other ports in use                           here
 hard affinity to a node that is unknown, or dies                          ``test_delegation``: a node that does not exist; a death
@@ -20,6 +21,7 @@ a value larger than the reader's store                                    ``test
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import threading
@@ -202,6 +204,8 @@ def test_nodes_meet_at_an_ipv6_address(tmp_path: Path) -> None:
             with zf.init(address):
                 on = NodeAffinitySchedulingStrategy(str(node.session.describe()["node"]), soft=False)
                 assert len(zf.get(zf.remote(os.urandom).options(scheduling_strategy=on).remote(200_000), timeout=60)) == 200_000
+                there = zf.get(zf.remote(zf.util.get_node_ip_address).options(scheduling_strategy=on).remote(), timeout=60)
+                assert [there, zf.util.get_node_ip_address(), zf.nodes()[0]["NodeManagerAddress"]] == ["::1"] * 3
         finally:
             node.close()
     finally:
@@ -310,6 +314,19 @@ def test_another_version_is_refused_with_both(what: str) -> None:
 
 def test_versions_name_all_that_must_be_the_same() -> None:
     assert [name for name, _ in versions("7")] == ["zfabric", "Python", "cloudpickle", "PYTHONHASHSEED"]
+
+
+def test_nothing_that_nodes_decide_depends_on_the_time_of_day() -> None:
+    """So a node may join whose clock is off: leases and deadlines are each node's own durations (docs/limits.md)."""
+    package = Path(zf.__file__).parent
+    readers = [
+        str(path.relative_to(package))
+        for room in ("protocol", "machines", "shell", "adapters", "runtime")
+        for path in (package / room).rglob("*.py")
+        if re.search(r"time\.time(_ns)?\(|datetime\.(now|utcnow)|CLOCK_REALTIME", path.read_text())
+    ]
+    shown_to_people = ["runtime/debugger.py", "runtime/session.py", "runtime/supervisor.py"]
+    assert sorted(readers) == shown_to_people
 
 
 # --- ports --------------------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from zfabric.protocol.names import check_length, is_text, matcher
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
+LOOPBACK = "127.0.0.1"
+
 
 def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
     """Explain the state of a task, call, value or actor: what it waits for and where it runs.
@@ -76,14 +78,15 @@ def nodes() -> list[dict[str, Any]]:
     for row in connected().query("nodes"):
         row = dict(row)
         alive, name = bool(row.pop("alive", True)), str(row.pop("name", "") or os.uname().nodename)
-        host, _, port = str(row.pop("address", "")).removeprefix("tcp://").rpartition(":")
+        host, port = _host_and_port(row)
+        row.pop("address", None)
         found.append(
             {
                 "NodeID": str(row.pop("node")),
                 "Alive": alive,
                 "alive": alive,
-                "NodeManagerAddress": host or node_ip_address(),
-                "NodeManagerPort": int(port or 0),
+                "NodeManagerAddress": host,
+                "NodeManagerPort": port,
                 "NodeManagerHostname": name,
                 "NodeName": name,
                 "Resources": dict(row.pop("resources", {})),
@@ -95,13 +98,23 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def node_ip_address() -> str:
-    """Return the address at which the cluster's nodes reach this process: the loopback address on one machine.
+    """Return the address at which other nodes reach the node of this process: the loopback address on one machine.
 
     >>> import zfabric as zf
     >>> zf.util.get_node_ip_address()
     '127.0.0.1'
     """
-    return "127.0.0.1"
+    client = interface.current()
+    if client is None:
+        return LOOPBACK
+    own = client.node.hex()
+    return next((_host_and_port(row)[0] for row in map(dict, client.query("nodes")) if row["node"] == own), LOOPBACK)
+
+
+def _host_and_port(row: dict[str, Any]) -> tuple[str, int]:
+    """Where other nodes reach a node; a cluster of one has no port."""
+    host, _, port = str(row.get("address", "")).removeprefix("tcp://").rpartition(":")
+    return host.strip("[]") or LOOPBACK, int(port or 0)
 
 
 def session_directory() -> str:
