@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from command_line import Place, a_place
 from faults import descendants, eventually, gone, name_of, query
+from relay import free_port
 
 import zfabric as zf
 from zfabric.cli.main import program
@@ -299,6 +301,54 @@ def test_the_command_line_starts_lists_and_stops_the_nodes_of_a_cluster() -> Non
         assert "2 nodes of this cluster run here" in place.run("stop", code=2).stderr
         assert len(place.run("stop", "--cluster").stdout.splitlines()) == 2
         assert place.left() == []
+
+
+OF_TWO_NODES = """
+    import os, sys, zfabric as zf
+    context = zf.init(address=sys.argv[1])
+    kept = zf.put(b"kept", durable=True)
+    spread = zf.remote(os.getpid).options(scheduling_strategy="SPREAD")
+    assert len(set(zf.get([spread.remote() for _ in range(8)]))) >= 2
+    print(context["job_id"], flush=True)
+    if sys.argv[2:]:
+        zf.get(zf.remote(lambda: __import__("time").sleep(1000)).remote())
+"""
+
+
+def test_a_head_that_was_killed_starts_again_on_its_store_and_its_jobs_have_ended() -> None:
+    """The next one knows the jobs of the one before, and that they are over; the same nodes' machines join again with their key file."""
+    with a_place() as place:
+        os.makedirs(f"{place.directory}/config")
+        more = {"XDG_CONFIG_HOME": f"{place.directory}/config"}
+        common = ("--num-cpus", 1, "--object-store-memory", "64MiB", "--config", "node_lease=1")
+        head = ("start", "--head", "--port", free_port(), "--store", "kept", "--json", *common)
+
+        def jobs() -> dict[str, str]:
+            rows = place.json("state", "dump", "kept")
+            return {row["key"]: row["value"]["status"] for row in rows if row["table"] == "job"}
+
+        started = json.loads(place.run(*head, **more).stdout)
+        keys = ("--key-file", f"{place.directory}/config/zfabric/cluster.key")
+        join = ("start", "--address", started["address"], *keys, *common)
+        place.run(*join, **more)
+        sessions = [Session(f"{place.sessions}/{name}") for name in place.left()]
+        with place.program(OF_TWO_NODES, started["address"], "and wait") as running:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "00000001\n"
+            os.kill(next(each for each in sessions if each.describe()["node"] == started["node"]).supervisor()[0], signal.SIGKILL)
+            assert "NodeDiedError" in running.communicate(timeout=60)[1]
+        eventually(lambda: not any(each.alive() for each in sessions), "the other node has ended, too")
+        assert jobs() == {"00000001": "running"}
+        again = json.loads(place.run(*head, **more).stdout)
+        assert again["address"] == started["address"]
+        place.run(*join, **more)
+        short = Path(place.directory, "program.py")
+        short.write_text(textwrap.dedent(OF_TWO_NODES))
+        assert place.run("submit", "--address", again["address"], short, again["address"]).stdout == "00000002\n"
+        place.run("stop", "--cluster", "--address", again["address"])
+        assert jobs() == {"00000001": "ended", "00000002": "ended"}
+        left = {row["table"] for row in place.json("state", "dump", "kept")}
+        assert left.isdisjoint(("task", "object", "function")), "nothing of what they had is left"
 
 
 def _join_as_said(place: Place, head: Any, config: dict[str, str]) -> None:
