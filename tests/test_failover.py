@@ -179,6 +179,21 @@ def test_a_task_on_a_third_node_reads_what_a_dead_node_had_submitted() -> None:
     assert run.counts()["Remains"] >= 1
 
 
+def test_a_task_reads_what_is_at_home_on_a_third_node_after_who_lent_it_has_let_go() -> None:
+    reader = on(3, 2, task(6, ("sleep", 1.0), get((0, value(5)))), inside=(1,))
+    Run(
+        on(2, 0, box(call(0, task(5)), refs=(0,))),
+        get((0, value(7))),
+        ("open", 0, 0, 1),
+        reader,
+        ("drop", 0),
+        ("drop", 1),
+        get((2, mix(mix(6, value(5)), 0))),
+        kills={},
+        nodes=3,
+    )
+
+
 def test_a_child_whose_parent_has_ended_runs_elsewhere_although_nobody_waits_for_it() -> None:
     child = ("call", (), VOID, (5, False, (("sleep", 3.0),), ()), (), (), ())
     run = Run(on(2, 0, box(child, refs=())), get((0, value(7))), ("sleep", 12.0), kills={2: 1.0})
@@ -287,6 +302,7 @@ def test_a_child_that_must_not_run_twice_fails_with_the_node_where_it_may_have_b
 @pytest.mark.parametrize(
     ("variant", "scripted"),
     [
+        ("ids-without-home", test_a_task_reads_what_is_at_home_on_a_third_node_after_who_lent_it_has_let_go),
         ("rows-not-entrusted", test_a_child_of_a_task_that_ran_on_a_dead_node_is_made_again),
         ("values-that-exist-made-again", test_a_large_value_on_a_third_node_is_adopted),
         ("attempts-that-run-begin-again", test_an_attempt_on_a_third_node_goes_on),

@@ -85,7 +85,6 @@ FIRST = {
     "recovered-without-peers": 118,
     "attempts-without-node": 18,
     "stalled-registry-kills": 52,
-    "ids-without-home": 14,
     "fence-by-time-only": 2,
 }
 """Where to begin looking for those that take long. Only a hint: the rest of the seeds follows."""

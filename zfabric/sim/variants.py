@@ -817,13 +817,12 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "places-sent-abroad": ((Outcomes, "retain_for_home", _places_sent_abroad),),
     "attempts-without-node": ((Peers, "on_node_table", _numbers_without_node),),
     "stalled-registry-kills": ((Registry, "_notice_stall", _stall_not_noticed),),
-    "ids-without-home": ((Tables, "homes_of", _ids_without_home),),
     "fence-by-time-only": ((Registry, "on_renew_lease", _dead_nodes_renew), (Registry, "_row_deleted", _dead_nodes_not_told)),
 }
 """name -> patches"""
 WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("no-fence") :])
 """Variants whose mistake needs several nodes."""
-OF_BOTH = frozenset({"ids-without-home", "fence-by-time-only"})
+OF_BOTH = frozenset({"fence-by-time-only"})
 """Those of them that are found where programs have actors, too: their tasks are spread over all nodes."""
 WITH_CIRCLES = frozenset(list(VARIANTS)[list(VARIANTS).index("circles-unseen") :]) - WITH_NODES
 """Variants whose mistake needs actors that wait for each other."""
@@ -841,6 +840,7 @@ WITH_GROUPS = frozenset(GROUPED)
 VARIANTS.update(GROUPED)
 
 SCRIPTED: dict[str, tuple[Patch, ...]] = {
+    "ids-without-home": ((Tables, "homes_of", _ids_without_home),),
     "rows-not-entrusted": ((Entrusting, "_entrust", _nothing),),
     "acknowledged-before-entrusted": ((Entrusting, "send", _sent_at_once),),
     "values-that-exist-made-again": ((Failover, "_adopt_values", _values_that_exist_made_again),),
