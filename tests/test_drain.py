@@ -148,3 +148,17 @@ def test_a_node_with_a_program_is_drained_by_force_and_the_program_is_told_why(c
         error = failure(pending)
         assert isinstance(error, zf.NodeDiedError)
         assert "drained" in str(error)
+
+
+def test_actors_of_another_home_are_made_again_elsewhere_once_their_node_has_left(cluster: zf.LocalCluster) -> None:
+    @zf.remote
+    class Place:
+        def node(self) -> str:
+            return zf.get_runtime_context().get_node_id()
+
+    await_nodes(cluster)
+    leaving = cluster.nodes[2]
+    actor = Place.options(name="mover", max_restarts=1, max_task_retries=1, scheduling_strategy=at(leaving)).remote()
+    assert zf.get(actor.node.remote(), timeout=PATIENCE) == leaving.node_id
+    cluster.remove_node(leaving, drain=True)
+    assert zf.get(actor.node.remote(), timeout=PATIENCE) in {node.node_id for node in cluster.nodes}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from zfabric.config import ROWS_MAX
-from zfabric.machines.local_scheduler.actor_records import ActorRecord
+from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored
 from zfabric.machines.local_scheduler.references import holders_of
@@ -59,7 +59,8 @@ class Draining:
     def report(self) -> dict[str, Any]:
         """What is left on this node."""
         tasks, values = self._tasks(), self._values()
-        actors = [each for each in self.tables.actors.values() if each.state != DEAD]
+        actors: list[ActorRecord | GuestRecord] = [each for each in self.tables.actors.values() if each.state != DEAD]
+        actors += self.tables.guests.values()
         return {"tasks": tasks, "values": len(values), "actors": [_described(each) for each in actors], "ended": self._ended}
 
     def end_of_turn(self, now: float) -> None:
@@ -147,7 +148,7 @@ def _is_here(record: AnyObject) -> bool:
     return record.status != PENDING and record.value is not None and not isinstance(record.value, Elsewhere)
 
 
-def _described(record: ActorRecord) -> str:
+def _described(record: ActorRecord | GuestRecord) -> str:
     restarts: int = record.task.option("max_restarts", 0)
     name = f"{record.class_name} {record.name!r}" if record.name else record.class_name
     return f"{name} (may restart)" if restarts else name
