@@ -54,7 +54,6 @@ def test_a_build_holds_every_file_of_the_package(tmp_path: Path) -> None:
     for name in ("setup.cfg", "pyproject.toml", "README.md"):
         (source / name).write_bytes((ROOT / name).read_bytes())
     files = {path.relative_to(ROOT) for path in (ROOT / "zfabric").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    files.add(Path("zfabric_pytest.py"))
     for path in files:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_bytes((ROOT / path).read_bytes())

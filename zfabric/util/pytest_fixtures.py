@@ -1,7 +1,6 @@
 """Fixtures for pytest: a cluster for one test, for all tests of a run, and one of several nodes.
 
-pytest loads this module wherever zfabric is installed. It is no part of the package, and imports it only where a fixture is used: other
-projects' tests do not wait for that.
+pytest loads this module wherever zfabric is installed, so it imports nothing heavy until a fixture is used.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from zfabric.api import lifecycle
+from zfabric.util.local_cluster import LocalCluster
+
 if TYPE_CHECKING:
     from zfabric.api.lifecycle import ClusterContext
-    from zfabric.util.local_cluster import LocalCluster
 
 MARKER = "zfabric(**options): options of the cluster that the fixtures zfabric_cluster and zfabric_nodes start for this test"
 
@@ -50,26 +51,22 @@ def zfabric_nodes(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
     ``@pytest.mark.zfabric(nodes=2, cpus_per_node=4)`` changes its options.
     """
-    import zfabric as zf
-
     _check_unconnected("zfabric_nodes")
-    with zf.LocalCluster(**{"nodes": 3, **_marked(request)}) as cluster:
+    with LocalCluster(**{"nodes": 3, **_marked(request)}) as cluster:
         try:
-            zf.init(cluster.address)
+            lifecycle.init(cluster.address)
             yield cluster
         finally:
-            zf.shutdown()
+            lifecycle.shutdown()
 
 
 @contextmanager
 def _running(fixture: str, options: dict[str, Any]) -> Iterator[ClusterContext]:
-    import zfabric as zf
-
     _check_unconnected(fixture)
     try:
-        yield zf.init("local", **options)
+        yield lifecycle.init("local", **options)
     finally:
-        zf.shutdown()
+        lifecycle.shutdown()
 
 
 def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:
@@ -79,9 +76,7 @@ def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def _check_unconnected(fixture: str) -> None:
-    import zfabric as zf
-
-    if zf.is_initialized():
+    if lifecycle.is_initialized():
         pytest.fail(
             f"{fixture}: this process is connected to a cluster already, by another fixture or by an earlier test that did not call "
             "zf.shutdown(). Tests with a cluster of their own and tests that share one go in different runs, or files of pytest-xdist's.",
