@@ -245,6 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--circles", action="store_true", help="programs whose actors wait for each other, some of them in circles")
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
     parser.add_argument("--restarts", action="store_true", help="of all faults of nodes, only restarts of their daemons")
+    parser.add_argument("--streams", action="store_true", help="programs with tasks that yield")
     parser.add_argument("--groups", action="store_true", help="programs with tasks in placement groups")
     parser.add_argument(
         "--variant", choices=sorted(VARIANTS), metavar="NAME", help="break the machines in this way; seeds that fail are then a success"
@@ -259,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.circles |= options.variant in WITH_CIRCLES
     options.groups |= options.variant in WITH_GROUPS
     options.nodes = max(options.nodes, 3 if options.variant in WITH_NODES | WITH_GROUPS else 1)
-    kind = {name: getattr(options, name) for name in ("actors", "circles", "nodes", "restarts", "groups")}
+    kind = {name: getattr(options, name) for name in ("actors", "circles", "nodes", "restarts", "groups", "streams")}
     with applied(options.variant):
         if options.trace is not None:
             return trace(options.trace, **kind)
@@ -291,12 +292,14 @@ def survey(
     nodes: int = 1,
     restarts: bool = False,
     groups: bool = False,
+    streams: bool = False,
 ) -> int:
     """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
     began = time.perf_counter()
     failed = done = 0
     states: Counter[str] = Counter()
-    for outcome in run_seeds(seeds, jobs, actors=actors, circles=circles, nodes=nodes, restarts=restarts, groups=groups):
+    kind = {"actors": actors, "circles": circles, "nodes": nodes, "restarts": restarts, "groups": groups, "streams": streams}
+    for outcome in run_seeds(seeds, jobs, **kind):
         done += 1
         states.update({name: 1 for name, count in outcome.states.items() if count > 0})
         if outcome.failure:
@@ -308,13 +311,14 @@ def survey(
                 + (f" --nodes {nodes}" if nodes > 1 else "")
                 + (" --restarts" if restarts else "")
                 + (" --groups" if groups else "")
+                + (" --streams" if streams else "")
                 + (f" --variant {variant}" if variant else "")
             )
             print(f"    python -m zfabric.sim --trace {outcome.seed}{more}")
             if variant:
                 break
             if failed <= SHRUNK_MOST:
-                show_shrunk(outcome.seed, False, actors=actors, circles=circles, nodes=nodes, restarts=restarts, groups=groups)
+                show_shrunk(outcome.seed, False, **kind)
         if done % 200 == 0:
             print(f"{done} seeds, {failed} failed, {done / (time.perf_counter() - began):.0f} seeds/s", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - began

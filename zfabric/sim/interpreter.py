@@ -15,6 +15,7 @@ from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.failures import refs_in
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import ERROR, OK
+from zfabric.sim import streams
 from zfabric.sim.grouped import Groups
 from zfabric.sim.logged import LoggedActors
 from zfabric.sim.processes import Process
@@ -278,7 +279,15 @@ def _do_die(state: _State, times: int) -> Running:
         yield ("die",)
 
 
+def _do_yield(state: _State, label: int, count: int, size: int, pause: float) -> Running:
+    yield from streams.make(state.process, _room, label, count, size, pause)  # type: ignore[arg-type]
+
+
 _ACTIONS: dict[str, Any] = {
+    "yield": _do_yield,
+    "follow": streams.follow,
+    "receive": streams.receive,
+    "leave": streams.leave,
     "sleep": _do_sleep,
     "deaf": _do_deaf,
     "call": _do_call,

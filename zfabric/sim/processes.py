@@ -8,6 +8,7 @@ address. A process may die between any two frames that it sends.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from zfabric.machines.client import Client
@@ -378,6 +379,8 @@ class Process:
             self._room(frame, request[1])
         elif kind == "ask":
             self._ask(frame, request[1], request[2])
+        elif kind == "permission":
+            self._await_permission(frame, request[1])
         elif kind == "die":
             self.die("its program says so")
 
@@ -539,6 +542,11 @@ class Process:
             return
         frame.wait = Wait(lambda: len(ready()) >= count, lambda _: ready(), deadline, blocking)
         frame.wait.wanted = identifiers if every else ()
+
+    def _await_permission(self, frame: StackFrame, may_go_on: Callable[[], bool]) -> None:
+        """Have a stream wait until it may yield. It never has others run on top of it."""
+        blocking = not may_go_on() and self.block(frame, (), False, False)
+        frame.wait = Wait(may_go_on, lambda _: None, None, blocking)
 
     def _ask(self, frame: StackFrame, what: str, arguments: Row) -> None:
         machine = self.machine

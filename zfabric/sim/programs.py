@@ -36,8 +36,9 @@ CRASHED = frozenset({"WorkerCrashedError", "PoisonedTaskError", "OutOfMemoryErro
 LOST = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError"})
 NOTHING: frozenset[str] = frozenset()
 
-PLAIN, PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE, ACTOR, LIGHT = range(10)
-"""Kinds of functions: one value; two values; retried exceptions; never inline; deterministic; no value; half a CPU; two CPUs; classes."""
+PLAIN, PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE, ACTOR, LIGHT, STREAM = range(11)
+"""Kinds of functions: one value; two values; retried exceptions; never inline; deterministic; no value; half a CPU; two CPUs; classes;
+streams."""
 
 _OPTIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
     (),
@@ -50,8 +51,9 @@ _OPTIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
     (("demand", (("CPU", 2 * RESOURCE_UNIT),)),),
     (("actor", b"blueprint"),),
     (("actor", b"blueprint"), ("lightweight", True)),
+    (("stream", 0),),
 )
-_NAMES = ("plain", "pair", "retried", "apart", "pure", "void", "half", "wide", "actor", "light")
+_NAMES = ("plain", "pair", "retried", "apart", "pure", "void", "half", "wide", "actor", "light", "stream")
 
 
 def function_id(kind: int) -> bytes:

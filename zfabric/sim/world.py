@@ -45,6 +45,7 @@ from zfabric.sim.node_faults import (
 from zfabric.sim.outliving import OutlivingAuthor
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import FOREVER, LONG, Author, Program
+from zfabric.sim.streams import with_streams
 from zfabric.sim.surroundings import Clock
 from zfabric.sim.workers import WorkerProcess
 
@@ -75,8 +76,8 @@ class World:
 
     With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
     program of a seed. With ``clocks``, no two processes have the same clock. With ``restarts``, nothing happens to nodes but that their
-    daemons die. With ``groups``, some tasks run in placement groups. ``reduced`` replaces the faults and the program of the seed by fewer
-    (``shrinking``); all else remains the seed's.
+    daemons die. With ``groups``, some tasks run in placement groups; with ``streams``, some yield. ``reduced`` replaces the faults and the
+    program of the seed by fewer (``shrinking``); all else remains the seed's.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class World:
         nodes: int = 1,
         restarts: bool = False,
         groups: bool = False,
+        streams: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         self.seed = seed
@@ -150,6 +152,8 @@ class World:
                 self.program = enlarged(slowed_down(self.program, seed), seed)
         if groups and program is None:
             self.program = grouped(self.program, seed, nodes)
+        if streams and program is None:
+            self.program = with_streams(self.program, seed, self.faults.nodes)
         if reduced is not None:
             self.faults, self.program = reduced
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))

@@ -1,0 +1,154 @@
+"""Streams in programs of worlds: made by the driver or by its tasks, read by the driver or by its tasks, some of them not to the end.
+
+The driver reads streams whose home is its own node, and others whose home is that of a task. A reader checks each value: an index names it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from zfabric.protocol.ids import TASK_BYTES, object_id
+from zfabric.protocol.messages import OK
+from zfabric.protocol.options import SPREAD, option
+from zfabric.sim.arena import Content
+from zfabric.sim.programs import CRASHED, FOREVER, LOST, MODULUS, NOTHING, PLAIN, STREAM, Program, Value, mix, pack_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from zfabric.sim.network import NodeFaults
+    from zfabric.sim.workers import WorkerProcess
+
+    Running = Generator[tuple[Any, ...], Any, Any]
+
+FIRST_SLOT = 20_000
+"""The first slot of streams: no author uses it."""
+WINDOW = 2
+"""How many values a reader requests at once."""
+
+
+def with_streams(program: Program, seed: int, faults: NodeFaults) -> Program:
+    """Have a program's root make and read streams, among its other statements."""
+    rng = random.Random(f"{seed}/streams")
+    statements = list(program.statements)
+    tasks = program.tasks
+    waits_for_cancel = repr(FOREVER) in repr(statements)  # Meanwhile no CPU may be free for what is read in between.
+    for number in range(rng.choice((1, 2, 4))):
+        made = _Stream(rng, FIRST_SLOT + 10 * number, faults)
+        anywhere = sorted(rng.randrange(len(statements) + 1) for _ in made.steps)
+        places = [len(statements)] * len(made.steps) if waits_for_cancel else anywhere
+        for place, step in reversed(list(zip(places, made.steps, strict=True))):
+            statements[place:place] = step
+        tasks += made.tasks
+    return Program(tuple(statements), tasks)
+
+
+class _Stream:
+    """One stream: the statements that make it, those that read it, and those that drop it."""
+
+    def __init__(self, rng: random.Random, slot: int, faults: NodeFaults) -> None:
+        self.rng = rng
+        deaths = faults.kills + faults.stops + faults.cuts + faults.clogs
+        size, pause = rng.choice((0, 0, 70_000)), rng.choice((0.0, 0.01, 0.3))
+        label, count = rng.randrange(MODULUS), rng.choice((0, 1, 3, 8, 20))
+        far = rng.random() < 0.3
+        readers = rng.choice((0, 1, 1, 2)) if not far else 0
+        errors = LOST if (size and deaths) or (far and deaths + faults.restarts) else NOTHING
+        self.tasks = 1 + far + readers
+        spec = (label, False, (("yield", label, count, size, pause),), ((0, ()),))
+        options = (("stream", rng.choice((1, 2, 4))), *self._where())
+        take = rng.choice((1, count, count + 1, count + 1))
+        made: list[Any] = [("call", (slot,), STREAM, spec, options, (), ())]
+        if far:
+            outer = (label, False, (("call", (0,), STREAM, spec, options, (), ()),), ((0, (0,)),))
+            made = [("call", (slot + 1,), PLAIN, outer, self._where(), (), ()), ("receive", slot + 1, slot, tuple(sorted(errors)))]
+        used: list[Any] = [("follow", slot, label, count, take, tuple(sorted(errors)))]
+        if readers:  # One that is retried, or is not alone, finds values gone that were taken before.
+            inner = (label, False, (("follow", 0, label, count, take, tuple(sorted(LOST))),), ((0, ()),))
+            passed = (*self._where(), ("contains", (slot,)))
+            slots = range(slot + 2, slot + 2 + readers)
+            used = [("call", (each,), PLAIN, inner, passed, (), (slot,)) for each in slots]
+            used += [("peek", tuple((each, mix(label, 0), tuple(sorted(LOST | CRASHED))) for each in slots))]
+        self.steps = [made, used, [("leave", slot)] if rng.random() < 0.7 else []]
+
+    def _where(self) -> tuple[Any, ...]:
+        return (("strategy", SPREAD),) if self.rng.random() < 0.7 else ()
+
+
+def make(process: WorkerProcess, room: Callable[[int], Running], label: int, count: int, size: int, pause: float) -> Running:
+    """Yield the values of the running task, as ``runtime.streaming.Production`` does."""
+    item, yields = process.top.item, process.worker.yields
+    assert item is not None
+    task_id = item.row[0]
+    yields.begin(task_id, option(item.row[4] if len(item.row) > 4 else None, "stream", 0) or process.config.stream_buffered)
+    made = 0
+    while made < count:
+        yield ("permission", lambda made=made: yields.may_go_on(task_id, made))
+        if yields.closed(task_id):
+            process.world.states["stream closed"] += 1
+            break
+        if pause:
+            yield ("sleep", pause)
+        value: Any = pack_value(Value(mix(label, made), ()))
+        if size:
+            offset = yield from room(size)
+            process.node.arena.write(offset, Content(object_id(task_id, made + 1), size, value))
+            process.machine.reservations.finished(offset)
+            value = (offset, size)
+        yields.add((task_id, item.attempt, made, value, ()))
+        process.flush()
+        made += 1
+    yields.add((task_id, item.attempt, made, None, ()))
+
+
+def follow(state: Any, slot: int, label: int, count: int, take: int, errors: tuple[str, ...]) -> Running:
+    """Read the first values of a stream, in order, with a window of requests. The one after the last is its end."""
+    if slot not in state.slots:
+        return  # Its home has died.
+    process, task_id = state.process, state.slots[slot][:TASK_BYTES]
+    window: deque[bytes] = deque()
+    asked = 0
+    for index in range(take):
+        while asked <= index + WINDOW:
+            name = object_id(task_id, asked + 1)
+            asked += 1
+            window.append(name)
+            process.machine.references.add(name)
+            state.held.append(name)
+            process.machine.objects.want((name,))
+        ((status, data),) = yield ("get", (window[0],), None)
+        kind, value = state.look(window[0], status, data)
+        process.world.states["stream read"] += 1
+        right = value is not None and value.number == mix(label, index) if index < count else kind == "StreamEnded"
+        if not right and (value is not None or kind not in errors) and not state.doomed and not state.condemned:
+            process.world.fail(f"{process.name}: value {index} of {count} of a stream is {kind or value}")
+        if status != OK:
+            break
+        _drop(state, window.popleft())
+    for name in window:
+        _drop(state, name)
+
+
+def _drop(state: Any, name: bytes) -> None:
+    state.held.remove(name)
+    state.process.drop(name)
+
+
+def receive(state: Any, box: int, slot: int, errors: tuple[str, ...]) -> Running:
+    """Take a stream out of the value of a task."""
+    ((status, data),) = yield ("get", (state.slots[box],), None)
+    kind, value = state.look(state.slots[box], status, data)
+    if value is None:
+        if kind not in errors and not state.condemned:
+            state.process.world.fail(f"{state.process.name}: what has a stream inside is {kind}")
+        return
+    state.process.machine.references.add(value.refs[0])
+    state.take(slot, value.refs[0])
+
+
+def leave(state: Any, slot: int) -> None:
+    """Drop a stream, if it was received."""
+    if slot in state.slots:
+        _drop(state, state.slots.pop(slot))
