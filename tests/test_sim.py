@@ -29,7 +29,7 @@ from zfabric.sim.network import Faults
 from zfabric.sim.node import SimSupervisor
 from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
-from zfabric.sim.variants import SCRIPTED, VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_GROUPS, WITH_NODES, applied
+from zfabric.sim.variants import SCRIPTED, VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_GROUPS, WITH_NODES, WITH_STREAMS, applied
 from zfabric.sim.world import Failure, World, WorldResult
 
 SEEDS = range(250)
@@ -232,6 +232,18 @@ def test_programs_with_actors_end_with_the_right_values_on_several_nodes() -> No
     assert relayed > 0
 
 
+def test_streams_end_with_the_right_values_on_several_nodes() -> None:
+    states: Counter[str] = Counter()
+    failures = {}
+    for seed in range(25):
+        outcome = command.run_seed(seed, nodes=3, streams=True)
+        states.update(outcome.states)
+        if outcome.failure:
+            failures[seed] = outcome.failure
+    assert failures == {}
+    assert [name for name in ("RelayedYields", "AllowYields", "stream closed", "stream read") if not states[name]] == []
+
+
 def test_every_kind_of_fault_of_nodes_is_reached() -> None:
     missing = set(command.EXPECTED_OF_NODES)
     for seed in range(200):
@@ -269,7 +281,8 @@ def test_a_broken_variant_is_caught(name: str) -> None:
             "actors": name in WITH_ACTORS,
             "circles": name in WITH_CIRCLES,
             "groups": name in WITH_GROUPS,
-            "nodes": 3 if name in WITH_NODES | WITH_GROUPS else 1,
+            "streams": name in WITH_STREAMS,
+            "nodes": 3 if name in WITH_NODES | WITH_GROUPS | WITH_STREAMS else 1,
         }
         assert any(command.run_seed(seed, **kinds).failure for seed in order), f"no seed notices {name}"
 

@@ -18,7 +18,7 @@ from zfabric.sim.programs import CRASHED, FOREVER, LOST, MODULUS, NOTHING, PLAIN
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from zfabric.sim.network import NodeFaults
+    from zfabric.sim.network import Faults
     from zfabric.sim.workers import WorkerProcess
 
     Running = Generator[tuple[Any, ...], Any, Any]
@@ -29,7 +29,7 @@ WINDOW = 2
 """How many values a reader requests at once."""
 
 
-def with_streams(program: Program, seed: int, faults: NodeFaults) -> Program:
+def with_streams(program: Program, seed: int, faults: Faults) -> Program:
     """Have a program's root make and read streams, among its other statements."""
     rng = random.Random(f"{seed}/streams")
     statements = list(program.statements)
@@ -48,14 +48,15 @@ def with_streams(program: Program, seed: int, faults: NodeFaults) -> Program:
 class _Stream:
     """One stream: the statements that make it, those that read it, and those that drop it."""
 
-    def __init__(self, rng: random.Random, slot: int, faults: NodeFaults) -> None:
+    def __init__(self, rng: random.Random, slot: int, faults: Faults) -> None:
         self.rng = rng
-        deaths = faults.kills + faults.stops + faults.cuts + faults.clogs
+        nodes = faults.nodes
+        deaths, restarts = nodes.kills + nodes.stops + nodes.cuts + nodes.clogs, nodes.restarts + faults.daemon_crashes
         size, pause = rng.choice((0, 0, 70_000)), rng.choice((0.0, 0.01, 0.3))
         label, count = rng.randrange(MODULUS), rng.choice((0, 1, 3, 8, 20))
         far = rng.random() < 0.3
         readers = rng.choice((0, 1, 1, 2)) if not far else 0
-        errors = LOST if (size and deaths) or (far and deaths + faults.restarts) else NOTHING
+        errors = LOST if (size and deaths) or (far and deaths + restarts) else NOTHING
         self.tasks = 1 + far + readers
         spec = (label, False, (("yield", label, count, size, pause),), ((0, ()),))
         options = (("stream", rng.choice((1, 2, 4))), *self._where())

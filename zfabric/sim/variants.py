@@ -36,6 +36,7 @@ from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
+from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
 from zfabric.machines.local_scheduler.records import DONE, TASKS, NodeRecord
 from zfabric.machines.local_scheduler.references import References
@@ -856,6 +857,14 @@ SCRIPTED: dict[str, tuple[Patch, ...]] = {
 """Variants that need an order of events which chance rarely meets: a test of these events fails (``tests/test_sim.py``)."""
 
 
+STREAMED: dict[str, tuple[Patch, ...]] = {
+    "permission-not-passed-on": ((RemoteStreams, "on_allow_yields", _nothing),),
+}
+"""Variants whose mistake needs streams that are made on other nodes."""
+WITH_STREAMS = frozenset(STREAMED)
+VARIANTS.update(STREAMED)
+
+
 @contextmanager
 def applied(name: str | None) -> Iterator[None]:
     """Break machines with the variant ``name`` within the context. None leaves them as they are."""
@@ -870,4 +879,4 @@ def applied(name: str | None) -> Iterator[None]:
             setattr(owner, method, function)
 
 
-__all__ = ["SCRIPTED", "VARIANTS", "WITH_ACTORS", "WITH_CIRCLES", "WITH_GROUPS", "WITH_NODES", "applied"]
+__all__ = ["SCRIPTED", "VARIANTS", "WITH_ACTORS", "WITH_CIRCLES", "WITH_GROUPS", "WITH_NODES", "WITH_STREAMS", "applied"]

@@ -153,7 +153,7 @@ class World:
         if groups and program is None:
             self.program = grouped(self.program, seed, nodes)
         if streams and program is None:
-            self.program = with_streams(self.program, seed, self.faults.nodes)
+            self.program = with_streams(self.program, seed, self.faults)
         if reduced is not None:
             self.faults, self.program = reduced
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))
