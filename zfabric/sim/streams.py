@@ -88,7 +88,6 @@ def make(process: WorkerProcess, room: Callable[[int], Running], label: int, cou
     while made < count:
         yield ("permission", lambda made=made: yields.may_go_on(task_id, made))
         if yields.closed(task_id):
-            process.world.states["stream closed"] += 1
             break
         if pause:
             yield ("sleep", pause)
