@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, OLD, WORKER, Node, Restarted, ref, row, task_id
+from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, OLD, WORKER, Node, Restarted, died, ref, row, task_id
 
 from zfabric.config import Config
 from zfabric.machines.worker.baton import Baton
@@ -449,3 +449,19 @@ def test_a_call_without_an_outcome_of_its_own_retains_no_values(how: str) -> Non
         source.step(0.0, b"L", m.RetireActor(SOURCE, 0, True))
     source.finish_call(item, m.OK, (b"3",), (), 0.0, 0.001)
     assert not source.yields.ended
+
+
+@pytest.mark.parametrize("readers", [2, 5])
+def test_readers_that_wait_are_replaced_when_their_stream_is_to_run_again(node: Streaming, readers: int) -> None:
+    """The node has one CPU, and what makes a stream never runs on top of its readers."""
+    node.send(WORKER + node.worker, m.Blocked(task_id(0), (), (), False))
+    for number in range(1, readers + 1):
+        node.submit(row(number, contains=(ref(0),)))
+        node.workers()
+        ((worker, _, attempt),) = node.dispatched()
+        node.send(CLIENT + worker, m.Hold((ref(0, 1),)))
+        node.send(WORKER + worker, m.Blocked(task_id(number), (ref(0, 1),), (), True))
+    died(node, node.worker, 0)
+    node.workers()
+    ((worker, number, attempt),) = node.dispatched()
+    assert (number, attempt) == (0, 1)

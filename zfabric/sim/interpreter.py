@@ -280,7 +280,7 @@ def _do_die(state: _State, times: int) -> Running:
 
 
 def _do_yield(state: _State, label: int, count: int, size: int, pause: float) -> Running:
-    yield from streams.make(state.process, _room, label, count, size, pause)  # type: ignore[arg-type]
+    yield from streams.make(state.process, _room, label, count, size, pause)
 
 
 _ACTIONS: dict[str, Any] = {

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from zfabric.sim.network import Faults
-    from zfabric.sim.workers import WorkerProcess
 
     Running = Generator[tuple[Any, ...], Any, Any]
 
@@ -78,7 +77,7 @@ class _Stream:
         return (("strategy", SPREAD),) if self.rng.random() < 0.7 else ()
 
 
-def make(process: WorkerProcess, room: Callable[[int], Running], label: int, count: int, size: int, pause: float) -> Running:
+def make(process: Any, room: Callable[[int], Running], label: int, count: int, size: int, pause: float) -> Running:
     """Yield the values of the running task, as ``runtime.streaming.Production`` does."""
     item, yields = process.top.item, process.worker.yields
     assert item is not None

@@ -38,7 +38,7 @@ from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool, weight
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
-from zfabric.protocol.ids import WORKER, Address, is_call, short
+from zfabric.protocol.ids import TASK_BYTES, WORKER, Address, is_call, short
 from zfabric.protocol.messages import OK
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
 from zfabric.protocol.pieces import within_row
@@ -559,6 +559,8 @@ class Dispatcher:
                 blocked.barring = True  # Another node makes it, where what it needs may wait for workers of this one.
             if is_call(object_id):
                 blocked.barring = True  # An actor will run it, which may yet have to be made: not on this worker.
+            if task is None and object_id[:TASK_BYTES] in self.tables.streams:
+                blocked.barring = True  # What makes a stream never runs on top of its reader.
             if task is None or object_id in seen:
                 continue
             seen.add(object_id)
