@@ -148,6 +148,32 @@ def test_without_the_head_drivers_and_nodes_end_within_two_leases(relayed: Relay
         assert time.monotonic() - begun < 10 * LEASE, "the machine is slow, and the promise is two leases"
 
 
+LINKS = 100
+
+
+@zf.remote
+def link(directory: str, number: int, before: Any) -> Any:
+    with Path(directory, str(number)).open("a") as file:
+        file.write("x")
+    return np.full(100_000, before[0] + 1)
+
+
+def test_a_chain_of_a_hundred_values_whose_only_copies_are_lost_is_made_again_once(tmp_path: Path) -> None:
+    with (
+        zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=256 * MiB, config={"node_lease": LEASE}) as cluster,
+        zf.init(cluster.address),
+    ):
+        there = cluster.nodes[1]
+        zf.get(zf.remote(max).options(scheduling_strategy=on(there)).remote(1, 2), timeout=60)  # It has registered.
+        last: Any = np.zeros(1)
+        for number in range(LINKS):
+            last = link.options(scheduling_strategy=on(there, soft=True)).remote(str(tmp_path), number, last)
+        assert zf.wait([last], timeout=60, fetch_local=False)[0]
+        there.kill()
+        assert zf.get(last, timeout=60)[-1] == LINKS
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {str(number): "xx" for number in range(LINKS)}
+
+
 CHILDREN = 6
 
 

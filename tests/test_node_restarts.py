@@ -22,6 +22,7 @@ from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.sim.programs import ACTOR, Program, mix
 from zfabric.sim.scenarios import STEADY, get, invoke, task
 from zfabric.sim.world import World
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 TASKS = 150
 
@@ -76,6 +77,24 @@ def test_a_job_goes_on_when_the_daemons_of_executor_home_and_head_are_killed() -
                 assert zf.get(counter.next.remote(), timeout=30) == (calls, process), "no actor is replaced"
                 eventually(lambda: len(zf.nodes()) == 3, "all nodes")
             assert all(node.alive() for node in cluster.nodes)
+
+
+def test_when_the_daemons_of_two_nodes_die_at_once_what_tasks_made_is_there_or_made_again() -> None:
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20) as cluster:
+        _, home, executor = cluster.nodes
+        with zf.init(home.address):
+            there = twice.options(scheduling_strategy=NodeAffinitySchedulingStrategy(executor.node_id, soft=True))
+            made = [there.remote(5 * number, None) for number in range(20)]
+            assert len(zf.wait(made, num_returns=20, timeout=60, fetch_local=False)[0]) == 20
+            refs = [twice.remote(number, made[0]) for number in range(TASKS)]
+            zf.get(refs[0], timeout=30)
+            before = [daemon_of(home), daemon_of(executor)]
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+            assert [(value, len(data)) for value, data in zf.get(made, timeout=60)] == [(10 * number, 200_000) for number in range(20)]
+            assert [value for value, _ in zf.get(refs, timeout=60)] == [2 * number for number in range(TASKS)]
+            assert not {daemon_of(home), daemon_of(executor)} & set(before)
+            eventually(lambda: len(zf.nodes()) == 3, "all nodes")
 
 
 def test_nobody_ends_when_the_head_is_stopped_for_longer_than_a_lease_and_goes_on() -> None:
