@@ -89,7 +89,7 @@ class Viewer:
 def measure(run: Run) -> dict[str, Samples]:
     """One cluster; every view several times, then seconds with and without a viewer in turns."""
     samples = {figure: Samples([]) for figure in ("task stream, for the first time", *VIEWS, "daemon, for a viewer")}
-    tasks, actors, seconds = run.pick(1_000_000, 500), run.pick(10_000, 5), run.pick(10, 1)
+    tasks, actors, seconds = run.pick(1_000_000, 500), run.pick(10_000, 5), run.pick(100, 1) / 10
     with run.cluster() as system:
         remote, counter = system.remote(nothing), system.remote(Counter).options(lightweight=True, num_cpus=0)
         refs = [remote.remote() for _ in range(tasks)]
@@ -107,7 +107,7 @@ def measure(run: Run) -> dict[str, Samples]:
                 machine.wait_until_quiet([daemon])
                 without = _cpu(daemon, seconds)
                 with viewer.watch():
-                    time.sleep(1)  # The first answer is what opening costs.
+                    time.sleep(seconds / 10)  # The first answer is what opening costs.
                     samples["daemon, for a viewer"].values.append(max(0.0, _cpu(daemon, seconds) - without))
         finally:
             viewer.close()

@@ -77,11 +77,11 @@ export function demand(amounts) {
   return Object.entries(amounts).map(([name, amount]) => `${amount} ${name}`).join(", ") || "–";
 }
 
-// A colour for a name, the same everywhere on the page, of middle lightness so that it is seen on light and dark ground.
+// A colour for a name, the same everywhere on the page, dark enough for white text on it, and light enough for dark ground.
 export function colour(name) {
   let hash = 7;
   for (const letter of name) hash = Math.imul(hash ^ letter.codePointAt(0), 0x9e3779b1) >>> 0;
-  return `hsl(${30 + (hash >>> 8) % 300} ${50 + (hash >>> 4) % 25}% ${44 + (hash >>> 20) % 14}%)`; // No red: that is failure.
+  return `hsl(${30 + (hash >>> 8) % 300} ${50 + (hash >>> 4) % 25}% ${35 + (hash >>> 20) % 12}%)`; // No red: that is failure.
 }
 
 export async function ask(path, parameters = {}) {

@@ -25,7 +25,7 @@ export const overview = {
       card("tasks done per second", count(now.rate), `${count(now.finished)} in all`),
       card("running", count(tasks.running), `${count(tasks.blocked)} wait inside get()`),
       card("waiting", count(waiting), tasks.infeasible ? `${count(tasks.infeasible)} infeasible` : ""),
-      card("failed", count(rows.reduce((sum, row) => sum + row.failed, 0)), `of ${count(tasks.failed)} somebody has refs`),
+      card("failed", count(rows.reduce((sum, row) => sum + row.failed, 0)), `${count(tasks.failed)} of their errors are held`),
       card("CPUs in use", `${+cpus.toFixed(2)} of ${cpusTotal}`, `this machine: ${percent(now.machine.cpu)}`),
       card("object store", bytes(now.store.used ?? 0), `of ${bytes(now.store.capacity ?? 0)}; ${bytes(now.store.spilled ?? 0)} on disk`),
       card("memory of this machine", bytes(now.machine.memory), `of ${bytes(now.machine.memory_total)}`),
