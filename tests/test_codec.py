@@ -252,6 +252,10 @@ def longer(message: Any) -> Any:
         last = message.rows[-1:]
         more = tuple((row[0] + index if type(row[0]) is int else row[0], row[1]) for row in last for index in range(4, 20))
         return message._replace(rows=message.rows + more)
+    if type(message) is m.LifeEnded:
+        return message._replace(cause="x" * 200, stderr="x" * 200)
+    if type(message) is m.StopChildren:
+        return message._replace(prefixes=(b"p" * 12,) * 20, parents=(b"t" * 16,) * 20)
     if type(message) is m.Read:
         return message._replace(keys=(*message.keys, b"k" * 300))
     return type(message)(*("x" * 200 if type(each) is str else each * 20 if type(each) is tuple else each for each in message))

@@ -820,6 +820,22 @@ def test_a_task_that_must_not_run_twice_fails_with_its_node(retries: int) -> Non
         assert "max_retries=0 forbids another attempt" in text
 
 
+def test_the_end_of_an_attempt_counts_for_nothing_once_its_node_is_dead() -> None:
+    home = Home()
+    home.submit(row(1, strategy=on(NODES[1], "soft")))
+    assert home.delegated() == {NODES[1]: [1]}
+    home.table(NODES[0], NODES[2])
+    late = m.Completed.of(((task_id(1), first_attempt(0, 1), m.OK, (b"late",)),))
+    home.send(b"L" + NODES[1], m.Ended(1, tuple(late), ()))
+    assert home.results() == {}
+    assert home.scheduler.tables.counts["refused"] == 1
+
+
+def test_a_missing_fence_is_found() -> None:
+    with applied("no-fence"), pytest.raises(AssertionError):
+        test_the_end_of_an_attempt_counts_for_nothing_once_its_node_is_dead()
+
+
 def test_children_that_run_on_after_their_parents_attempt_are_found() -> None:
     with applied("void-children-run-on"), pytest.raises(AssertionError):
         test_children_of_an_attempt_that_died_elsewhere_are_stopped()

@@ -15,7 +15,7 @@ from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
 from zfabric.sim.network import Faults
 from zfabric.sim.shrinking import shrink
 from zfabric.sim.transfers import TransferResult, transfer_world
-from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, WITH_GROUPS, WITH_NODES, WITH_STREAMS, applied
+from zfabric.sim.variants import VARIANTS, applied, kind_of
 from zfabric.sim.world import World, WorldResult
 
 EXPECTED_STATES = (
@@ -256,12 +256,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.transfers:
         return survey_transfers(range(options.start, options.start + options.seeds))
-    options.actors |= options.variant in WITH_ACTORS
-    options.circles |= options.variant in WITH_CIRCLES
-    options.groups |= options.variant in WITH_GROUPS
-    options.streams |= options.variant in WITH_STREAMS
-    options.nodes = max(options.nodes, 3 if options.variant in WITH_NODES | WITH_GROUPS | WITH_STREAMS else 1)
-    kind = {name: getattr(options, name) for name in ("actors", "circles", "nodes", "restarts", "groups", "streams")}
+    # A number of nodes counts as the kinds do: the larger one wins.
+    kind = {name: max(getattr(options, name), least) for name, least in kind_of(options.variant).items()}
     with applied(options.variant):
         if options.trace is not None:
             return trace(options.trace, **kind)

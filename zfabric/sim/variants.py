@@ -459,6 +459,20 @@ def _ends_of_the_dead_accepted(right: Any) -> Any:
     return on_ended
 
 
+def _dead_nodes_heard(right: Any) -> Any:
+    """What a node has ended is passed on to its handler, whether or not the node lives."""
+
+    def of_registered(self: Peers, handler: Any) -> Any:
+        checked = right(self, handler)
+
+        def handle(now: float, source: bytes, message: Any) -> None:
+            (handler if type(message) is m.Ended and source[1:] not in self.tables.nodes else checked)(now, source, message)
+
+        return handle
+
+    return of_registered
+
+
 def _passed_on(right: Any) -> Any:
     """A node passes on tasks that were delegated to it."""
     return lambda queue: queue.shape[2] == TASKS
@@ -797,7 +811,6 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "stale-incarnation-commits": ((ActorLogs, "on_log_appended", _written_later), (ActorLogs, "process_gone", _nothing)),
     "circles-unseen": ((Deadlocks, "look_later", _nothing),),
     "limits-ignored": ((Deadlocks, "_lasts", _limits_ignored),),
-    "no-fence": ((Delegations, "on_ended", _ends_of_the_dead_accepted),),
     "second-hop": ((spilling, "is_own_work", _passed_on),),
     "lost-attempts-come-again": ((Outcomes, "node_lost", _lost_attempts_come_again),),
     "one-lost-task-runs-again": ((Outcomes, "node_lost", _one_task_of_the_dead_runs_again),),
@@ -821,8 +834,10 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "fence-by-time-only": ((Registry, "on_renew_lease", _dead_nodes_renew), (Registry, "_row_deleted", _dead_nodes_not_told)),
 }
 """name -> patches"""
-WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("no-fence") :])
+WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("second-hop") :])
 """Variants whose mistake needs several nodes."""
+WITH_RESTARTS = frozenset({"places-not-repeated"})
+"""Those of them that are found best where all faults are restarts of daemons."""
 OF_BOTH = frozenset({"fence-by-time-only"})
 """Those of them that are found where programs have actors, too: their tasks are spread over all nodes."""
 WITH_CIRCLES = frozenset(list(VARIANTS)[list(VARIANTS).index("circles-unseen") :]) - WITH_NODES
@@ -841,6 +856,7 @@ WITH_GROUPS = frozenset(GROUPED)
 VARIANTS.update(GROUPED)
 
 SCRIPTED: dict[str, tuple[Patch, ...]] = {
+    "no-fence": ((Peers, "of_registered", _dead_nodes_heard), (Delegations, "on_ended", _ends_of_the_dead_accepted)),
     "ids-without-home": ((Tables, "homes_of", _ids_without_home),),
     "rows-not-entrusted": ((Entrusting, "_entrust", _nothing),),
     "acknowledged-before-entrusted": ((Entrusting, "send", _sent_at_once),),
@@ -865,6 +881,18 @@ WITH_STREAMS = frozenset(STREAMED)
 VARIANTS.update(STREAMED)
 
 
+def kind_of(name: str) -> dict[str, Any]:
+    """The kind of worlds that find a variant: arguments of ``World``."""
+    return {
+        "actors": name in WITH_ACTORS,
+        "circles": name in WITH_CIRCLES,
+        "groups": name in WITH_GROUPS,
+        "streams": name in WITH_STREAMS,
+        "restarts": name in WITH_RESTARTS,
+        "nodes": 3 if name in WITH_NODES | WITH_GROUPS | WITH_STREAMS else 1,
+    }
+
+
 @contextmanager
 def applied(name: str | None) -> Iterator[None]:
     """Break machines with the variant ``name`` within the context. None leaves them as they are."""
@@ -879,4 +907,4 @@ def applied(name: str | None) -> Iterator[None]:
             setattr(owner, method, function)
 
 
-__all__ = ["SCRIPTED", "VARIANTS", "WITH_ACTORS", "WITH_CIRCLES", "WITH_GROUPS", "WITH_NODES", "WITH_STREAMS", "applied"]
+__all__ = ["SCRIPTED", "VARIANTS", "applied", "kind_of"]
