@@ -69,7 +69,7 @@ def test_a_value_that_is_spilled_is_read_and_one_for_which_there_is_no_room_is_w
         nodes.until(lambda: first in one.values)
         second = one.put(2, 20 * MiB, fill)
         nodes.until(lambda: second in one.values)
-        assert one.core.store.statistics()["spills"] == 1
+        nodes.until(lambda: one.core.store.statistics()["spills"] == 1)
         blocking = two.put(3, 25 * MiB, fill)
         nodes.until(lambda: blocking in two.values)
         two.pin(blocking)
