@@ -347,13 +347,19 @@ def test_a_joiner_learns_what_is_wrong(daemons: Make, wrong: str) -> None:
 # --- strangers ------------------------------------------------------------------------------------------------------------------
 
 
+ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+"""Events of a socket whose connection has ended."""
+
+
 class Stranger:
     """A plain socket of ZeroMQ that connects to a daemon."""
 
-    def __init__(self, daemon: Daemon, keys: KeyPair | None = None, mechanism: str = "CURVE") -> None:
+    def __init__(self, daemon: Daemon, keys: KeyPair | None = None, mechanism: str = "CURVE", routing_id: bytes = b"") -> None:
         self.daemon = daemon
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.socket = self.context.socket(zmq.DEALER)
+        if routing_id:
+            self.socket.setsockopt(zmq.ROUTING_ID, routing_id)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
         if mechanism == "CURVE":
@@ -364,18 +370,20 @@ class Stranger:
         elif mechanism == "PLAIN":
             self.socket.setsockopt(zmq.PLAIN_USERNAME, b"node")
             self.socket.setsockopt(zmq.PLAIN_PASSWORD, b"node")
+        self.ended = self.socket.get_monitor_socket(ENDS)
         self.socket.connect(daemon.transport.address)
 
     def send(self, *frames: bytes) -> None:
-        """Send frames. While there is no room for one, the daemon goes on."""
+        """Send frames. While there is no room for one, the daemon goes on. Once it has closed the connection, the others are dropped."""
         for frame in frames:
             until(lambda frame=frame: self._sent(frame), self.daemon)
 
     def _sent(self, frame: bytes) -> bool:
+        ended = bool(self.ended.poll(0))  # Asked first: an end that comes later is seen by the next attempt.
         try:
             self.socket.send(frame, zmq.DONTWAIT)
         except zmq.Again:
-            return False
+            return ended
         return True
 
     def close(self) -> None:
@@ -461,20 +469,8 @@ def test_a_connection_named_as_another_ones_has_its_own_identity(daemons: Make, 
     connect(one, two, three)
     until(lambda: one.transport.peers[two.node].link.open, one, two)
     one.transport.peers[two.node].connection = b"chosen"
-    thief = Stranger.__new__(Stranger)
-    thief.daemon = one
-    thief.context = zmq.Context(1)
-    thief.socket = thief.context.socket(zmq.DEALER)
-    thief.socket.setsockopt(zmq.ROUTING_ID, b"chosen")
-    thief.socket.setsockopt(zmq.CURVE_SERVERKEY, one.keys.public)
-    thief.socket.setsockopt(zmq.CURVE_PUBLICKEY, three.keys.public)
-    thief.socket.setsockopt(zmq.CURVE_SECRETKEY, three.keys.secret)
-    thief.socket.connect(one.transport.address)
-    try:
-        thief.send(encode(1, 0, message("stolen")))
-        until(lambda: one.transport.refused["no hello"], one)
-    finally:
-        thief.close()
+    strange(one, three.keys, routing_id=b"chosen").send(encode(1, 0, message("stolen")))
+    until(lambda: one.transport.refused["no hello"], one)
     assert one.texts() == []
 
 
