@@ -146,6 +146,21 @@ def test_large_values_and_refs_go_both_ways_and_are_held_by_who_has_them(cluster
     assert zf.get(counter.total.remote(), timeout=WITHIN) == 600_000
 
 
+def test_results_of_calls_are_arguments_of_calls_also_with_refs_inside(cluster: zf.LocalCluster) -> None:
+    counter = made_there(cluster)
+    ten = counter.add.remote(0)
+    assert zf.get(counter.add.remote(ten), timeout=WITHIN) == 20
+    assert zf.get(counter.add.remote(ten), timeout=WITHIN) == 30, "this program alone has the value"
+    box = counter.put.remote(200_000)
+    zf.get(box, timeout=WITHIN)
+    assert zf.get(counter.keep.remote(box), timeout=WITHIN) == 1
+    assert zf.get(counter.total.remote(), timeout=WITHIN) == 200_000
+    mine = zf.remote(lambda: [zf.put(np.ones(3))]).remote()
+    zf.get(mine, timeout=WITHIN)
+    assert zf.get(counter.keep.remote(mine), timeout=WITHIN) == 2
+    assert zf.get(counter.total.remote(), timeout=WITHIN) == 200_003
+
+
 def test_errors_timeouts_and_cancels_are_those_of_a_local_actor(cluster: zf.LocalCluster) -> None:
     counter = made_there(cluster)
     with pytest.raises(KeyError, match="missing"):

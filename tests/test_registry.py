@@ -270,6 +270,18 @@ def test_a_lease_counts_from_its_request_and_a_node_without_one_is_silent_and_th
     assert machine.next_deadline() is None
 
 
+@pytest.mark.parametrize("message", [None, m.Expelled("dead")])
+def test_a_node_that_ends_stops_its_workers_first(message: m.Expelled | None) -> None:
+    """All its processes may have been stopped: then what they ran runs elsewhere by now, and it takes a moment to end."""
+    machine = member()
+    machine.take_effects(0.0)
+    step(machine, 0.0, m.Joined(NODE_A, 2, LEASE))
+    effects = step(machine, 2 * LEASE if message is None else 1.0, message)
+    order = [each for each in effects if isinstance(each, Freeze | EndNode)]
+    assert order[0] == Freeze(True)
+    assert isinstance(order[1], EndNode)
+
+
 def test_a_node_goes_on_where_it_was_when_the_head_was_held_up() -> None:
     machine = member()
     machine.take_effects(0.0)

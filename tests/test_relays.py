@@ -142,6 +142,28 @@ def test_callers_see_their_own_daemon_in_place_of_the_actor(node: Nodes) -> None
     ]
 
 
+def test_a_call_takes_the_result_of_another_call_along_of_which_only_the_caller_knows(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, m.Borrowed(1), alive())
+    passed_on = (call(1)[0], "add", b"arguments", (call_value(CALL, 0),), (b"value",), None)
+    node.send(CLIENT + worker, m.Call(FAR, 7, (passed_on,)))
+    assert node.told(HOME_A) == [m.RelayedCalls(FAR, 7, (passed_on,), worker, ())]
+    assert not any(type(each) is m.Returned for each in node.sent_to(CLIENT + worker)), "it has not failed"
+
+
+def test_a_value_with_refs_inside_is_fetched_by_the_actors_node_which_learns_their_homes(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
+    node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ((OTHER,),)),), ((OTHER, HOME_C),)))
+    node.told(HOME_A)
+    node.send(CLIENT + worker, m.Call(FAR, 7, ((call(1)[0], "add", b"arguments", (call_value(CALL, 0),), (b"value",), None),)))
+    (relayed,) = node.told(HOME_A)
+    assert [row[4] for row in relayed.rows] == [(None,)]
+    node.hear(HOME_A, m.FetchValues((call_value(CALL, 0),)))
+    assert [each.homes for each in node.told(HOME_A) if type(each) is m.FetchedValues] == [((OTHER, HOME_C),)]
+
+
 def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Nodes) -> None:
     worker = find(node)
     node.hear(HOME_A, m.Borrowed(1), alive())

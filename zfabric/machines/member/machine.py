@@ -219,9 +219,12 @@ class Member:
 
     def _freeze(self) -> None:
         if not self.frozen:
-            self.frozen = True
-            self._effects.append(Freeze(True))
+            self._stop_workers()
             self._effects.append(Log("warning", "the node's lease could not be renewed: its workers are stopped until it is"))
+
+    def _stop_workers(self) -> None:
+        self.frozen = True
+        self._effects.append(Freeze(True))
 
     def on_expelled(self, now: float, source: Address, message: m.Expelled) -> None:
         """The node is dead for the cluster."""
@@ -235,8 +238,11 @@ class Member:
             self._effects.append(Send(self._registry, m.Leave(self._join.node, reason)))
 
     def _end(self, reason: str) -> None:
+        """End the node. Its workers are stopped at once: what they run may run elsewhere already, and a node takes a moment to end."""
         if not self._ended:
             self._ended = self.silent = True
+            if self.number and not self.frozen:
+                self._stop_workers()
             self._effects.append(Silence(True))
             self._effects.append(EndNode(reason))
 

@@ -22,7 +22,8 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, JOB_BYTES, Address, call_value, daemons_of, short
 from zfabric.protocol.machine import Refusal
-from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK
+from zfabric.protocol.messages.rows import DEPENDENCIES, VALUES
 
 
 class RemoteActors:
@@ -188,16 +189,32 @@ class RemoteActors:
         may = self.actors.references.may_travel
         rows: list[m.Row] = []
         for row in message.rows:
-            if len(row) > 3 and not all(map(may, names_of(row))):
+            if len(row) > 3 and not all(may(each) for each in names_of(row) if not self._is_private(row, each)):
                 name = f"{row[1]} of actor {short(message.actor_id)}"
                 text = f"{name} did not run: the actor is on another node, and the home of a ref in the arguments is not known (any more)"
                 failure = pack_failure("ActorUnavailableError", text, (("actor", message.actor_id.hex()), ("outcome", "not run")))
                 self.tables.send_to_client(process, m.Returned(((row[0], FAILED, (failure,)),)))
             else:
-                rows.append(row)
+                rows.append(self._without_refs(row))
         if rows:
             homes = self.tables.homes_of(each for row in rows for each in names_of(row))
             self.tables.send_to_node(place, m.RelayedCalls(message.actor_id, message.attempt, tuple(rows), process.incarnation, homes))
+
+    def _is_private(self, row: m.Row, object_id: bytes) -> bool:
+        """Whether a name in a call is the result of another call that only the caller has: its value is in the row, without refs inside."""
+        names = row[DEPENDENCIES]
+        return object_id in names and row[VALUES][names.index(object_id)] is not None and self.tables.find(object_id) is None
+
+    def _without_refs(self, row: m.Row) -> m.Row:
+        """A call without the values that may have refs inside: the actor's node fetches these, with the homes of the refs."""
+        if len(row) == 3 or not row[DEPENDENCIES]:
+            return row
+        found = [self.tables.find(each) for each in row[DEPENDENCIES]]
+        plain = [record is None or (record.status == OK and not record.contained) for record in found]
+        if all(plain):
+            return row
+        values = tuple(value if keep else None for value, keep in zip(row[VALUES], plain, strict=True))
+        return (*row[:VALUES], values, *row[VALUES + 1 :])
 
     def _place_of(self, actor_id: bytes, attempt: int | None = None) -> bytes:
         """The other node on which an actor lives; empty if it lives on none, or if that is not the given life."""
