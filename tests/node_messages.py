@@ -231,6 +231,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "CallsEnded": st.builds(m.CallsEnded, numbers, many(call_ends, 3), homes),
         "EndJob": st.builds(m.EndJob, pool.jobs),
         "JobGone": st.builds(m.JobGone, pool.jobs),
+        "JobLives": st.builds(m.JobLives, pool.jobs, st.booleans()),
         "JobOutput": st.builds(
             m.JobOutput,
             pool.jobs,

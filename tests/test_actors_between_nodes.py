@@ -14,7 +14,7 @@ from faults import descendants, eventually, gone, name_of
 
 import zfabric as zf
 from zfabric.util.scheduling_strategies import In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy
-from zfabric.util.state import list_actors
+from zfabric.util.state import list_actors, list_jobs
 
 LEASE = 2.0
 WITHIN = 60
@@ -353,7 +353,7 @@ def test_a_name_is_found_from_every_node_and_free_again_after_the_actors_end(clu
     del again
 
 
-def test_of_actors_with_one_name_made_on_two_nodes_at_once_one_is_made(cluster: zf.LocalCluster) -> None:
+def test_of_actors_with_one_name_made_on_two_nodes_at_once_one_is_made(cluster: zf.LocalCluster, capfd: pytest.CaptureFixture[str]) -> None:
     def make(index: int) -> bytes:
         handle = Counter.options(name=f"wanted {index}", get_if_exists=True, lifetime="detached").remote()
         zf.get(handle.add.remote())
@@ -367,6 +367,23 @@ def test_of_actors_with_one_name_made_on_two_nodes_at_once_one_is_made(cluster: 
         named = zf.get_actor(f"wanted {index}")
         assert zf.get(named.add.remote(), timeout=WITHIN) == 3, "both tasks have called the same actor"
         zf.kill(named)
+    assert "nobody asked for" not in capfd.readouterr().err, "who lost the race has an actor"
+    assert there(cluster, lambda _: 5, []) == 5, "the job goes on where its last detached actor has ended"
+
+
+def test_a_detached_actor_outlives_its_driver_on_whatever_node_it_was_made(nodes: zf.LocalCluster) -> None:
+    def make(box: list[Any]) -> list[Any]:
+        kept = Counter.options(name=box[0], lifetime="detached").remote()
+        return [zf.get(kept.node.remote())]
+
+    with zf.init(nodes.address, namespace="outlived"):
+        assert there(nodes, make, "kept") == [nodes.nodes[1].node_id]
+    with zf.init(nodes.address, namespace="outlived"):
+        kept = zf.get_actor("kept")
+        assert zf.get(kept.add.remote(), timeout=WITHIN) == 1
+        job = kept._actor_id[:4].hex()
+        zf.kill(kept)
+        eventually(lambda: job not in [each.job_id for each in list_jobs() if each.status == "RUNNING"], "its job ends with it")
 
 
 @pytest.mark.parametrize("of_caller", [False, True])

@@ -295,6 +295,56 @@ def test_the_end_of_a_job_is_repeated_to_a_new_daemon(peer: Peer) -> None:
     assert len(peer.take(m.Farewell)) == 1
 
 
+def test_a_job_goes_on_without_its_driver_for_detached_actors_of_another_node_until_it_has_none(peer: Peer) -> None:
+    peer.driver()
+    hear(peer, C, m.JobLives(JOB, True))
+    peer.send(CLIENT + DRIVER, m.Goodbye())
+    assert len(peer.take(m.Farewell)) == 1
+    assert told(peer, A) == told(peer, C) == []
+    hear(peer, C, anew(NEW), again(NEW), m.JobLives(JOB, True), m.Ready())
+    assert m.EndJob(JOB) not in told(peer, A)
+    hear(peer, C, m.JobLives(JOB, False))
+    assert told(peer, A) == [m.EndJob(JOB)]
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_job_ends_with_the_node_of_its_detached_actors_or_if_its_next_daemon_has_none(peer: Peer, dies: bool) -> None:
+    peer.driver()
+    hear(peer, C, m.JobLives(JOB, True))
+    peer.send(CLIENT + DRIVER, m.Goodbye())
+    if dies:
+        table(peer, 2, A)
+    else:
+        hear(peer, C, anew(NEW), again(NEW))
+        assert m.EndJob(JOB) not in told(peer, A), "it has not repeated everything"
+        hear(peer, C, m.Ready())
+    assert m.EndJob(JOB) in told(peer, A)
+
+
+def test_a_driver_that_ends_while_a_node_registers_may_have_detached_actors_there(peer: Peer) -> None:
+    peer.driver()
+    hear(peer, C, anew(NEW), again(NEW))
+    peer.send(CLIENT + DRIVER, m.Goodbye())
+    hear(peer, C, m.JobLives(JOB, True), m.Ready())
+    assert told(peer, A) == [], "the job goes on"
+    assert len(peer.take(m.Farewell)) == 1
+
+
+def test_the_home_of_a_job_is_told_of_detached_actors_before_the_end_of_the_task_that_made_them(peer: Peer) -> None:
+    worker = peer.delegated(1)
+    child = child_prefix(JOB, task_id(1), 0, salt_of(OF_A)) + bytes(4)
+    peer.send(CLIENT + worker, m.Export(((b"A" * 16, "Actor", b"payload", (("actor", b"Actor"), ("detached", True))),)))
+    peer.send(CLIENT + worker, m.Submit(((child, b"A" * 16, b"", ()),)))
+    assert told(peer, A) == [m.JobLives(JOB, True)]
+    hear(peer, A, anew(NEW))
+    repeated = told(peer, A)
+    assert repeated.index(m.JobLives(JOB, True)) < repeated.index(m.Ready())
+    hear(peer, A, again(NEW), m.Ready())
+    peer.send(CLIENT + worker, m.KillActor(child, True))
+    assert m.JobLives(JOB, False) in told(peer, A)
+    assert not peer.scheduler.tables.jobs[JOB].ended, "its home decides that"
+
+
 def test_the_end_of_a_job_is_acknowledged_before_the_table_with_its_home_arrives() -> None:
     node = Node()
     hear(node, A, m.EndJob(JOB))

@@ -452,7 +452,10 @@ class ActorClass(Generic[Parameters, Instance_co]):
         arguments, dependencies, options, _held = dump_call(client, args, kwargs, named)
         actor = client.submit(self._export.function_id, arguments, dependencies, options, 1)
         made = ActorHandle(ObjectRef(actor, client), self._blueprint)
-        return self._taken(client, made) or made  # Another process may have requested the name at the same time: the first one gets it.
+        taken = self._taken(client, made)  # Another process may have requested the name at the same time: the first one gets it.
+        if taken is not None:
+            client.get([actor], None)  # Its failure is known, and is not to be shown.
+        return taken or made
 
     def _check_groups(self) -> None:
         """Raise OptionError if a method names an unknown concurrency group."""

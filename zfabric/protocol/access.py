@@ -103,6 +103,7 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.Release,
             m.EndJob,
             m.JobGone,
+            m.JobLives,
             m.JobOutput,
             m.AskRoom,
             m.NodeRoom,

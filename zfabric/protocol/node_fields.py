@@ -597,6 +597,7 @@ NODE_CHECKS: dict[str, Check] = {
     "NameClaimed": _name_claimed,
     "EndJob": _job,
     "JobGone": _job,
+    "JobLives": _job,
     "JobOutput": _job_output,
     "Heartbeat": _heartbeat,
     "Place": _place,

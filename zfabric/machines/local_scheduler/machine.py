@@ -95,7 +95,7 @@ from zfabric.machines.local_scheduler.transitions import (
     CallerExited,
     CallerNotified,
     CallsEndReceived,
-    DetachedActorDied,
+    DetachedActorsChanged,
     GuestDied,
     GuestTaskEnded,
     JobOver,
@@ -313,6 +313,7 @@ class LocalScheduler:
             self.references,
             self.outcomes,
             self.jobs,
+            self.detached,
             self.actors,
             self.borrowing,
             self.executions,
@@ -364,7 +365,7 @@ class LocalScheduler:
             ActorUnwanted: self.actors.on_unwanted,
             RemakeEnded: self.remakes.on_ended,
             RemakeWanted: self.remakes.on_wanted,
-            DetachedActorDied: self.detached.on_died,
+            DetachedActorsChanged: self.detached.on_changed,
             ActorLifeEnded: self.remote_callers.on_life_ended,
             ActorNameFreed: self.names.on_freed,
             ActorReturned: self.names.on_returned,
@@ -493,6 +494,7 @@ class LocalScheduler:
             self.failover.end_of_turn()
             self.children.begin_end_of_turn()
             self.remote_streams.end_of_turn()
+            self.detached.end_of_turn()
             self.executions.end_of_turn()
             self.children.end_of_turn()
             self.remote_actors.end_of_turn()
@@ -705,6 +707,7 @@ class LocalScheduler:
             m.CopyLost: self.fetching.on_copy_lost,
             m.FetchedValues: self.fetching.on_values,
             m.JobOutput: self.on_job_output,
+            m.JobLives: self.detached.on_job_lives,
             m.Entrust: self.failover.on_entrust,
             m.Entrusted: self.entrusting.on_entrusted,
             m.Finished: self.failover.on_finished,

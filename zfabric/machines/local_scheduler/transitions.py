@@ -51,8 +51,8 @@ class ActorUnreferenced(NamedTuple):
     task: TaskRecord
 
 
-class DetachedActorDied(NamedTuple):
-    """A detached actor is dead for good. Its job may end."""
+class DetachedActorsChanged(NamedTuple):
+    """A detached actor was made, or is dead for good: whether its job goes on without its driver may have changed."""
 
     job: JobRecord
 
@@ -171,7 +171,7 @@ Transition = (
     | RemakeWanted
     | ActorUnwanted
     | ActorUnreferenced
-    | DetachedActorDied
+    | DetachedActorsChanged
     | ActorLifeEnded
     | ActorReturned
     | GuestTaskEnded

@@ -120,6 +120,7 @@ from zfabric.protocol.messages.delegation import EndsReceived as EndsReceived
 from zfabric.protocol.messages.delegation import FetchedValues as FetchedValues
 from zfabric.protocol.messages.delegation import FetchValues as FetchValues
 from zfabric.protocol.messages.delegation import JobGone as JobGone
+from zfabric.protocol.messages.delegation import JobLives as JobLives
 from zfabric.protocol.messages.delegation import JobOutput as JobOutput
 from zfabric.protocol.messages.delegation import NodeDraining as NodeDraining
 from zfabric.protocol.messages.delegation import Reclaim as Reclaim

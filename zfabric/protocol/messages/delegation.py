@@ -235,6 +235,13 @@ class JobGone(NamedTuple):
     job: bytes
 
 
+class JobLives(NamedTuple):
+    """another node -> home of a job. Whether living actors that outlive the driver are at home at the sender: the job goes on for them."""
+
+    job: bytes
+    lives: bool
+
+
 class JobOutput(NamedTuple):
     """executor -> home of a job. Output for the job's driver: ``lines`` as in ``LogLines``, ``notices`` rows ``(level, text)``."""
 

@@ -37,7 +37,7 @@ from zfabric.machines.local_scheduler.transitions import (
     ActorUnwanted,
     CallerExited,
     CallerNotified,
-    DetachedActorDied,
+    DetachedActorsChanged,
     GuestDied,
 )
 from zfabric.protocol import messages as m
@@ -103,6 +103,7 @@ class ActorDirectory:
         if record.detached:
             self._not_durable.add(record.id)
             self._to_write.append(record.id)
+            self.tables.transitions.append(DetachedActorsChanged(job))
         if record.shared:
             return True
         hosting = sum(1 for each in self.records.values() if each.state != DEAD and not each.shared and not _is_elsewhere(each))
@@ -241,7 +242,7 @@ class ActorDirectory:
         record.arguments = set()
         if record.detached:
             self.references.release((record.task.object_id,), DETACHED)
-            self.tables.transitions.append(DetachedActorDied(record.task.function.queue.job))
+            self.tables.transitions.append(DetachedActorsChanged(record.task.function.queue.job))
         self.logs.drop(record.id)
         if record.unreferenced:
             self.records.pop(record.id, None)

@@ -4,6 +4,9 @@ Everything else of the job ends with its driver: tasks that no other process wai
 The job's row still says that the job runs. So a restarted scheduler finds the driver dead and reaches the same state. It restarts detached
 actors that have no process: their rows are in the control store before anybody is notified that they are alive, and until they are dead for
 good.
+
+A detached actor that a task on another node made is at home there. That node reports to the home of the job whether it has any
+(``JobLives``).
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from zfabric.machines.local_scheduler.records import DONE, JobRecord, ProcessRec
 from zfabric.machines.local_scheduler.references import holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
-from zfabric.machines.local_scheduler.transitions import DetachedActorDied
+from zfabric.machines.local_scheduler.transitions import DetachedActorsChanged
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import JOB_BYTES
+from zfabric.protocol.ids import JOB_BYTES, Address
 from zfabric.protocol.messages import DEAD
 
 
@@ -29,7 +32,20 @@ class DetachedActors:
         self.departures = departures
         self.actors = actors
         self._over: dict[JobRecord, None] = {}
-        """Jobs without a driver of which a detached actor has died in this turn."""
+        """Jobs without a driver whose detached actors have changed in this turn."""
+        self._changed: dict[JobRecord, None] = {}
+        """Jobs of other nodes whose detached actors here have changed in this turn."""
+        self._reported: set[bytes] = set()
+        """Jobs of other nodes that go on for actors of this one, as their homes were told."""
+        self._elsewhere: dict[bytes, set[bytes]] = {}
+        """Jobs of this node that go on for actors of another one, by node."""
+
+    def is_unknown(self) -> bool:
+        """Whether another node has yet to repeat to this one for which jobs it has detached actors."""
+        nodes = self.tables.nodes.values()
+        return self.tables.unsettled is not None or any(
+            node.daemon and node.process is not None and not node.process.ready for node in nodes
+        )
 
     def driver_gone(self, job: JobRecord, driver: ProcessRecord, now: float) -> bool:
         """Release everything of a job but its detached actors. Return False if it has none: then it ends."""
@@ -47,19 +63,68 @@ class DetachedActors:
         self.actors.end_unheld(job, "its driver has ended")
         return True
 
-    def on_died(self, died: DetachedActorDied) -> None:
-        """Note the job of a detached actor that has died, if the driver is gone."""
-        if died.job.driver is None:
-            self._over[died.job] = None
+    def on_changed(self, changed: DetachedActorsChanged) -> None:
+        """Note the job of a detached actor that was made or has died: its home is to know, or ends it once its driver is gone."""
+        if changed.job.home:
+            self._changed[changed.job] = None
+        elif changed.job.driver is None:
+            self._over[changed.job] = None
 
     def take_over(self) -> list[JobRecord]:
         """Take the jobs that are to end: without a driver, and without a living detached actor."""
+        if not self._over or self.is_unknown():
+            return []
         over, self._over = self._over, {}
         return [job for job in over if not job.ended and not self._lives_on(job)]
 
     def _lives_on(self, job: JobRecord) -> bool:
+        return self._lives_here(job) or any(job.id in jobs for jobs in self._elsewhere.values())
+
+    def _lives_here(self, job: JobRecord) -> bool:
         records = self.tables.actors.values()
         return any(record.detached and record.state != DEAD and not record.killed and _in(record.id, job) for record in records)
+
+    # -- other nodes --
+
+    def end_of_turn(self) -> None:
+        """Report to the homes of jobs whether these go on for actors of this node: before the outcomes of the tasks that made them."""
+        for job in self._changed:
+            lives = not job.ended and self._lives_here(job)
+            if lives != (job.id in self._reported):
+                (self._reported.add if lives else self._reported.discard)(job.id)
+                self.tables.send_to_node(job.home, m.JobLives(job.id, lives))
+        self._changed.clear()
+
+    def repeat(self, node: bytes) -> None:
+        """Report that to a node again, since its daemon is new, or this one."""
+        for job in self.tables.jobs.values():
+            if job.home == node and not job.ended and self._lives_here(job):
+                self._reported.add(job.id)
+                self.tables.send_to_node(node, m.JobLives(job.id, True))
+
+    def on_job_lives(self, now: float, source: Address, message: m.JobLives) -> None:
+        """Another node reports whether a job of this one goes on for actors there."""
+        jobs = self._elsewhere.setdefault(source[1:], set())
+        if message.lives:
+            jobs.add(message.job)
+        else:
+            jobs.discard(message.job)
+            self._may_end(message.job)
+
+    def begin_anew(self, node: bytes) -> None:
+        """Forget what the former daemon of a node has reported, or a dead node: without it, jobs may end."""
+        for job in self._elsewhere.pop(node, ()):
+            self._may_end(job)
+
+    def job_ended(self, job_id: bytes) -> None:
+        """Forget a job that has ended."""
+        for jobs in (self._reported, *self._elsewhere.values()):
+            jobs.discard(job_id)
+
+    def _may_end(self, job_id: bytes) -> None:
+        job = self.tables.jobs.get(job_id)
+        if job is not None and job.driver is None and not job.home:
+            self._over[job] = None
 
     def _stop_tasks(self, job: JobRecord, driver: bytes, now: float) -> None:
         unheld = [

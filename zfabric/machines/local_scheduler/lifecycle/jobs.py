@@ -77,6 +77,8 @@ class Jobs:
         """The last jobs of other nodes that have ended."""
         self._leaving: dict[bytes, tuple[set[bytes], _LastRows]] = {}
         """Ended jobs of which other nodes may still have something: which nodes, and the rows that are written then."""
+        self._without_driver: dict[JobRecord, None] = {}
+        """Jobs whose driver is gone while it is not known whether they go on."""
         self._tombstones: list[tuple[float, _LastRows]] = []
         """Ends of jobs that the control store could not write: when to try again, and what."""
 
@@ -93,12 +95,15 @@ class Jobs:
 
     def driver_gone(self, job: JobRecord, now: float) -> None:
         """End a job with its driver, unless it has detached actors."""
-        if job.driver is None or not self.detached.driver_gone(job, job.driver, now):
+        if self.detached.is_unknown():
+            self._without_driver[job] = None
+        elif job.driver is None or not self.detached.driver_gone(job, job.driver, now):
             self.end_job(job, now)
 
     def end_of_turn(self, now: float) -> None:
         """End jobs whose retired actors have ended, and jobs without a driver whose detached actors have died."""
-        for job in self.job_shutdown.take_over(now):
+        without_driver, self._without_driver = self._without_driver, {}
+        for job in (*without_driver, *self.job_shutdown.take_over(now)):
             self.driver_gone(job, now)
         for job in self.detached.take_over():
             self.end_job(job, now)
@@ -125,6 +130,7 @@ class Jobs:
             queue.tasks.clear()
         self.actors.job_ended(job)
         self.remakes.job_ended(job.id)
+        self.detached.job_ended(job.id)
         tables.transitions.append(JobOver(job.id))
         for task in [task for identifier, task in tables.tasks.items() if identifier[:JOB_BYTES] == job.id]:
             self._drop_task(task)
@@ -210,6 +216,7 @@ class Jobs:
 
     def node_died(self, node: bytes) -> None:
         """A node is dead: what it had of ended jobs is gone with it."""
+        self.detached.begin_anew(node)
         for job in list(self._leaving):
             self._left(job, node)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.groups.directory import Groups
+from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
@@ -40,6 +41,7 @@ class Repeats:
         references: References,
         outcomes: Outcomes,
         jobs: Jobs,
+        detached: DetachedActors,
         actors: ActorDirectory,
         borrowing: Borrowing,
         executions: Executions,
@@ -56,6 +58,7 @@ class Repeats:
         self.references = references
         self.outcomes = outcomes
         self.jobs = jobs
+        self.detached = detached
         self.actors = actors
         self.borrowing = borrowing
         self.executions = executions
@@ -78,6 +81,7 @@ class Repeats:
         node.ends_received = None
         node.reclaimable = False
         self.borrowing.begin_anew(node.token)
+        self.detached.begin_anew(node.token)
         self.reclaiming.begin_anew(node.token)
         self.entrusting.begin_anew(node.token)
         self.failover.begin_anew(node.token)
@@ -105,6 +109,7 @@ class Repeats:
         self.failover.repeat(token)
         self.groups.repeat(token)
         self.group_tasks.repeat(token)
+        self.detached.repeat(token)
         self.tables.send_to_node(token, m.Ready())
         self.streams.repeat(node)
         self.remote_streams.repeat(node)
