@@ -24,6 +24,8 @@ from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
 from zfabric.runtime.session import STARTED, ClusterSettings, Session, find_sessions, started_session, user_directory
 
+_NODE_ID = re.compile("[0-9a-fA-F]{16}")
+
 
 def _labels(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     found = {}
@@ -35,6 +37,15 @@ def _labels(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return tuple(sorted(found.items()))
 
 
+def _node_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if not is_text(value):
+        raise click.BadParameter(f"{value!r} is not UTF-8", ctx, param)
+    if value.isdecimal() or _NODE_ID.fullmatch(value):
+        what = "number" if value.isdecimal() else "id"
+        raise click.BadParameter(f"{value!r} could be the {what} of another node; choose a name such as node-{value[:4]}", ctx, param)
+    return value
+
+
 @click.command(short_help="Start a cluster that outlives programs, or one of its nodes.")
 @click.option("--head", is_flag=True, help="Start the head of a cluster of several nodes, to which others connect.")
 @click.option("--address", metavar="ADDRESS", help="Start one more node of the cluster whose head is at tcp://HOST:PORT.")
@@ -44,7 +55,13 @@ def _labels(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     "--port", type=WholeNumber("port", 0, 65535), metavar="N", help="Port for other nodes; by default 6790 at the head, else any."
 )
 @click.option("--transfer-port", type=WholeNumber("port", 0, 65535), metavar="N", help="Port for large values; by default any.")
-@click.option("--name", metavar="NAME", default="", help="Name of the node in listings and output; by default that of the machine.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    default="",
+    callback=_node_name,
+    help="Name of the node in listings and output; by default that of the machine.",
+)
 @click.option("--label", "labels", callback=_labels, multiple=True, metavar="NAME=VALUE", help="A label of the node; may be repeated.")
 @cluster_options
 @click.option("--store", metavar="DIR", help="Directory of the control store, which remains when the cluster is stopped.")
@@ -285,7 +302,7 @@ def drain(node: str, timeout: float | None, force: bool, address: str | None) ->
     session = chosen_session(address)
     with connected(session) as client:
         rows = client.query("nodes")
-    chosen = [row for row in rows if node in (row["node"], row.get("name"), str(row.get("number")))]
+    chosen = [row for row in rows if node in (row["node"], str(row.get("number")))] or [row for row in rows if node == row.get("name")]
     if not chosen:
         raise click.UsageError(f"this cluster has no node {node!r}: zfabric nodes lists them")
     shown: set[str] = set()
