@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,3 +126,19 @@ def test_links_of_dead_processes_are_closed_at_once(here: Here) -> None:
     here.daemon._supervised(here.now)
     assert here.daemon.transport.peers.keys() == set()
     assert {path.stem for path in sockets.iterdir()} == {here.daemon.incarnation.hex()}, "nobody else deletes what a killed driver bound"
+
+
+def test_without_a_descriptor_left_nobody_is_ended_for_want_of_memory(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers' connections may take all of them for a while; how much memory is free is then not known."""
+    steps: list[Any] = []
+    monkeypatch.setattr(here.daemon.core, "step", lambda now, role, message: steps.append(message))
+    here.daemon._memory_limit = 0  # Whatever is free is too little.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        here.daemon._check_memory(here.now)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert steps == []
+    here.daemon._check_memory(here.now)
+    assert [type(each) for each in steps] == [m.MemoryPressure]

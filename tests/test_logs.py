@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,6 +31,20 @@ def write(directory: Path, data: bytes, stream: str = "out", token: bytes = TOKE
 
 def tailer(directory: Path, max_bytes: int = 1 << 20, files: int = 3) -> LogTailer:
     return LogTailer(str(directory), max_bytes, files)
+
+
+def without_descriptors(function: Callable[..., bytes]) -> Callable[..., bytes]:
+    """The same, while this process may open no further file."""
+
+    def limited(*arguments: Any) -> bytes:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            return function(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    return limited
 
 
 def test_only_new_complete_lines_are_returned(tmp_path: Path) -> None:
@@ -119,6 +136,17 @@ def test_rotation_loses_no_line_and_retains_a_number_of_copies(tmp_path: Path, f
     assert rotated == [os.path.basename(f"{path}.{n}") for n in range(1, files + 1)]
     for copy in rotated:
         assert (tmp_path / copy).read_bytes().startswith(b"line")
+
+
+def test_a_file_is_rotated_later_when_no_descriptor_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = tailer(tmp_path, max_bytes=10)
+    write(tmp_path, b"long enough\n")
+    with monkeypatch.context() as full:
+        full.setattr(logs._Follower, "rotate", without_descriptors(logs._Follower.rotate))
+        assert t.poll(PIDS) == [(41, "", "out", "long enough")]
+    write(tmp_path, b"more\n")
+    assert t.poll(PIDS) == [(41, "", "out", "more")]
+    assert os.stat(log_path(str(tmp_path), TOKEN, "out")).st_size == 0
 
 
 def test_a_line_cut_by_rotation_arrives_whole(tmp_path: Path) -> None:

@@ -306,7 +306,10 @@ def memory_total() -> int:
 
 
 def memory_available() -> int:
-    """Return how many bytes of memory can be allocated without swapping or reaching a limit."""
+    """Return how many bytes of memory can be allocated without swapping or reaching a limit.
+
+    Raises OSError if this process may open no further file: then nobody knows.
+    """
     memory = _machine_memory()
     available = memory.get("MemAvailable", memory["MemFree"])
     return max(0, min([available, *(limit - used for limit, used in _memory_groups())]))
@@ -347,8 +350,11 @@ def _control_groups(controller: str) -> Iterator[str]:
 
 
 def _read(path: str) -> str:
+    """Return what a file of the kernel contains; nothing if there is none. Raises OSError if no descriptor is left to read it."""
     try:
         with open(path) as file:
             return file.read()
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         return ""

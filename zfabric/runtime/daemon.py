@@ -419,8 +419,11 @@ class Daemon:
             if worker.pid:
                 usage.append((worker.pid, resident_bytes(worker.pid)))
         used = sum(size for _, size in usage)
-        available = memory_available()
-        if used > self._memory_limit or available < (memory_total() - self._memory_limit if not self.config.memory_limit else 0):
+        try:
+            available, total = memory_available(), memory_total()
+        except OSError:  # Strangers' connections have taken every descriptor, until their handshakes are ended.
+            return
+        if used > self._memory_limit or available < (total - self._memory_limit if not self.config.memory_limit else 0):
             self.core.step(now, LOCAL_SCHEDULER, m.MemoryPressure(available, self._memory_limit, tuple(usage)))
 
     def close(self) -> None:

@@ -161,13 +161,16 @@ class _Follower:
     def rotate(self, files: int, max_bytes: int, now: float) -> bytes:
         """Copy the file, with at most ``files`` copies, and truncate it. Return its unread lines.
 
-        Of a file larger than twice ``max_bytes``, only the last ``max_bytes`` are copied.
+        Of a file larger than twice ``max_bytes``, only the last ``max_bytes`` are copied. Nothing is done while no descriptor is left.
         """
-        for number in range(files - 1, 0, -1):
-            if os.path.exists(f"{self.path}.{number}"):
-                os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            for number in range(files - 1, 0, -1):
+                if os.path.exists(f"{self.path}.{number}"):
+                    os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
             if files > 0:
                 with contextlib.suppress(OSError):  # On a full disk there is no copy; truncating makes room.
                     _copy(descriptor, f"{self.path}.1", max_bytes)
