@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from faults import eventually, failure, gone, query
+from faults import PATIENCE, eventually, failure, gone, query
 
 import zfabric as zf
 from zfabric.cli.main import program
 from zfabric.exceptions import FabricError
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-PATIENCE = 30
 BIG = 300_000
 
 
@@ -25,7 +24,7 @@ BIG = 300_000
 def cluster() -> Iterator[zf.LocalCluster]:
     """Three nodes of one CPU, with this program connected."""
     with (
-        zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 2.0}) as made,
+        zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 600.0}) as made,
         zf.init(made.address),
     ):
         yield made
