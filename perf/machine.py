@@ -139,12 +139,23 @@ def cpu_seconds_fine(pids: Iterable[int]) -> float:
 
 
 def unique_bytes(pid: int) -> int:
-    """Memory that would come free if this process ended: its private pages (USS)."""
+    """Memory that would come free if this process ended: private pages of its private mappings (USS).
+
+    Not those of the arena: its file keeps them. Which of them a process has mapped is chance, too, since the daemon maps huge pages when it
+    makes them, and small ones never.
+    """
+    total = 0
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024
+    for line in lines:
+        name, *fields = line.split()
+        if not name.endswith(":"):  # "7f86…-7f87… rw-p …": a mapping begins.
+            shared = fields[0].endswith("s")
+        elif name.startswith("Private_") and not shared:
+            total += int(fields[0]) * 1024
+    return total
 
 
 def status_bytes(pid: int, field: str) -> int:

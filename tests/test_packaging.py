@@ -17,6 +17,7 @@ import pytest
 
 import zfabric
 from zfabric import _version
+from zfabric.runtime.launch import IMPORTS, IMPORTS_OF_CLUSTERS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -73,6 +74,15 @@ def test_import_is_lean() -> None:
     assert "zfabric" in loaded
     costly = {"asyncio", "psutil", "click", "rich", "numpy", "multiprocessing"}
     assert not costly & {name.partition(".")[0] for name in loaded}
+
+
+def test_the_processes_of_a_node_load_nothing_heavy() -> None:
+    """What a supervisor loads is in the memory of all processes of its node: a daemon of a cluster once had 4 MiB of asyncio and ssl."""
+    code = "import sys, importlib as i; [i.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path}; {code}", *IMPORTS, *IMPORTS_OF_CLUSTERS]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert set(IMPORTS_OF_CLUSTERS) < set(loaded)
+    assert not {"asyncio", "ssl", "email", "importlib.metadata", "subprocess", "multiprocessing", "numpy", "click"} & set(loaded)
 
 
 def test_every_public_name_exists() -> None:

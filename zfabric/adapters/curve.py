@@ -7,12 +7,12 @@ there is no authenticator, unless ``ZAP_ENFORCE_DOMAIN`` is set, as it is here: 
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import parse_monitor_message
 
 DOMAIN = b"zfabric"
 HANDSHAKE_SECONDS = 3.0
@@ -45,6 +45,8 @@ FAILURES = {
 OF_SERVER = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 """Not ``EVENT_ACCEPT_FAILED``: without a free descriptor libzmq tries to accept again at once, a million times a second."""
 OF_DEALER = OF_SERVER | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED
+_EVENT = struct.Struct("=Hi")
+"""What libzmq tells of a socket: event, value. PyZMQ's own function for it loads asyncio, which no daemon needs."""
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -141,8 +143,8 @@ def failures(observer: Socket) -> Iterator[str]:
     """The failures that an observer has noticed, by reason: so many at most, and the others next time."""
     with contextlib.suppress(zmq.Again):
         for _ in range(FAILURES_READ):
-            event = parse_monitor_message(observer.recv_multipart(zmq.DONTWAIT))
-            yield FAILURES.get(int(event["event"]), "")
+            event, _ = _EVENT.unpack(observer.recv_multipart(zmq.DONTWAIT)[0])
+            yield FAILURES.get(event, "")
 
 
 class Authenticator:

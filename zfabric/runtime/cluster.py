@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 
 from zfabric._version import __version__
 from zfabric.exceptions import ConfigError, ConnectionLostError
@@ -210,9 +209,18 @@ def versions(hash_seed: str) -> tuple[tuple[str, str], ...]:
     return (
         ("zfabric", __version__),
         ("Python", ".".join(map(str, sys.version_info[:2]))),
-        ("cloudpickle", version("cloudpickle").partition(".")[0]),
+        ("cloudpickle", _version_of_cloudpickle().partition(".")[0]),
         ("PYTHONHASHSEED", hash_seed),
     )
+
+
+def _version_of_cloudpickle() -> str:
+    loaded = sys.modules.get("cloudpickle")
+    if loaded is not None:  # As in every daemon, which would have to keep in memory what reads the versions of packages.
+        return str(loaded.__version__)
+    from importlib.metadata import version  # Not needed in daemons.
+
+    return version("cloudpickle")
 
 
 def join_message(

@@ -27,6 +27,8 @@ DAEMON_ENTRY = "zfabric.runtime.daemon:run"
 WORKER_ENTRY = "zfabric.runtime.worker:run"
 IMPORTS = ("zmq", "msgpack", "lmdb", "cloudpickle", "zfabric.runtime.daemon", "zfabric.runtime.worker")
 """Modules that are loaded once per node and shared by all its processes."""
+IMPORTS_OF_CLUSTERS = ("zfabric.runtime.cluster_connection", "zfabric.runtime.transfer")
+"""The same for a node of a cluster: what its daemon and its transfer agent need besides."""
 
 FILES_MIN = 128
 """Fewest files that a process must be allowed to open: the daemon has one or two for each process of the cluster."""
@@ -169,7 +171,7 @@ def launch(
         paths=tuple(paths if paths is not None else processes.module_paths()),
         daemon=daemon,
         worker=worker,
-        imports=tuple(imports),
+        imports=(*imports, *(IMPORTS_OF_CLUSTERS if cluster is not None else ())),
         cluster=cluster,
         keep=os.environ.get(KEEP_VARIABLE, "0") not in ("", "0"),
         transfer=transfer,
