@@ -6,6 +6,7 @@ from typing import Any
 
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, row, task_id
 
+from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_WITHIN
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, LOCAL_SCHEDULER, MEMBER, WORKER, first_attempt, remote_caller
 from zfabric.protocol.options import RESOURCE_UNIT
@@ -45,6 +46,12 @@ class Executor(Node):
         found = [message for to, message in self.sent if to[1:] == node and not isinstance(message, m.Heartbeat)]
         self.sent = [(to, message) for to, message in self.sent if to[1:] != node]
         return found
+
+    def told_at_last(self, node: bytes) -> list[Any]:
+        """The same, after the time for which acknowledgements of ends wait for other messages to their node."""
+        self.now += ACKNOWLEDGE_WITHIN
+        self.turn()
+        return self.told(node)
 
     def delegated(self, number: int, *contains: bytes, homes: tuple[Any, ...] = ()) -> bytes:
         """A task of node A arrives and is dispatched. Return its worker."""

@@ -98,7 +98,7 @@ def test_the_end_of_its_process_is_a_restart_and_then_its_death(home: Home) -> N
 
 def test_it_ends_at_once_when_it_is_killed_and_is_not_made_again(home: Home) -> None:
     home.made()
-    home.told(HOME_A)
+    home.told_at_last(HOME_A)
     home.send(CLIENT + DRIVER, m.KillActor(ACTOR_ID, True))
     assert home.told(HOME_A) == [m.StopDelegated(ACTOR_ID, FIRST, "force", False)]
     ended(home, FIRST)
@@ -115,7 +115,7 @@ def test_an_attempt_to_make_it_that_is_killed_stops_there(home: Home) -> None:
 
 def test_its_process_is_asked_to_end_with_its_last_handle(home: Home) -> None:
     home.made()
-    home.told(HOME_A)
+    home.told_at_last(HOME_A)
     home.send(CLIENT + DRIVER, m.Release((HANDLE,)))
     assert home.told(HOME_A) == [m.RetireActor(ACTOR_ID, FIRST, False)]
     ended(home, FIRST)

@@ -8,6 +8,7 @@ import pytest
 from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
 
+from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_WITHIN
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, WORKER, call_value, control_of, first_attempt, object_id, remote_caller
@@ -164,6 +165,22 @@ def test_a_value_with_refs_inside_is_fetched_by_the_actors_node_which_learns_the
     assert [each.homes for each in node.told(HOME_A) if type(each) is m.FetchedValues] == [((OTHER, HOME_C),)]
 
 
+def test_an_outcome_is_acknowledged_with_the_next_call_to_its_node_or_after_a_while(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
+    node.told(HOME_A)
+    node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ()),), ()))
+    assert node.told(HOME_A) == [], "nobody waits for it"
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(1),)))
+    assert [type(each) for each in node.told(HOME_A)] == [m.RelayedCalls, m.EndsReceived]
+    node.hear(HOME_A, m.CallsEnded(2, ((call(1)[0], worker, m.OK, (b"value",), ()),), ()))
+    due = node.scheduler.next_deadline()
+    assert due is not None
+    assert due <= node.now + ACKNOWLEDGE_WITHIN
+    assert node.told_at_last(HOME_A) == [m.EndsReceived(2)]
+
+
 def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Nodes) -> None:
     worker = find(node)
     node.hear(HOME_A, m.Borrowed(1), alive())
@@ -173,6 +190,7 @@ def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Node
     assert m.Returned(((CALL, m.OK, (None,)),)) in node.sent_to(CLIENT + worker)
     assert node.told(HOME_A) == [], "the actor's node releases what is inside with this acknowledgement"
     (borrow,) = node.told(HOME_C)
+    assert node.told_at_last(HOME_A) == []
     node.hear(HOME_C, m.Borrowed(borrow.number))
     assert node.told(HOME_A) == [m.EndsReceived(1)]
 
@@ -189,7 +207,7 @@ def test_no_outcome_is_acknowledged_while_calls_come_again_since_a_daemon_is_new
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", node.scheduler.address[1:]), m.Ready())
     node.hear(HOME_A, *(m.Borrowed(each.number) for each in told if type(each) is m.Borrow))
     node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ()),), ()))
-    assert m.EndsReceived(1) not in node.told(HOME_A), "the call may be on its way again, and the actor is to know it"
+    assert m.EndsReceived(1) not in node.told_at_last(HOME_A), "the call may be on its way again, and the actor is to know it"
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
     node.send(CLIENT + worker, m.CallsRepeated(FAR))
     assert [type(each) for each in node.told(HOME_A)] == [m.RelayedCalls, m.EndsReceived]

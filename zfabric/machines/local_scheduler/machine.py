@@ -445,6 +445,7 @@ class LocalScheduler:
             self.spilling.next_deadline(),
             self.cluster_queries.next_deadline(),
             self.heartbeats.next_deadline(),
+            self.delegations.next_deadline(),
             self.groups.next_deadline(),
             self.actors.next_deadline(),
             self.deadlocks.next_deadline(),
@@ -499,7 +500,7 @@ class LocalScheduler:
             self.children.end_of_turn()
             self.remote_actors.end_of_turn()
             self.remote_callers.end_of_turn()
-            self.delegations.end_of_turn()
+            self.delegations.end_of_turn(now)
             self.fetching.end_of_turn()
             self.borrowing.end_of_turn()
             self.entrusting.end_of_turn()

@@ -810,7 +810,7 @@ class NodeRecord(WorkerRecord):
         self.repeating: set[tuple[bytes, bytes]] = set()
         """As home: processes that repeat calls of an actor there: (process, actor). No ends are acknowledged meanwhile."""
         self.ends_received: int | None = None
-        """As home: the newest message of ended attempts that is to be acknowledged in this turn."""
+        """As home: the newest message of ended attempts that is to be acknowledged (``Tables.owed``)."""
         self.next_end = 1
         """As executor: the number of the next message of ended attempts."""
         self.pinned: dict[int, tuple[bytes, ...]] = {}

@@ -143,6 +143,8 @@ class Tables:
         """Values that nothing here waits for any more, or not in the state in which they were: they are copied no longer."""
         self.given_up: list[tuple[bytes, bytes]] = []
         """Holds that this node gives up: (home, object)."""
+        self.owed: dict[NodeRecord, float] = {}
+        """Nodes whose ends of attempts are to be acknowledged, and when at the latest."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
         """Values that other nodes have requested and that exist: (node, record)."""
         self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
@@ -264,6 +266,11 @@ class Tables:
     def send_to_node(self, node: bytes, message: m.Message) -> None:
         """Decide to send ``message`` to the local scheduler of another node."""
         self.effects.append(Send(LOCAL_SCHEDULER + node, message))
+
+    def owe(self, node: NodeRecord, number: int, due: float) -> None:
+        """Note that ends of attempts were taken in, up to the message with this number. ``Delegations`` acknowledges them."""
+        node.ends_received = max(number, node.ends_received or 0)
+        self.owed.setdefault(node, due)
 
     def send_to_peer(self, node: bytes, message: m.Message) -> None:
         """Decide to send ``message`` to the local scheduler of a node, which may be this one."""
