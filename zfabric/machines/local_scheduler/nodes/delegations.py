@@ -133,6 +133,8 @@ class Delegations:
 
     def end_of_turn(self, now: float) -> None:
         """Acknowledge the ended attempts that were taken in, in a frame that goes to their node anyway, or once that is due."""
+        if not self.tables.owed:
+            return
         addressed = {effect.to for effect in self.tables.effects if type(effect) is Send}
         for node, due in list(self.tables.owed.items()):
             if node.ends_received is None or self.tables.nodes.get(node.token) is not node:
