@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq import zmq_poll
 
+from zfabric.adapters.collector import IdleCollector
 from zfabric.adapters.journal import Journal
 from zfabric.adapters.processes import memory_available, memory_total, open_more_files, resident_bytes
 from zfabric.adapters.sockets import Transport
@@ -58,7 +59,7 @@ STOP_SECONDS = 0.5
 STOP_TICK = 0.02
 """Seconds between looks at connections meanwhile."""
 COLLECT_EVERY = 30.0
-"""Seconds between runs of the cyclic garbage collector in an idle daemon. Records form no cycles; libraries may."""
+"""Seconds between passes of the cyclic garbage collector in an idle daemon. Records form no cycles; libraries may."""
 
 
 class Daemon:
@@ -83,6 +84,7 @@ class Daemon:
         self._memory_at = 0.0
         self._sweep_at = 0.0
         self._collect_at = 0.0
+        self._collector = IdleCollector(clock)
         self._published = False
         self._restarted = daemons > 0
         self._memory_limit = self.config.memory_limit or int(memory_total() * 0.95)
@@ -400,7 +402,7 @@ class Daemon:
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY
             if not active:
-                gc.collect()
+                self._collector.run()
 
     def _pass_on_output(self, now: float, last_of: JobRecord | None = None) -> bool:
         """Pass on new output of workers, with the unfinished lines of a job that ends. Return whether there was any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -59,11 +60,7 @@ class ActorReports:
 
     def counts(self) -> dict[str, int]:
         """Number of actors in each state."""
-        found: dict[str, int] = {}
-        for record in self.actors.records.values():
-            state = state_of(record)
-            found[state] = found.get(state, 0) + 1
-        return found
+        return dict(Counter(map(state_of, self.actors.records.values())))
 
     def _pids(self, incarnations: set[bytes]) -> list[int]:
         processes = self.tables.processes
