@@ -175,6 +175,22 @@ def test_the_home_of_the_job_is_that_of_an_object_whose_home_has_died_and_its_wo
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
 
 
+def test_a_small_value_of_a_dead_home_can_be_copied_to_the_home_of_the_job(node: Executor) -> None:
+    worker = node.delegated(1, OTHER, homes=((OTHER, HOME_C),))
+    node.send(CLIENT + worker, m.Hold((OTHER,)))
+    node.send(CLIENT + worker, m.Fetch((OTHER,)))
+    node.hear(HOME_C, m.FetchedValues(((OTHER, m.OK, b"value", ()),), ()))
+    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    node.send(MEMBER + OWN, m.NodeTable(2, rows))
+    assert m.Remains(HOME_C, ((OTHER, True, False, m.OK, 5, ()),), (), (), False) in node.told(HOME_A)
+    assert m.Absorb(((OTHER, b"value", False),)) in [message for to, message in node.sent if to[:1] == OBJECT_STORE], (
+        "agents read in the arena alone"
+    )
+    with_agent(node)
+    node.send(CLIENT + AGENT, m.Fetch((OTHER,)))
+    assert m.Locate(((OTHER, AGENT),)) in [message for to, message in node.sent if to[:1] == OBJECT_STORE]
+
+
 def test_an_end_that_a_dead_home_has_not_read_is_for_the_home_of_the_job(node: Executor) -> None:
     # The task is at home on node A, and its job on node C.
     node.hear(HOME_A, m.Delegate((JOB, "", HOME_C), EXPORTED, (row(1),), (), (), (), first_attempt(0, 1)))

@@ -57,6 +57,8 @@ class Orphans:
         if record.status == OK and record.value is not None:
             _swap_holder(record, dead, home)
             self.tables.protect(record)
+            if type(record.value) is bytes:  # Agents copy values to the other home from the arena alone.
+                self.outcomes.references.move_to_arena(record)
         else:
             drop_holder(record, dead)
         record.borrowed = record.is_needed or bool(record.fetchers)
