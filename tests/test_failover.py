@@ -284,6 +284,23 @@ def test_an_end_that_a_dead_home_has_not_acknowledged_counts(executor: int) -> N
     assert set(run.begun().values()) == {1}
 
 
+def test_children_of_an_attempt_whose_end_a_dead_home_has_not_acknowledged_go_on() -> None:
+    child = on(3, 0, task(5, call(0, task(6, ("sleep", 9.0))), ("sleep", 0.5), refs=(0,), size=3_000_000))
+    run = Run(
+        on(2, 0, box(child, refs=(0,))),
+        get((0, value(7))),
+        ("open", 0, 0, 1),
+        ("sleep", 6.0),
+        get((1, value(5))),
+        ("open", 1, 0, 2),
+        get((2, value(6))),
+        kills={2: 1.0},
+        deaf={2: 0.3},
+        nodes=3,
+    )
+    assert set(run.begun().values()) == {1}
+
+
 def test_a_child_that_must_not_run_twice_fails_with_the_node_where_it_may_have_begun() -> None:
     once = (("max_retries", 0),)
     child = ("call", (0,), PLAIN, task(5, ("sleep", 9.0)), once, (), ())

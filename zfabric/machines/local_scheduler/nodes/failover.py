@@ -466,12 +466,13 @@ class Failover:
                 self.tables.counts["adopted"] += 1
 
     def _adopt_attempts(self, takeover: _Takeover, needed: set[TaskRecord]) -> None:
-        """Make attempts that run on other nodes this one's own. Those stop whose values nobody needs, or exist."""
+        """Make attempts that run on other nodes this one's own. Those stop whose values nobody needs, or exist, unless they have ended."""
+        ended = {(row[0], row[1]) for _, row, _, _ in takeover.ends if row[2] != LOST}
         for task_id, (token, attempt) in takeover.attempts.items():
             task = self.tables.tasks.get(task_id)
             if task is not None and task in needed and _is_to_run(task):
                 self._assign(task, self.tables.nodes[token], attempt)
-            else:
+            elif (task_id, attempt) not in ended:  # Else its value may be the one that exists, with its children inside.
                 self.tables.send_to_node(token, m.StopDelegated(task_id, attempt, "cancelled", True))
 
     def _assign(self, task: TaskRecord, node: NodeRecord, attempt: int) -> None:
