@@ -558,6 +558,15 @@ def test_children_of_a_task_whose_function_is_lost_are_stopped() -> None:
     assert node.scheduler.tables.tasks[child].status == m.FAILED
 
 
+def test_a_task_of_another_home_goes_on_whose_parent_seems_to_run_again() -> None:
+    """Its parent is at home here and runs on node A, which has yet to register: nobody here knows that it still does."""
+    node = Anew()
+    child = child_prefix(JOB, task_id(1), 0, salt_of(OF_SELF)) + bytes(4)
+    node.rejoin((), (CLIENT, m.RunningTasks((((child, FUNCTION, b"", ()), OF_A, True, ""),), ())), held=(m.Submit((row(1),)),))
+    assert list(node.scheduler.tables.workers[OLD].inflight) == [child]
+    assert node.take(m.Interrupt) == [], "its home says when it is to stop"
+
+
 def test_the_death_of_an_idle_host_of_actors_is_told_to_nobody() -> None:
     """It has no job yet, and neither has the transfer agent, which takes no such message."""
     node = Anew(elsewhere=True)

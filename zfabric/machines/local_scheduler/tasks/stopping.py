@@ -192,9 +192,9 @@ class Stopping:
     def stop_void(self, prefixes: set[bytes], gone: bytes, now: float) -> None:
         """Stop what was submitted by attempts that a crash has voided: their next attempts submit it anew.
 
-        Only tasks to which no other process refers are stopped, later children first, since they name earlier ones. One that runs is
-        stopped with all its descendants. One that does not run now may have run before, or ended unreported: then other processes may still
-        need the children of it that they hold, for calls that are yet to be made.
+        Only tasks of this home to which no other process refers are stopped, later children first, since they name earlier ones. One that
+        runs is stopped with all its descendants. One that does not run now may have run before, or ended unreported: then other processes may
+        still need the children of it that they hold, for calls that are yet to be made.
         """
         parents: set[bytes] = set()
         while prefixes or parents:
@@ -202,7 +202,7 @@ class Stopping:
             prefixes, parents = set(), set()
             for task in reversed(children):
                 alone = all(value.holders in (None, gone) and not value.pins and not value.fetchers for value in task.values())
-                if not alone or task.state == DONE or _keeps_its_outcome(task):
+                if not alone or task.state == DONE or task.function.delegated or _keeps_its_outcome(task):
                     continue
                 if task.state == ASSIGNED:
                     for each in self.with_children([task]):
