@@ -15,9 +15,10 @@ from scheduler_alone import DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, re
 import zfabric as zf
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.row_format import pack_row
+from zfabric.machines.local_scheduler.records import ENDING
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, child_prefix, first_attempt
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, child_prefix, first_attempt, object_id
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.sim.programs import ACTOR, Program, mix
 from zfabric.sim.scenarios import STEADY, get, invoke, task
@@ -452,6 +453,33 @@ def test_a_value_that_another_node_retains_is_not_made_again() -> None:
     assert node.dispatched() == []
     assert node.results()[1] == (m.OK, (None,))
     assert told(node, C) == [m.Release((ref(2),))], "nobody needs that one"
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_values_of_a_stream_that_nobody_has_read_are_released_unless_their_node_goes_on_with_it(goes_on: bool) -> None:
+    node = Anew()
+    stream = b"\x09" * len(FUNCTION)
+    node.rejoin(((task_id(1), stream, b"", ()),), functions=((stream, "s", b"payload", (("stream", 2),)),))
+    value = object_id(task_id(1), 1)
+    running = (m.RunningDelegated(((task_id(1), OF_SELF),)),) if goes_on else ()
+    node.register(C, *running, m.RetainedValues(((value, 200_000, ()),), ()))
+    node.register(A)
+    assert m.Release((value,)) in told(node, C) or goes_on
+    hear(node, C, m.RelayedYields(1, ((task_id(1), OF_SELF, 0, 200_000, ()),), ()))
+    assert (node.scheduler.tables.find(value) is not None) is goes_on
+
+
+def test_a_worker_that_is_to_end_gets_no_more_tasks_though_it_reports_the_outcome_of_one() -> None:
+    node = Anew(elsewhere=True)
+    unknown = (task_id(5), b"\x07" * len(FUNCTION), b"", ())
+    child = child_prefix(JOB, task_id(5), 0, salt_of(OF_A)) + bytes(4)
+    node.rejoin_worker(
+        (CLIENT, m.Submit(((child, FUNCTION, b"", ()),))),
+        (CLIENT, m.Hold((child + bytes(4),))),
+        (CLIENT, m.RunningTasks(((unknown, OF_A, True, ""),), ())),
+        (WORKER, m.Completed.of(((child, OF_SELF, m.OK, (b"value",)),), (), ())),
+    )
+    assert node.scheduler.tables.workers[OLD].state == ENDING
 
 
 def test_a_restarted_executor_goes_on_with_what_its_workers_run_and_reports_it() -> None:

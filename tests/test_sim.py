@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from zfabric.config import FRAME_BYTES_MIN
+from zfabric.machines.common.naming import Namer
+from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol import pieces
 from zfabric.protocol.codec import encode
@@ -25,6 +27,7 @@ from zfabric.sim import __main__ as command
 from zfabric.sim import network, shrinking
 from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import SimStorage
+from zfabric.sim.bodies import Ancestry, StackFrame
 from zfabric.sim.network import Faults
 from zfabric.sim.node import SimSupervisor
 from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
@@ -365,6 +368,18 @@ def test_only_the_end_of_a_job_loses_a_ref_inside_an_error(ended: bool) -> None:
         world.driver.die("killed")
     with nullcontext() if ended else pytest.raises(Failure, match="no longer exists"):
         world.invariants.seen_inside(world.nodes[0], call_value(bytes(16), 0), call_value(bytes(16), 1))
+
+
+def test_only_what_attempts_have_submitted_that_died_with_their_node_is_void() -> None:
+    """What they read may be lost with that node; what others read, the parents of these included, must be there."""
+    ancestry = Ancestry()
+    first, second = (Item((b"parent", b"", b"", ()), attempt) for attempt in (1, 2))
+    ancestry.made(b"child", first)
+    ancestry.made(b"call", Item((b"child", b"", b"", ()), 1))
+    ancestry.made(b"again", second)
+    assert not any(map(ancestry.is_void, (b"child", b"call", b"again")))
+    ancestry.broke_off([StackFrame(first, (_ for _ in ()), Namer(bytes(4), b"parent"), 0.0)])
+    assert [each for each in (b"parent", b"child", b"call", b"again") if ancestry.is_void(each)] == [b"child", b"call"]
 
 
 def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

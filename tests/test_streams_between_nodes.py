@@ -110,7 +110,7 @@ def test_refs_inside_a_value_are_retained_until_the_home_has_taken_it_in_and_no_
     node.told(HOME_A)
     node.hear(HOME_A, m.EndsReceived(1))
     assert node.scheduler.tables.find(OTHER) is not None  # Node A's next daemon may need the value again.
-    node.yields(worker, (1, b"b", ()), (2, b"c", ()))
+    node.yields(worker, (1, b"b", ()), (2, b"c", ()), (3, b"d", ()))
     node.hear(HOME_A, m.EndsReceived(2))
     assert node.scheduler.tables.find(OTHER) is None
 
@@ -140,7 +140,25 @@ def test_the_next_daemon_of_the_home_receives_the_last_values_in_order(node: Nod
     node.told(HOME_A)
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon 2", node.scheduler.address[1:]), m.Ready())
     repeated = [row[2] for each in node.told(HOME_A) if type(each) is m.RelayedYields for row in each.rows]
-    assert repeated == ([2, 3, 3] if received else [0, 1, 2, 3])
+    assert repeated == ([1, 2, 3, 3] if received else [0, 1, 2, 3])
+
+
+def test_the_next_daemon_of_the_home_receives_the_last_values_again_until_the_end_is_acknowledged(node: Nodes) -> None:
+    worker = node.makes()
+    node.send(CLIENT + worker, m.Put(((OTHER, b"inner", (), False),)))
+    node.yields(worker, (0, b"a", ()), (1, b"b", (OTHER,)))
+    node.send(CLIENT + worker, m.Release((OTHER,)))
+    node.hear(HOME_A, m.EndsReceived(1))
+    node.yields(worker, (2, None, ()))
+    node.complete(worker, 0, ATTEMPT, m.OK, b"end")
+    node.told(HOME_A)
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon 2", node.scheduler.address[1:]), m.Ready())
+    told = node.told(HOME_A)
+    assert [row[2] for each in told if type(each) is m.RelayedYields for row in each.rows] == [0, 1, 2, 2]
+    assert type(told[-1]) is m.Ended
+    assert node.scheduler.tables.find(OTHER) is not None
+    node.hear(HOME_A, m.EndsReceived(told[-1].number))
+    assert node.scheduler.tables.find(OTHER) is None
 
 
 # -- at its home --

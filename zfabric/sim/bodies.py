@@ -44,3 +44,29 @@ class StackFrame:
         self.deaf = False
         """Whether its computation ignores interrupts."""
         self.wait: Wait | None = None
+
+
+class Ancestry:
+    """Which attempt or call submitted each task and call, and which attempts broke off with their node: they have no outcome."""
+
+    def __init__(self) -> None:
+        self._parents: dict[bytes, tuple[bytes, int]] = {}
+        self._broken: set[tuple[bytes, int]] = set()
+
+    def made(self, child: bytes, parent: Item | Invocation | None) -> None:
+        """Record that a body submits a task or a call; ``parent`` is None for the root of the program."""
+        if parent is not None:
+            self._parents[child] = parent.row[0], parent.attempt
+
+    def broke_off(self, stack: list[StackFrame]) -> None:
+        """Record that a process with these bodies has died with its node."""
+        self._broken.update((frame.item.row[0], frame.item.attempt) for frame in stack if type(frame.item) is Item)
+
+    def is_void(self, identifier: bytes) -> bool:
+        """Whether an ancestor of a task or call broke off: its next attempt submits all of it anew."""
+        parent = self._parents.get(identifier)
+        while parent is not None:
+            if parent in self._broken:
+                return True
+            parent = self._parents.get(parent[0])
+        return False

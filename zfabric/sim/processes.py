@@ -73,6 +73,8 @@ class Process:
             return
         self.world.note(f"{self.name} dies: {why}")
         self.alive = False
+        if self.node.dead:
+            self.world.ancestry.broke_off(self.stack)
         self.world.network.detach(self.incarnation)
         self.world.network.detach(self.control)
         self.node.process_died(self)
@@ -408,6 +410,7 @@ class Process:
         if function_id not in self.machine.tasks.functions:
             self.machine.tasks.export(function_id, *FUNCTIONS[function_id])
         task_id = self.top.namer.child()
+        self.world.ancestry.made(task_id, self.top.item)
         row: Row = (task_id, function_id, arguments, dependencies)
         self.machine.tasks.submit(row if options is None else (*row, options), returns)
         return task_id
@@ -426,6 +429,7 @@ class Process:
     ) -> bytes:
         """Call an actor; return the call's id."""
         call_id = self.top.namer.child()
+        self.world.ancestry.made(call_id, self.top.item)
         self.world.calls.made(self.incarnation, actor_id, call_id, retries, unordered)
         row: Row = (call_id, method, arguments)
         if dependencies or options is not None:

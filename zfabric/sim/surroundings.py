@@ -15,7 +15,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import Envelope, Row
 from zfabric.sim.arena import SimArena
-from zfabric.sim.bodies import StackFrame
+from zfabric.sim.bodies import Ancestry, StackFrame
 from zfabric.sim.network import Faults, Network
 
 ROUNDING = 1e-7
@@ -85,6 +85,9 @@ class NodeView(Protocol):
     frozen: bool
     """Whether its workers are stopped, since it has no lease."""
 
+    dead: bool
+    """Whether all its processes have ended, or are about to."""
+
     @property
     def acts(self) -> bool:
         """Whether its workers run."""
@@ -124,6 +127,8 @@ class Surroundings(Time, Protocol):
     """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
     cancellers: dict[bytes, set[bytes]]
     """Incarnations of the processes that have cancelled each task."""
+    ancestry: Ancestry
+    """Who submitted what."""
     calls: Any
     """Observer of actors' calls (``CallInvariants``). Observers import nodes, so their types cannot be named here."""
     wait_graph: Any

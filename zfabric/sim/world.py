@@ -23,7 +23,7 @@ from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.messages import Envelope
 from zfabric.shell.process import FRAME_ROWS
 from zfabric.sim.actors import ActorAuthor, TravellingActorAuthor
-from zfabric.sim.bodies import StackFrame
+from zfabric.sim.bodies import Ancestry, StackFrame
 from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.circles import CircleAuthor, WaitGraph
 from zfabric.sim.drivers import Driver
@@ -158,6 +158,7 @@ class World:
             self.faults, self.program = reduced
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))
         pieces = pieces or self._pieces()
+        self.ancestry = Ancestry()
         self.invariants = Invariants(self)
         self.calls = CallInvariants(self)
         self.wait_graph = WaitGraph(self)
@@ -288,6 +289,8 @@ class World:
         if not self.driver.alive:
             return True  # The job has ended, or is about to end.
         item = frame.item
+        if item is not None and len(self.nodes) > 1 and self.ancestry.is_void(item.row[0]):
+            return True  # What it reads may be lost with the node of that ancestor.
         if type(item) is Invocation:
             return not self.caller_lives(frame)  # Its arguments were released with its caller.
         if item is None:

@@ -698,7 +698,7 @@ class LocalScheduler:
             m.Ended: self.failover.on_ended,
             m.RelayedYields: self.remote_streams.on_relayed_yields,
             m.AllowYields: self.remote_streams.on_allow_yields,
-            m.EndsReceived: self.executions.on_ends_received,
+            m.EndsReceived: self.remote_streams.on_ends_received,
             m.Borrow: self.repeats.on_borrow,
             m.Borrowed: self.peer_recovery.on_borrowed,
             m.FetchValues: self.fetching.on_fetch_values,

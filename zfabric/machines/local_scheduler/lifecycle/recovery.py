@@ -28,6 +28,7 @@ from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
 from zfabric.machines.local_scheduler.records import (
     DONE,
+    ENDING,
     HOSTING,
     LEASED,
     NO_HOME,
@@ -595,7 +596,7 @@ class Recovery:
             self._lease(task, worker)
 
     def _lease(self, task: TaskRecord, worker: WorkerRecord) -> None:
-        if worker.state not in (LEASED, HOSTING):
+        if worker.state not in (LEASED, HOSTING, ENDING):
             self.dispatcher.resume(worker, self.tables.queue_of(task))
 
     # -- objects that only the arena or the control store has --

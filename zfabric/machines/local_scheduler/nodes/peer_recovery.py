@@ -80,6 +80,8 @@ class PeerRecovery:
         self._held: list[tuple[Address, m.Message]] = []
         self._searches: dict[int, tuple[bytes, m.Ids]] = {}
         """Questions for the homes of objects: (node, objects), by the number of ``Borrow``."""
+        self._unread: list[tuple[bytes, bytes]] = []
+        """Values of streams that other nodes retain, and that nobody here has requested: (node, object)."""
         self._unanswered: set[bytes] = set()
         """Nodes that have not answered whether they are the home of such objects."""
 
@@ -152,6 +154,7 @@ class PeerRecovery:
                 self.take_retained(source[1:], message)
         self.streams.positions_known()
         self._adopt()
+        self._give_up_unread()
         self.recovery.find_lost_actors()
         waiting, self.tables.unsettled = self.tables.unsettled or {}, None
         for task in waiting:
@@ -200,7 +203,8 @@ class PeerRecovery:
             record = self.tables.find(object_id)
             of_stream = self.streams.is_value(object_id)
             if of_stream and record is None:
-                continue  # It is repeated, unless it was released: then it is dropped as it comes.
+                self._unread.append((node, object_id))
+                continue
             if self._is_homeless(record):  # The result of a call, say, of which the caller has no outcome: this is its home.
                 before = self.tables.objects.pop(object_id)
                 record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
@@ -223,6 +227,13 @@ class PeerRecovery:
                 process = self.tables.processes.get(task.submitter)
                 if process is not None:
                     self.outcomes.report_to(process, task)
+        if self.tables.unsettled is None:
+            self._give_up_unread()
+
+    def _give_up_unread(self) -> None:
+        """Release values of streams that nobody has requested, unless the node that makes the stream repeats them."""
+        unread, self._unread = self._unread, []
+        self.tables.given_up += [(node, object_id) for node, object_id in unread if not self.streams.may_be_repeated(object_id, node)]
 
     # -- objects --
 

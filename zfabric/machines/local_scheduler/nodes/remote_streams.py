@@ -26,6 +26,17 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import WORKER, Address
 
 
+class _LastRows:
+    """The last rows of a stream, as they were sent. The refs inside are pinned."""
+
+    def __init__(self, home: bytes, ahead: int) -> None:
+        self.home = home
+        self.rows: deque[m.Row] = deque(maxlen=ahead + 1)
+        """As many values as may be ahead of the reader, and the row that counts them."""
+        self.has_ended = False
+        """Whether the end was reported, which the home has not acknowledged."""
+
+
 class RemoteStreams:
     """Sends values of streams to their homes, and takes in those that other nodes yield for this one."""
 
@@ -44,8 +55,8 @@ class RemoteStreams:
         self.streams = streams
         self.borrowing = borrowing
         self.executions = executions
-        self._last: dict[bytes, deque[m.Row]] = {}
-        """The last rows of each stream that is made here for another node, as they were sent. The refs inside are pinned."""
+        self._last: dict[bytes, _LastRows] = {}
+        """The last rows of each stream that is made here for another node, until that has acknowledged the end."""
 
     # -- where they are made --
 
@@ -62,10 +73,34 @@ class RemoteStreams:
             for start in range(0, len(rows), ROWS_MAX):
                 self._send(node, rows[start : start + ROWS_MAX])
         if self._last:
-            for task, *_ in self.tables.delegated_ends:
-                self._forget(task.id)
-            for call_id in [each for each in self._last if each not in self.tables.tasks and each not in self.tables.relayed_streams]:
-                self._forget(call_id)
+            self._forget_orphans()
+
+    def _forget_orphans(self) -> None:
+        """Forget streams whose home waits for them no longer, or that broke off with their process: their home is notified otherwise."""
+        tables = self.tables
+        for identifier in (*(each[0].id for each in tables.delegated_ends), *(row[0] for _, row, _ in tables.relayed_ends)):
+            if identifier in self._last:
+                self._last[identifier].has_ended = True
+        for identifier, last in list(self._last.items()):
+            is_running = identifier in tables.tasks or identifier in tables.relayed_streams
+            is_awaited = last.home in tables.nodes and tables.job_home(identifier) is not None
+            if not (is_awaited and (is_running or last.has_ended)):
+                self._forget(identifier)
+
+    def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> None:
+        """A home has taken in reports. The values of streams that have ended are its own from then on."""
+        home = self.tables.nodes.get(source[1:])
+        for report in home.unreceived if home is not None and self._last else ():
+            if report.number <= message.number and isinstance(report, m.Ended | m.CallsEnded):
+                rows = m.Completed(*report.completed).rows if isinstance(report, m.Ended) else report.rows
+                for row in rows:
+                    self._forget(row[0])
+        self.executions.on_ends_received(now, source, message)
+
+    def _forget(self, identifier: bytes) -> None:
+        last = self._last.pop(identifier, None)
+        for row in last.rows if last is not None else ():
+            self.references.unpin(row[4])
 
     def _send(self, node: NodeRecord | None, rows: list[m.Row]) -> None:
         named = [each for row in rows for each in row[4]]
@@ -74,28 +109,25 @@ class RemoteStreams:
             return
         self.executions.report(node, m.RelayedYields(node.next_end, tuple(rows), self.tables.homes_of(named)), named)
         for row in rows:
-            self._retain(row)
+            self._retain(node.token, row)
 
-    def _retain(self, row: m.Row) -> None:
+    def _retain(self, home: bytes, row: m.Row) -> None:
         last = self._last.get(row[0])
         if last is None:
             task, call = self.tables.tasks.get(row[0]), self.tables.relayed_streams.get(row[0])
             if task is None and call is None:
                 return
             ahead = call.ahead if call is not None else task.option("stream")  # type: ignore[union-attr]
-            last = self._last[row[0]] = deque(maxlen=ahead or self.tables.config.stream_buffered)
-        if len(last) == last.maxlen:
-            self.references.unpin(last[0][4])
+            last = self._last[row[0]] = _LastRows(home, ahead or self.tables.config.stream_buffered)
+        if len(last.rows) == last.rows.maxlen:
+            self.references.unpin(last.rows[0][4])
         self.references.pin(row[4])
-        last.append(row)
-
-    def _forget(self, task_id: bytes) -> None:
-        for row in self._last.pop(task_id, ()):
-            self.references.unpin(row[4])
+        last.rows.append(row)
+        last.has_ended = False
 
     def repeat(self, home: NodeRecord) -> None:
         """Have the last values of each stream repeated to a home whose daemon is new, before all that was not acknowledged."""
-        rows = tuple(row for identifier, last in self._last.items() if self._home_of(identifier) == home.token for row in last)
+        rows = tuple(row for last in self._last.values() if last.home == home.token for row in last.rows)
         number = (home.unreceived[0].number if home.unreceived else home.next_end) - 1
         if rows and number:  # It is free again, since it was acknowledged. If none was, nothing is missing.
             home.pinned[number] = named = tuple(each for row in rows for each in row[4])

@@ -313,6 +313,12 @@ class Streams:
         stream = self.records.get(identifier[:TASK_BYTES])
         return stream is not None and identifier != stream.owner.object_id
 
+    def may_be_repeated(self, identifier: bytes, node: bytes) -> bool:
+        """Whether a node may repeat a value of a stream that it retains: it makes the stream, or an actor does whose place is not known."""
+        stream = self.records.get(identifier[:TASK_BYTES])
+        maker = self._worker_of(stream) if stream is not None else None
+        return maker.token == node if maker is not None else stream is not None and stream.actor != b""
+
     def found(self, record: AnyObject) -> None:
         """Handle a requested value that another node has retained."""
         self.records[record.object_id[:TASK_BYTES]].pending.pop(index_of(record.object_id) - 1, None)

@@ -193,8 +193,8 @@ class Stopping:
         """Stop what was submitted by attempts that a crash has voided: their next attempts submit it anew.
 
         Only tasks of this home to which no other process refers are stopped, later children first, since they name earlier ones. One that
-        runs is stopped with all its descendants. One that does not run now may have run before, or ended unreported: then other processes may
-        still need the children of it that they hold, for calls that are yet to be made.
+        runs is stopped with all its descendants. One that does not run now may have run before, or ended unreported: then other processes
+        may still need the children of it that they hold, for calls that are yet to be made.
         """
         parents: set[bytes] = set()
         while prefixes or parents:
