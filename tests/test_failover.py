@@ -163,6 +163,13 @@ def test_a_value_that_was_put_on_a_dead_node_is_lost_and_says_why() -> None:
     assert all(b"the node where it was made, is dead" in each and b"it was put" in each for each in texts)
 
 
+def test_a_failure_that_was_read_counts_as_one_at_the_home_of_the_job() -> None:
+    child = call(0, (5, True, (("fail", False, 1),), ((0, ()),)))
+    read = (get((0, value(7))), ("open", 0, 0, 1), get((1, ("boom",))))
+    run = Run(on(2, 0, box(child, refs=(0,))), *read, ("sleep", 6.0), kills={2: 1.0})
+    assert run.world.states["taken_over"] == 1
+
+
 def test_a_task_on_a_third_node_reads_what_a_dead_node_had_submitted() -> None:
     reader = on(3, 2, task(6, ("sleep", 6.0), get((0, value(5)))), inside=(1,))
     run = Run(

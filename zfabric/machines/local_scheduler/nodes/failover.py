@@ -439,6 +439,8 @@ class Failover:
         new.named, new.contained = old.named, old.contained
         if old.status != PENDING:
             value, new.status = old.value, old.status
+            if new.status != OK:
+                self.tables.note_failure(new)
             self.tables.inline.replace(old, None)
             self.tables.inline.replace(new, value)
             self.tables.protect(new)
