@@ -17,6 +17,7 @@ from zfabric.util.scheduling_strategies import In, NodeAffinitySchedulingStrateg
 from zfabric.util.state import list_actors, list_jobs
 
 LEASE = 2.0
+"""Where a node dies. Others have the usual one: a busy machine may stop a daemon for so long."""
 WITHIN = 60
 
 
@@ -84,8 +85,7 @@ class Counter:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[zf.LocalCluster]:
     """Two nodes of two CPUs."""
-    config = {"node_lease": LEASE}
-    with zf.LocalCluster(nodes=1, cpus_per_node=2, object_store_memory=128 * 2**20, config=config) as made:
+    with zf.LocalCluster(nodes=1, cpus_per_node=2, object_store_memory=128 * 2**20) as made:
         made.add_node(num_cpus=2, resources={"special": 1}, labels={"zone": "b"})
         yield made
 
@@ -388,8 +388,7 @@ def test_a_detached_actor_outlives_its_driver_on_whatever_node_it_was_made(nodes
 
 @pytest.mark.parametrize("of_caller", [False, True])
 def test_no_call_is_lost_or_run_twice_when_a_daemon_on_its_way_is_killed(of_caller: bool) -> None:
-    config = {"node_lease": LEASE}
-    with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own, zf.init(own.address):
+    with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=64 * 2**20) as own, zf.init(own.address):
         counter, guest = made_there(own), Counter.options(name="guest", **on(own, 1)).remote()
         zf.get([counter.add.remote(), guest.add.remote(11)], timeout=WITHIN)
         refs, others = ([each.pause.remote() for _ in range(40)] for each in (counter, guest))

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from zfabric.config import MiB
 from zfabric.util.local_cluster import LocalNode
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-LEASE = 2.0
 LARGE = int(os.environ.get("LARGE_MIB", "0"))
 """A size to be tested, too, in MiB: ``scripts/nightly`` has 1,024."""
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -30,8 +29,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 @contextmanager
 def cluster(nodes: int, store: int, **config: Any) -> Iterator[zf.LocalCluster]:
     """A cluster whose nodes have stores of so many MiB, with this program on the first one."""
-    settings = {"node_lease": LEASE, **config}
-    with zf.LocalCluster(nodes=nodes, cpus_per_node=1, object_store_memory=store * MiB, config=settings) as made, zf.init(made.address):
+    with zf.LocalCluster(nodes=nodes, cpus_per_node=1, object_store_memory=store * MiB, config=config) as made, zf.init(made.address):
         yield made
 
 
@@ -43,6 +41,11 @@ def on(node: LocalNode, function: Callable[..., Any]) -> Any:
 def numbers(size: int, seed: int = 1) -> Any:
     """``size`` MiB of random bytes."""
     return np.random.default_rng(seed).integers(0, 256, size * MiB, dtype=np.uint8)
+
+
+def zeros(size: int) -> Any:
+    """``size`` MiB."""
+    return np.zeros(size * MiB, dtype=np.uint8)
 
 
 def hold(value: Any, begun: str, over: str) -> None:
@@ -107,7 +110,7 @@ def stopped_in_the_middle(ref: Any, reader: LocalNode, source: LocalNode) -> Get
     return getting
 
 
-@pytest.mark.parametrize("size", [100, *([LARGE] if LARGE else [])])
+@pytest.mark.parametrize("size", [40, *([LARGE] if LARGE else [])])
 def test_every_byte_arrives_in_both_directions(size: int) -> None:
     with cluster(2, size + 32) as made:
         here, there = made.nodes
@@ -118,23 +121,8 @@ def test_every_byte_arrives_in_both_directions(size: int) -> None:
         assert zf.get(on(here, digest).remote(ref), timeout=120) == expected
 
 
-@pytest.mark.parametrize("victim", ["reader", "source"])
-@pytest.mark.parametrize("process", ["zf-transfer", "zf-daemon"])
-def test_an_agent_or_a_daemon_is_killed_in_the_middle_and_the_next_one_goes_on(process: str, victim: str) -> None:
-    with cluster(2, 240, transfer_patience=0.2) as made:
-        here, there = made.nodes
-        ref = on(there, numbers).remote(200)
-        expected = zf.get(on(there, digest).remote(ref), timeout=120)
-        source = agent_of(there)
-        getting = stopped_in_the_middle(ref, here, there)
-        os.kill(process_of(here if victim == "reader" else there, process), signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.kill(source, signal.SIGCONT)
-        assert getting.wait() == expected
-
-
 def test_the_source_dies_in_the_middle_and_another_copy_or_the_task_gives_the_value(tmp_path: Path) -> None:
-    with cluster(4, 240, transfer_patience=0.2) as made:
+    with cluster(4, 240, transfer_patience=0.2, node_lease=2.0) as made:
         here, there, third, fourth = made.nodes
         zf.get([on(node, len).remote(b"") for node in made.nodes], timeout=60)  # All nodes have registered.
         again = zf.remote(numbers).options(scheduling_strategy=NodeAffinitySchedulingStrategy(there.node_id, soft=True)).remote(100)
@@ -156,25 +144,26 @@ def test_the_source_dies_in_the_middle_and_another_copy_or_the_task_gives_the_va
 
 
 def test_a_source_spills_what_it_sends_and_a_reader_without_room_writes_to_disk() -> None:
-    with cluster(2, 160) as made:
+    with cluster(2, 64) as made:
         there = made.nodes[1]
-        first, second = on(there, numbers).remote(100, 1), on(there, numbers).remote(100, 2)
+        first, second = on(there, numbers).remote(40, 1), on(there, numbers).remote(40, 2)
         expected = zf.get([on(there, digest).remote(each) for each in (first, second)], timeout=120)  # One of them is on disk by then.
         assert [digest(zf.get(each, timeout=120)) for each in (first, second)] == expected
-        filling = zf.get(zf.put(numbers(100, 3)))
-        third = on(there, numbers).remote(100, 4)
+        filling = zf.get(zf.put(numbers(40, 3)))
+        third = on(there, numbers).remote(40, 4)
         assert zf.get(on(there, digest).remote(third), timeout=120) == digest(zf.get(third, timeout=120))
-        assert digest(filling) == digest(numbers(100, 3))
+        assert digest(filling) == digest(numbers(40, 3))
 
 
 def test_a_value_that_is_larger_than_the_readers_store_is_refused_there_with_both_sizes() -> None:
     with cluster(1, 64) as made:
         other = made.add_node(object_store_memory=160 * MiB)
-        ref = on(other, numbers).remote(100)
+        ref = on(other, zeros).remote(100)
         assert zf.get(on(other, len).remote(ref), timeout=60) == 100 * MiB
         for _ in range(2):
             with pytest.raises(zf.ObjectTooLargeError, match=r"100\.0 MiB .*larger than the whole object store \(6\d\.\d MiB\)"):
                 zf.get(ref, timeout=60)
-        large = on(other, numbers).remote(80)
-        with pytest.raises(zf.ObjectTooLargeError, match="larger than the whole object store"):
-            zf.get(on(made.nodes[0], digest).remote(large), timeout=60)
+        large = on(other, zeros).remote(80)
+        for task in (on(made.nodes[0], digest).remote(large), on(made.nodes[0], lambda refs: digest(zf.get(refs[0]))).remote([large])):
+            with pytest.raises(zf.ObjectTooLargeError, match="larger than the whole object store"):
+                zf.get(task, timeout=60)

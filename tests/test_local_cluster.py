@@ -72,7 +72,7 @@ def where(seconds: float = 0.1) -> tuple[str, int, int]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[zf.LocalCluster]:
     """Two nodes of one CPU, which tests leave as they are."""
-    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": LEASE}) as made:
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20) as made:
         yield made
 
 
@@ -135,7 +135,7 @@ def test_a_program_that_one_node_can_run_sends_nothing_to_others() -> None:
     def sent() -> Counter[str]:
         return Counter({name: int(count) for name, count in query("status")["statistics"].items() if name.startswith("to_nodes_")})
 
-    config = {"node_lease": LEASE, "spill_after": 600.0}  # No start of a worker is long enough that others would be asked for help.
+    config = {"spill_after": 600.0}  # No start of a worker is long enough that others would be asked for help.
     with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config=config) as cluster, zf.init(cluster.address):
         eventually(lambda: sent()["to_nodes_Ready"], "the nodes have registered with each other")
         before = sent()
@@ -283,7 +283,7 @@ def test_what_cannot_join_is_refused_with_the_reason(cluster: zf.LocalCluster, m
 
 def test_the_command_line_starts_lists_and_stops_the_nodes_of_a_cluster() -> None:
     with a_place() as place, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", free_port()))
         port = str(probe.getsockname()[1])
         config = {"XDG_CONFIG_HOME": f"{place.directory}/config"}
         taken = place.run("start", "--head", "--port", port, "--num-cpus", 1, code=2, **config).stderr
@@ -320,7 +320,7 @@ def test_a_head_that_was_killed_starts_again_on_its_store_and_its_jobs_have_ende
     with a_place() as place:
         os.makedirs(f"{place.directory}/config")
         more = {"XDG_CONFIG_HOME": f"{place.directory}/config"}
-        common = ("--num-cpus", 1, "--object-store-memory", "64MiB", "--config", "node_lease=1")
+        common = ("--num-cpus", 1, "--object-store-memory", "64MiB", "--config", "node_lease=2")
         head = ("start", "--head", "--port", free_port(), "--store", "kept", "--json", *common)
 
         def jobs() -> dict[str, str]:

@@ -17,7 +17,7 @@ from zfabric.exceptions import ActorDiedError, GetTimeoutError, OptionError, Pla
 from zfabric.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from zfabric.util.scheduling_strategies import PlacementGroupSchedulingStrategy as InGroup
 
-PATIENCE = 30
+PATIENCE = 60
 
 
 def here() -> tuple[str, str | None, int]:
@@ -42,10 +42,21 @@ def free(amount: float) -> Callable[[], bool]:
     return lambda: zf.available_resources().get("CPU", 0.0) == amount
 
 
+@pytest.fixture(scope="module")
+def node() -> Iterator[zf.LocalCluster]:
+    with zf.LocalCluster(nodes=1, cpus_per_node=3, object_store_memory=64 * 2**20) as made:
+        yield made
+
+
 @pytest.fixture(autouse=True)
-def one_node(cluster: Any, request: pytest.FixtureRequest) -> None:
-    if "three" not in request.fixturenames:
-        cluster(num_cpus=3)
+def one_node(node: zf.LocalCluster, request: pytest.FixtureRequest) -> Iterator[None]:
+    """One node of three CPUs, with this program connected: each test is a job of its own."""
+    if {"three", "three_with_short_leases"} & set(request.fixturenames):
+        yield
+        return
+    with zf.init(node.address):
+        eventually(free(3.0), "the job before has ended")
+        yield
 
 
 # --- one node ---------------------------------------------------------------------------------------------------------------------
@@ -228,9 +239,22 @@ def test_groups_outlive_the_daemon() -> None:
 # --- three nodes --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[zf.LocalCluster]:
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20) as made:
+        yield made
+
+
 @pytest.fixture
-def three() -> Iterator[zf.LocalCluster]:
+def three(nodes: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
     """Three nodes of one CPU, with this program connected."""
+    with zf.init(nodes.address):
+        yield nodes
+
+
+@pytest.fixture
+def three_with_short_leases() -> Iterator[zf.LocalCluster]:
+    """The same, of which one may be killed."""
     with (
         zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 2.0}) as made,
         zf.init(made.address),
@@ -250,7 +274,8 @@ def places_of(group: PlacementGroup) -> list[str]:
     return list(placement_group_table(group)["bundles_to_node_id"].values())
 
 
-def test_bundles_of_several_nodes_are_reserved_together_and_made_whole_after_a_death(three: zf.LocalCluster) -> None:
+def test_bundles_of_several_nodes_are_reserved_together_and_made_whole_after_a_death(three_with_short_leases: zf.LocalCluster) -> None:
+    three = three_with_short_leases
     group = placement_group([{"CPU": 1}] * 3, strategy="STRICT_SPREAD")
     assert group.wait(PATIENCE)
     places = places_of(group)
