@@ -81,6 +81,8 @@ class AgentNode:
         self._pins: set[bytes] = set()
         self._tokens = 0
         self.address = ""
+        self.advertised = ""
+        """Where others reach the agent, if not at its address: through a relay."""
         self.process: subprocess.Popen[str] | None = None
         self.core.receive(0.0, WRITER, LOCAL_SCHEDULER, b"C", m.Register(m.PROTOCOL_VERSION, "tool", 1, 1, b"", b"", b"", "", ""))
 
@@ -177,7 +179,7 @@ class AgentNode:
 
     def row(self) -> m.Row:
         """Its row of ``NodeTable``."""
-        return self.identifier, self.number, f"node{self.number}", "", self.address, self.keys.public, (), (), 0
+        return self.identifier, self.number, f"node{self.number}", "", self.advertised or self.address, self.keys.public, (), (), 0
 
     def _answered(self, message: m.Message) -> None:
         self._events.append(message)
