@@ -526,3 +526,58 @@ def test_large_errors_of_many_tasks_have_room_in_a_small_store(small: Any) -> No
     del refs, ref, error
     gc.collect()  # Errors and their tracebacks refer to each other.
     eventually(lambda: query("status")["store"]["objects"] == 0, "nothing is kept of errors that were dropped")
+
+
+def test_full_stores_a_full_dev_shm_and_a_full_disk_of_two_nodes_are_typed_errors_and_pass(tmp_path: Path) -> None:
+    shared, disk = tmp_path / "shm", tmp_path / "disk"
+    for each in (shared, disk):
+        each.mkdir()
+    inside = """
+import sys
+from contextlib import suppress
+import numpy as np
+import zfabric as zf
+from faults import eventually, query
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+shared, disk = sys.argv[1:]
+MIB = 2**20
+config = {"object_store_directory": shared, "spill_directory": disk, "put_patience": 2.0}
+with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=24 * MIB, config=config) as made, zf.init(made.address):
+    there = NodeAffinitySchedulingStrategy(made.nodes[1].node_id, soft=False)
+
+    @zf.remote(scheduling_strategy=there, num_cpus=0.1)
+    def make(number):
+        return np.full(4 * MIB, number, np.uint8)
+
+    @zf.remote(scheduling_strategy=there, num_cpus=0.1)
+    def check(value):
+        return int(value[0]), int(value[-1])
+
+    refs = [make.remote(number) for number in range(8)]
+    for number, ref in enumerate(refs):  # The reader's store is full after the sixth.
+        assert set(zf.get(ref, timeout=60)[[0, -1]]) == {number}
+    put = [zf.put(np.full(4 * MIB, number, np.uint8)) for number in range(4)]
+    assert zf.get([check.remote(each) for each in put], timeout=60) == [(number, number) for number in range(4)]
+    refs += [make.remote(number) for number in range(8, 20)]  # More than both file systems hold; they wait for room at once.
+    zf.wait(refs, num_returns=len(refs), fetch_local=False, timeout=60)
+    right = full = 0
+    for number, ref in enumerate(refs):
+        try:
+            assert set(zf.get(ref, timeout=60)[[0, -1]]) == {number}
+            right += 1
+        except (zf.ObjectStoreFullError, zf.OutOfDiskError) as error:
+            full += 1
+            assert "no room for an object of 4.0 MiB" in str(error)
+    assert right >= 8, "what has been read stays readable"
+    assert full >= 4
+    del refs, ref, put
+    eventually(lambda: not query("objects"), "all is freed")
+
+    def finishes():
+        with suppress(zf.ObjectStoreFullError):  # A store tries its disk again after a while.
+            return zf.get([check.remote(make.remote(number)) for number in range(8)], timeout=60) == [(each, each) for each in range(8)]
+
+    eventually(finishes, "there is room again")
+"""
+    in_own_mounts(f"mount -t tmpfs -o size=40m tmpfs {shared} && mount -t tmpfs -o size=32m tmpfs {disk}", inside, str(shared), str(disk))
