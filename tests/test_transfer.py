@@ -94,7 +94,7 @@ def test_a_value_that_is_spilled_is_read_and_one_for_which_there_is_no_room_is_w
     with AgentNodes(2, 32 * MiB) as nodes:
         one, two = nodes.nodes
         first = one.put(1, 20 * MiB, fill)
-        nodes.until(lambda: first in one.values)
+        nodes.until(lambda: first in one.core.store._tables.idle)  # Else the second one would be written to disk after a while.
         second = one.put(2, 20 * MiB, fill)
         nodes.until(lambda: second in one.values)
         nodes.until(lambda: one.core.store.statistics()["spills"] == 1)
