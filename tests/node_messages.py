@@ -19,8 +19,8 @@ from zfabric.protocol.ids import (  # fmt: skip
     OBJECT_BYTES,
     TASK_BYTES,
 )
-from zfabric.protocol.node_fields import KEY_BYTES, LEVELS, PENDING, READ_TABLE, SECONDS_MAX, SIZE_MAX, STOP_REASONS
-from zfabric.protocol.options import OPTION_TYPES, GroupTerm, group_strategy
+from zfabric.protocol.node_fields import KEY_BYTES, LEVELS, LOG_TABLES, PENDING, READ_TABLE, SECONDS_MAX, SIZE_MAX, STOP_REASONS
+from zfabric.protocol.options import LOG_NUMBERS_MAX, OPTION_TYPES, GroupTerm, group_strategy
 
 Strategy = st.SearchStrategy[Any]
 
@@ -134,6 +134,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
     numbers = pool.numbers
     homes = many(st.tuples(pool.objects, pool.nodes), 2)
     objects, tasks = many(pool.objects), many(pool.tasks)
+    log_numbers, log_tables = st.integers(0, LOG_NUMBERS_MAX - 1), st.sampled_from(sorted(LOG_TABLES))
     task_rows = many(
         st.tuples(pool.tasks, pool.functions, payloads, many(pool.objects, 2))
         | st.tuples(pool.tasks, pool.functions, payloads, many(pool.objects, 2), st.none() | options(pool))
@@ -226,8 +227,27 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "RetireActor": st.builds(m.RetireActor, pool.tasks, pool.attempts, st.booleans()),
         "ActorExiting": st.builds(m.ActorExiting, pool.tasks),
         "LifeEnded": st.builds(
-            m.LifeEnded, pool.tasks, pool.attempts, st.just(b"") | pool.tasks, texts, texts, st.tuples(*(st.integers(0, 9),) * 4), texts
+            m.LifeEnded,
+            pool.tasks,
+            pool.attempts,
+            st.just(b"") | pool.tasks,
+            texts,
+            texts,
+            st.tuples(*(st.integers(0, 9),) * 4),
+            texts,
+            st.integers(-1, 9),
         ),
+        "RelayedBlock": st.builds(m.RelayedBlock, pool.tasks, log_numbers, log_numbers, log_numbers, payloads, objects, objects, homes),
+        "RelayedCheckpoint": st.builds(
+            m.RelayedCheckpoint, pool.tasks, log_numbers, log_numbers, log_numbers, st.just(0), st.integers(1, 3), payloads, objects, homes
+        ),
+        "LogRecorded": st.builds(m.LogRecorded, pool.tasks, pool.attempts, numbers),
+        "ReadLog": st.builds(m.ReadLog, pool.tasks, pool.attempts, log_tables, payloads),
+        "LogPage": st.builds(
+            m.LogPage, pool.tasks, pool.attempts, log_tables, payloads, many(st.tuples(payloads, payloads)), st.booleans(), objects, homes
+        ),
+        "ReplayProgress": st.builds(m.ReplayProgress, pool.tasks, st.integers(0, 9), st.integers(0, 9), st.just(())),
+        "CallCounts": st.builds(m.CallCounts, pool.tasks, log_numbers, log_numbers),
         "CallsEnded": st.builds(m.CallsEnded, numbers, many(call_ends, 3), homes),
         "EndJob": st.builds(m.EndJob, pool.jobs),
         "JobGone": st.builds(m.JobGone, pool.jobs),

@@ -345,12 +345,14 @@ def _logged(name: str, fields: tuple[Any, ...]) -> None:
         raise MalformedFrame(f"{name}: what is logged is numbered from 0, below {LOG_NUMBERS_MAX}")
 
 
-def _block(name: str, fields: tuple[Any, ...]) -> None:
+def check_block(name: str, fields: tuple[Any, ...]) -> None:
+    """Check a block of an actor's log."""
     _logged(name, fields)
     check_ids(name, fields[5], OBJECT_BYTES)
 
 
-def _checkpoint(name: str, fields: tuple[Any, ...]) -> None:
+def check_checkpoint(name: str, fields: tuple[Any, ...]) -> None:
+    """Check a part of a checkpoint."""
     _logged(name, fields)
     if not 0 <= fields[4] < fields[5] <= CHECKPOINT_PARTS_MAX:
         raise MalformedFrame(f"{name}: a checkpoint has parts 0 to {CHECKPOINT_PARTS_MAX - 1}")
@@ -388,8 +390,8 @@ ROW_CHECKS: dict[str, Check] = {
     "HostedActors": _hosting,
     "CallTimes": _traced,
     "HostDelays": _delays,
-    "LogAppended": _block,
-    "Checkpoint": _checkpoint,
+    "LogAppended": check_block,
+    "Checkpoint": check_checkpoint,
     "LogCommitted": _one_task,
     "ReplayProgress": _replaying,
     "CallCounts": _counted,

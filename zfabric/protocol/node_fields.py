@@ -18,8 +18,10 @@ from zfabric.protocol.fields import (
     TUPLE,
     Check,
     MalformedFrame,
+    check_block,
     check_call,
     check_callers,
+    check_checkpoint,
     check_columns,
     check_completed,
     check_exports,
@@ -48,6 +50,8 @@ KEY_BYTES = 40
 LEVELS = {"info", "warning", "error", "again"}
 """Levels of notices. "again": something runs again, of which a driver receives a limited number of notices."""
 STOP_REASONS = {"cancelled", "timeout", "force"}
+LOG_TABLES = {"log", "checkpoint"}
+"""Where the home of an actor has its log (``machines/common/log_format.py``)."""
 SIZE_MAX = 2**63 - 1
 """Largest size, position or count."""
 SECONDS_MAX = 1e9
@@ -359,11 +363,42 @@ def _exiting(name: str, fields: tuple[Any, ...]) -> None:
 
 
 def _life_ended(name: str, fields: tuple[Any, ...]) -> None:
-    actor_id, attempt, executing, _, _, facts, _ = fields
+    actor_id, attempt, executing, _, _, facts, _, _ = fields
     check_ids(name, (actor_id, executing) if executing else (actor_id,), TASK_BYTES)
     _attempts(name, attempt)
     if tuple(map(type, facts)) != (int, int, int, int):
         _refuse(name, "facts are pid, signal, exit code and peak memory")
+
+
+def _relayed_block(name: str, fields: tuple[Any, ...]) -> None:
+    check_block(name, fields[:-1])
+    _homes(name, fields[-1])
+
+
+def _relayed_checkpoint(name: str, fields: tuple[Any, ...]) -> None:
+    check_checkpoint(name, fields[:-1])
+    _homes(name, fields[-1])
+
+
+def _log_recorded(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    _attempts(name, fields[1])
+    _numbers(name, fields[2])
+
+
+def _log_key(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[:1], TASK_BYTES)
+    _attempts(name, fields[1])
+    if fields[2] not in LOG_TABLES:
+        _refuse(name, f"the log of an actor is in the tables {sorted(LOG_TABLES)}")
+
+
+def _log_page(name: str, fields: tuple[Any, ...]) -> None:
+    *key, rows, _, refs, homes = fields
+    _log_key(name, tuple(key))
+    check_columns(name, rows, {2}, (BYTES, BYTES))
+    check_ids(name, refs, OBJECT_BYTES)
+    _homes(name, homes)
 
 
 def _actor_name(name: str, fields: tuple[Any, ...]) -> None:
@@ -591,6 +626,11 @@ NODE_CHECKS: dict[str, Check] = {
     "RetireActor": _retire,
     "ActorExiting": _exiting,
     "LifeEnded": _life_ended,
+    "RelayedBlock": _relayed_block,
+    "RelayedCheckpoint": _relayed_checkpoint,
+    "LogRecorded": _log_recorded,
+    "ReadLog": _log_key,
+    "LogPage": _log_page,
     "CallerGone": _caller,
     "ClaimName": _actor_name,
     "FreeName": _actor_name,

@@ -214,6 +214,8 @@ class _Maker:
         options = replayer.worker.functions[item.row[1]][3]
         self.log = (CheckpointLog if option(options, "unlogged", False) else CallLog)(self.actor_id, item.attempt, every)
         self.log.readonly = frozenset(option(options, "readonly", ()))
+        self.places: list[bytes] = []
+        """The node of this process and the actor's home, if these are two."""
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
         """Restore the instance from its last checkpoint and the calls after it; create it if there are none."""
@@ -224,6 +226,7 @@ class _Maker:
             replayer.worker.mailbox.logs[self.actor_id] = log
             if isinstance(log, CheckpointLog):
                 replayer.worker.gate = Gate(log, connection.config.quiesce_seconds)
+            log.places = tuple(self.places)
             state, calls = log.restore(saved, last, blocks)
             waiting = self._call_again()
         if calls:
@@ -258,7 +261,7 @@ class _Maker:
     def _rows(self, table: str) -> Iterator[Row]:
         after, more = b"", True
         while more:
-            rows, more = self.replayer.client.query("actor log", self.actor_id, table, after, timeout=READ_PATIENCE)
+            rows, more, *self.places = self.replayer.client.query("actor log", self.actor_id, table, after, timeout=READ_PATIENCE)
             after = rows[-1][0] if rows else after
             yield from rows
 

@@ -41,12 +41,13 @@ class LoggedActors:
         if every is None:
             return
         process, actor_id = self.process, item.row[0]
-        parts = yield from self._rows(actor_id, CHECKPOINT)
-        blocks = yield from self._rows(actor_id, LOG)
+        parts, _ = yield from self._rows(actor_id, CHECKPOINT)
+        blocks, places = yield from self._rows(actor_id, LOG)
         log = CheckpointLog(actor_id, item.attempt, every) if unlogged else CallLog(actor_id, item.attempt, every)
         if isinstance(log, CheckpointLog):
             self.worker.gate = Gate(log, process.config.quiesce_seconds)
         log.readonly = frozenset({READONLY})
+        log.places = places
         self.worker.mailbox.logs[actor_id] = log
         checkpoint, last = newest(parts)
         saved, calls = log.restore(checkpoint, last, blocks_after(last, blocks))
@@ -64,8 +65,8 @@ class LoggedActors:
     def remade(self, item: Item, room: Any) -> Running:
         """Rebuild the lost value of a call from the actor's log."""
         actor_id, lost = option(item.row[4], "remake")
-        parts = yield from self._rows(actor_id, CHECKPOINT)
-        blocks = yield from self._rows(actor_id, LOG)
+        parts, _ = yield from self._rows(actor_id, CHECKPOINT)
+        blocks, _ = yield from self._rows(actor_id, LOG)
         log = CallLog(actor_id, item.attempt, 0)
         calls = [call for block in blocks_after(0, blocks) for call in calls_in(block) if call.call_id == lost[:TASK_BYTES]]
         if not calls:
@@ -77,16 +78,17 @@ class LoggedActors:
         yield from self._make_again(log, calls[0], room)
         self.process.flush()
 
-    def _rows(self, actor_id: bytes, table: str) -> Generator[tuple[Any, ...], Any, list[Row]]:
+    def _rows(self, actor_id: bytes, table: str) -> Generator[tuple[Any, ...], Any, tuple[list[Row], tuple[bytes, ...]]]:
         found: list[Row] = []
+        places: list[bytes] = []
         more = True
         while more:
             answer = yield ("ask", "actor log", (actor_id, table, found[-1][0] if found else b""))
             if answer.error:
                 raise Doomed  # It is no longer needed.
-            rows, more = answer.payload
+            rows, more, *places = answer.payload
             found += rows
-        return found
+        return found, tuple(places)
 
     def _make_again(self, log: CallLog, call: LoggedCall, room: Any) -> Running:
         process = self.process

@@ -184,10 +184,12 @@ class RetainedBlocks(NamedTuple):
 class Writing:
     """A log message of an incarnation that is not known to be committed."""
 
-    __slots__ = ("block", "committed", "number", "row", "writer")
+    __slots__ = ("attempt", "block", "committed", "number", "row", "writer")
 
-    def __init__(self, writer: bytes, number: int, row: tuple[str, bytes, bytes], block: LogBlock | None) -> None:
+    def __init__(self, writer: bytes, attempt: int, number: int, row: tuple[str, bytes, bytes], block: LogBlock | None) -> None:
         self.writer = writer
+        """The process in which the actor lives, or the node if that is another one."""
+        self.attempt = attempt
         self.number = number
         self.row = row
         self.block = block

@@ -51,6 +51,7 @@ from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs, RemoteLogs
 from zfabric.machines.local_scheduler.nodes.remote_actors import RemoteActors
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
@@ -155,7 +156,7 @@ class LocalScheduler:
         self.call_results = CallResults(self.tables, self.requests, self.outcomes, self.streams)
         self.deadlocks = Deadlocks(self.tables, self.dispatcher)
         self.logs = ActorLogs(self.tables, self.requests, self.references)
-        self.remakes = Remakes(self.tables, self.outcomes, self.rebuilding, self.admission, self.workers)
+        self.remakes = Remakes(self.tables, self.pool, self.outcomes, self.rebuilding, self.admission, self.workers)
         self.actors = ActorDirectory(
             self.tables,
             self.blocks,
@@ -271,8 +272,10 @@ class LocalScheduler:
             self.deliver,
         )
         self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, node)
-        self.guests = Guests(self.tables, self.actors, self.executions, self.workers, self.dispatcher)
         self.remote_callers = RemoteCallers(self.tables, self.references, self.outcomes, self.borrowing, self.executions, self.streams)
+        self.remote_logs = RemoteLogs(self.tables, self.logs, self.borrowing)
+        self.guest_logs = GuestLogs(self.tables, self.references, self.logs, self.borrowing, self.remote_callers, node)
+        self.guests = Guests(self.tables, self.actors, self.executions, self.workers, self.dispatcher, self.guest_logs)
         self.remote_actors = RemoteActors(self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, node)
         self.draining = Draining(self.tables, self.executions)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
@@ -325,6 +328,7 @@ class LocalScheduler:
             self.group_tasks,
             self.streams,
             self.remote_streams,
+            self.guest_logs,
         )
         self.peers = Peers(
             node,
@@ -356,6 +360,7 @@ class LocalScheduler:
             self.logs,
             self.deadlocks,
             self.groups,
+            self.guest_logs.read,
             self.draining.drain,
             self.statistics,
         )
@@ -496,10 +501,12 @@ class LocalScheduler:
             self.children.begin_end_of_turn()
             self.remote_streams.end_of_turn()
             self.detached.end_of_turn()
+            self.guest_logs.end_of_turn()
             self.executions.end_of_turn()
             self.children.end_of_turn()
             self.remote_actors.end_of_turn()
             self.remote_callers.end_of_turn()
+            self.remote_logs.end_of_turn()
             self.delegations.end_of_turn(now)
             self.fetching.end_of_turn()
             self.borrowing.end_of_turn()
@@ -695,6 +702,11 @@ class LocalScheduler:
             m.StopChildren: self.stopping.on_stop_children,
             m.RetireActor: self.guests.on_retire_actor,
             m.LifeEnded: self.actors.on_life_ended,
+            m.RelayedBlock: self.remote_logs.on_relayed_block,
+            m.RelayedCheckpoint: self.remote_logs.on_relayed_checkpoint,
+            m.ReadLog: self.remote_logs.on_read_log,
+            m.LogRecorded: self.guest_logs.on_log_recorded,
+            m.LogPage: self.guest_logs.on_log_page,
             m.Ended: self.failover.on_ended,
             m.RelayedYields: self.remote_streams.on_relayed_yields,
             m.AllowYields: self.remote_streams.on_allow_yields,
@@ -764,10 +776,10 @@ class LocalScheduler:
             m.ActorEnded: self.actors.on_actor_ended,
             m.HostDelays: self.deadlocks.on_host_delays,
             m.HostedActors: self.recovery.on_hosted_actors,
-            m.LogAppended: self.logs.on_log_appended,
-            m.Checkpoint: self.logs.on_checkpoint,
-            m.ReplayProgress: self.logs.on_replay_progress,
-            m.CallCounts: self.logs.on_call_counts,
+            m.LogAppended: self.guest_logs.on_log_appended,
+            m.Checkpoint: self.guest_logs.on_checkpoint,
+            m.ReplayProgress: self.guest_logs.on_replay_progress,
+            m.CallCounts: self.guest_logs.on_call_counts,
             m.Put: self.values.on_put,
             m.OfferResults: self.values.on_offer_results,
             m.Hold: self.values.on_hold,

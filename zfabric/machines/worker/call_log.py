@@ -9,6 +9,8 @@ An outcome is *retained* until its caller acknowledges it (``OutcomesReceived``)
 outcome they lack. A retained outcome answers such a call, so no call runs twice. Checkpoints contain the retained outcomes, and rows the
 acknowledgements; so both outlive the process. Values in the arena, or with refs inside, are retained as None: a replay makes them again.
 Errors are retained whole, and the scheduler retains what they refer to for as long as it has their row or checkpoint.
+
+In rows and checkpoints, the name of a caller without a node is that of a process of the actor's home, wherever the actor lives.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from zfabric.machines.worker.items import Invocation
 from zfabric.machines.worker.own_calls import OwnCalls, named_by
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import refs_inside
-from zfabric.protocol.ids import TASK_BYTES, call_value
+from zfabric.protocol.ids import INCARNATION_BYTES, TASK_BYTES, call_value, node_of_caller
 from zfabric.protocol.messages import FAILED, Row
 from zfabric.protocol.options import option
 
@@ -77,6 +79,8 @@ class CallLog:
         """Calls whose values the scheduler has not recorded. A checkpoint waits for them, since after it no replay makes them again."""
         self.progress = (0, 0)
         """Calls that a replay has run, and how many it will run."""
+        self.places: tuple[bytes, ...] = ()
+        """The node of this process and the actor's home, if these are two."""
         self._held: deque[HeldOutcome] = deque()
         self._rows: list[LoggedCall] = []
         self._refs: list[bytes] = []
@@ -110,7 +114,7 @@ class CallLog:
         self._made += [call_value(call_id, index) for index, value in enumerate(plain) if value is None]
         what = (item.method, arguments, dependencies, item.values, item.options)
         made = self.own.take()
-        call = LoggedCall(self.number, call_id, item.caller, *what, status, plain, whole, made)
+        call = LoggedCall(self.number, call_id, self._stored(item.caller), *what, status, plain, whole, made)
         self._refs += self._others(refs_inside(status, plain))
         if made:
             self._refs += self._others(named_by(made))
@@ -151,7 +155,9 @@ class CallLog:
     def checkpoint(self, state: bytes, refs: tuple[bytes, ...]) -> None:
         """Queue a checkpoint: the pickled state after all calls so far, and the refs inside it."""
         self._seal()
-        kept = tuple((caller, tuple((call_id, *each) for call_id, each in calls.items())) for caller, calls in self.retained.items())
+        kept = tuple(
+            (self._stored(caller), tuple((call_id, *each) for call_id, each in calls.items())) for caller, calls in self.retained.items()
+        )
         own = self.own.for_checkpoint()
         unread = (
             each for calls in self.retained.values() for outcome in calls.values() for each in refs_inside(outcome.status, outcome.outputs)
@@ -253,7 +259,7 @@ class CallLog:
     def acknowledged(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
         """Release retained outcomes of a caller: of these calls, or, with ``others``, of all calls but these."""
         self._forget(caller, call_ids, others)
-        self._acknowledgements.append((caller, call_ids, others))
+        self._acknowledgements.append((self._stored(caller), call_ids, others))
 
     def _forget(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
         calls = self.retained.get(caller, {})
@@ -276,15 +282,16 @@ class CallLog:
         own: tuple[Row, ...] = ()
         if checkpoint is not None:
             state, kept, own = unpack_row(checkpoint)
-            self.retained = {caller: {call_id: RetainedOutcome(*each) for call_id, *each in calls} for caller, calls in kept}
+            self.retained = {self._here(caller): {call_id: RetainedOutcome(*each) for call_id, *each in calls} for caller, calls in kept}
         self.number = self.checkpointed = last if checkpoint is not None else 0
         rows: list[LoggedCall] = []
         for block in blocks:
             taken, packed = unpack_row(block)
-            for each in taken:
-                self._forget(*each)
+            for caller, *which in taken:
+                self._forget(self._here(caller), *which)
             for fields in packed:
                 call = LoggedCall(*fields)
+                call = call._replace(caller=self._here(call.caller)) if self.places else call
                 if call.number > self.number:  # A block may have been written twice, the second time with other calls.
                     self.number = call.number
                     self.retained.setdefault(call.caller, {})[call.call_id] = RetainedOutcome(call.number, call.status, call.outputs)
@@ -292,6 +299,22 @@ class CallLog:
         self.durable = self.number
         self.own.restore(own, ((call.call_id, (call.status, call.outputs), call.calls) for call in rows))
         return state, rows
+
+    def _stored(self, caller: bytes) -> bytes:
+        """The name of a caller in the log."""
+        if not self.places:
+            return caller
+        here, home = self.places
+        node = node_of_caller(caller)
+        return caller[:INCARNATION_BYTES] if node == home else caller if node else caller + here
+
+    def _here(self, caller: bytes) -> bytes:
+        """The name that a caller in the log has in this process."""
+        if not self.places:
+            return caller
+        here, home = self.places
+        node = node_of_caller(caller)
+        return caller[:INCARNATION_BYTES] if node == here else caller if node else caller + home
 
     def wants(self, call: LoggedCall) -> bool:
         """Whether a replay is to report the values of a call again: its caller may lack them, and the row does not contain them."""

@@ -186,8 +186,13 @@ from zfabric.protocol.messages.relays import CallsRepeated as CallsRepeated
 from zfabric.protocol.messages.relays import ClaimName as ClaimName
 from zfabric.protocol.messages.relays import FreeName as FreeName
 from zfabric.protocol.messages.relays import LifeEnded as LifeEnded
+from zfabric.protocol.messages.relays import LogPage as LogPage
+from zfabric.protocol.messages.relays import LogRecorded as LogRecorded
 from zfabric.protocol.messages.relays import NameClaimed as NameClaimed
+from zfabric.protocol.messages.relays import ReadLog as ReadLog
+from zfabric.protocol.messages.relays import RelayedBlock as RelayedBlock
 from zfabric.protocol.messages.relays import RelayedCalls as RelayedCalls
+from zfabric.protocol.messages.relays import RelayedCheckpoint as RelayedCheckpoint
 from zfabric.protocol.messages.relays import RelayedReceipt as RelayedReceipt
 from zfabric.protocol.messages.relays import RepeatCalls as RepeatCalls
 from zfabric.protocol.messages.relays import StopRelayed as StopRelayed

@@ -5,7 +5,9 @@ actor's node stands for the callers. ``FindActors``, ``ActorLocations``, ``KillA
 is then "in" the node to which calls are to be sent.
 
 An actor may live on another node than its home: it is made there by a delegated task (``Delegate``, ``Ended``). The home ends it with
-``RetireActor`` or, at once, with ``StopDelegated``; ``ActorExiting`` and ``LifeEnded`` are what the home receives.
+``RetireActor`` or, at once, with ``StopDelegated``; ``ActorExiting`` and ``LifeEnded`` are what the home receives. The home has its log,
+too: ``RelayedBlock``, ``RelayedCheckpoint`` and ``LogRecorded`` add to it, ``ReadLog`` and ``LogPage`` read it. ``ReplayProgress``, without
+callers, and ``CallCounts`` are passed on to the home as they are.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ class LifeEnded(NamedTuple):
     """local scheduler of the node where an actor lived -> home of the actor. Its process is dead: the home decides whether it lives again.
 
     ``executing`` is the call that was running, empty if none or not known. ``facts`` are pid, signal, exit code and peak memory of the
-    process. ``ending`` says why it is not to be made again, if that is so. If this is lost with a daemon, the actor is not in the next
-    ``RunningDelegated``.
+    process. ``ending`` says why it is not to be made again, if that is so. ``calls`` is how many calls had ended of an actor with
+    checkpoints but no log, -1 if that is not known. If this is lost with a daemon, the actor is not in the next ``RunningDelegated``.
     """
 
     actor_id: bytes
@@ -61,6 +63,74 @@ class LifeEnded(NamedTuple):
     stderr: str
     facts: Row
     ending: str
+    calls: int = -1
+
+
+class RelayedBlock(NamedTuple):
+    """node where an actor lives -> home of the actor. ``LogAppended`` of the actor's process; ``homes`` are as in ``Delegate``.
+
+    ``LogRecorded`` is the answer, once it is committed. The sender pins what it names until then, and repeats it to a restarted home. From
+    any node and for any life but the present one it is refused, and that life is ended (``StopDelegated``).
+    """
+
+    actor_id: bytes
+    attempt: int
+    number: int
+    last: int
+    rows: bytes
+    made: Ids
+    refs: Ids
+    homes: Rows
+
+
+class RelayedCheckpoint(NamedTuple):
+    """node where an actor lives -> home of the actor. ``Checkpoint`` of the actor's process, as ``RelayedBlock``."""
+
+    actor_id: bytes
+    attempt: int
+    number: int
+    last: int
+    part: int
+    parts: int
+    data: bytes
+    refs: Ids
+    homes: Rows
+
+
+class LogRecorded(NamedTuple):
+    """home of an actor -> node where it lives. Messages about the log of this life are committed up to this number, as ``LogCommitted``."""
+
+    actor_id: bytes
+    attempt: int
+    upto: int
+
+
+class ReadLog(NamedTuple):
+    """node where an actor is being made -> home of the actor. Requests rows of ``table`` ("log" or "checkpoint") after the key ``after``.
+
+    ``LogPage`` is the answer, but for a life that is not the present one.
+    """
+
+    actor_id: bytes
+    attempt: int
+    table: str
+    after: bytes
+
+
+class LogPage(NamedTuple):
+    """home of an actor -> node where it is being made. Rows ``(key, value)`` of its log; ``more`` says whether others follow.
+
+    ``refs`` are what the rows name, with ``homes`` as in ``Delegate``: the home retains it as long as it has the rows.
+    """
+
+    actor_id: bytes
+    attempt: int
+    table: str
+    after: bytes
+    rows: Rows
+    more: bool
+    refs: Ids
+    homes: Rows
 
 
 class RepeatCalls(NamedTuple):

@@ -159,11 +159,14 @@ class ActorDirectory:
         record = self.records.get(task.id)
         if record is None or record.state != CREATING:
             return
-        record.returning = False
+        lives_on, record.returning = record.returning, False
         if status == OK:
             task.facts().made()
             self._set_worker(record, worker)
-            self.logs.restarted(record)
+            if lives_on:
+                self.logs.lives_on(record.id)
+            else:
+                self.logs.restarted(record)
             if record.id not in self._not_durable:
                 self._set_alive(record)
             return
@@ -428,6 +431,8 @@ class ActorDirectory:
         pid, signal, exit_code, peak = message.facts
         facts = (("pid", pid), ("signal", signal), ("exit_code", exit_code), ("peak", peak), ("node", source[1:].hex()))
         record.killed = record.killed or message.ending
+        if message.calls >= 0:
+            self.logs.record_ended(((record.id, message.calls),))
         self._lost_elsewhere(record, message.executing, message.cause, message.stderr, facts)
 
     def node_lost(self, node: WorkerRecord, actor_ids: Iterable[bytes], cause: str) -> None:
@@ -453,6 +458,7 @@ class ActorDirectory:
         if record.worker is not None:
             record.worker.actors.pop(record.id, None)
         record.worker = None
+        self.logs.process_gone(record.id)
         record.executing = executing
         record.lives_on = True  # What callers have a link to is this daemon.
         self._lost(record, cause, stderr, facts)

@@ -1,6 +1,7 @@
 """The logs of actors' calls, on the scheduler's side. It passes blocks and checkpoints to the control store and reports commits.
 
 One process at a time may add to a log: the actor's present process, in its present attempt. Blocks from any other process are refused.
+(If the actor lives on another node, that node passes on what its process sends: ``nodes.relayed_logs``.)
 Blocks that arrived before a process was proved dead are written before the next life reads the log: both go through this class. So at most
 one life can commit, and the committed part of a log is always a prefix of the calls that ran.
 
@@ -19,7 +20,8 @@ process. If that process dies meanwhile, those calls have never happened.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
 from zfabric.machines.common.row_format import pack_row, unpack_row
@@ -49,6 +51,8 @@ class ActorLogs:
         """Rows of dead actors that are to be deleted from the control store."""
         self._acknowledged: dict[bytes, int] = {}
         """Number of the last committed message of each actor, to be sent at the end of this turn."""
+        self.recorded: dict[tuple[bytes, bytes, int], int] = {}
+        """The same for actors on other nodes: by node, actor and attempt."""
 
     # -- messages of actors --
 
@@ -64,7 +68,7 @@ class ActorLogs:
             log.blocks.append(block)
         log.last = max(log.last, message.last)
         value = pack_row((message.refs, message.made, message.rows))
-        self._write(log, Writing(source[1:], message.number, (*block.keys(log.actor_id)[0], value), block))
+        self._write(log, Writing(source[1:], message.attempt, message.number, (*block.keys(log.actor_id)[0], value), block))
 
     def on_checkpoint(self, now: float, source: Address, message: m.Checkpoint) -> None:
         """Write a part of a checkpoint to the control store."""
@@ -79,7 +83,7 @@ class ActorLogs:
             self.references.pin(whole.refs)
         log.last = max(log.last, message.last)
         row = (CHECKPOINT, part_key(log.actor_id, message.last, message.part), pack_row((message.parts, message.refs, message.data)))
-        self._write(log, Writing(source[1:], message.number, row, whole))
+        self._write(log, Writing(source[1:], message.attempt, message.number, row, whole))
 
     def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
         """Record how far a replay has come; at its end, the callers whose outcomes the actor retains."""
@@ -104,17 +108,21 @@ class ActorLogs:
 
     def _of(self, source: Address, message: m.LogAppended | m.Checkpoint) -> ActorLog | None:
         """The log that a message is for, if its sender may write it."""
-        record = self._record(source, message.actor_id)
-        if record is None or record.task.attempt != message.attempt:
+        if not self.is_of(source, message.actor_id, message.attempt):
             self.tables.counts["refused"] += 1
             return None
         return self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
 
+    def is_of(self, source: Address, actor_id: bytes, attempt: int) -> bool:
+        """Whether a sender is the process in which an actor lives, or is being made, in this attempt; or the node of that process."""
+        record = self._record(source, actor_id)
+        return record is not None and record.task.attempt == attempt
+
     def _record(self, source: Address, actor_id: bytes) -> ActorRecord | None:
-        """The record of an actor, if the sender is the process in which it lives, or is being made."""
+        """The record of an actor, if the sender is the process in which it lives, or is being made; or the node of that process."""
         record = self.tables.actors.get(actor_id)
         process = self.tables.processes.get(source[1:])
-        worker = self.tables.workers.get(process.name) if process is not None else None
+        worker = (self.tables.workers.get(process.name) or self.tables.nodes.get(process.name)) if process is not None else None
         if record is None or worker is None or record.state == DEAD:
             return None
         return record if worker is worker_of(record) else None
@@ -140,12 +148,17 @@ class ActorLogs:
             writing.committed = True
             log.trouble = ""
             self._advance(log)
-        elif writing.writer in self.tables.processes:
+        elif self._may_write_again(writing, log):
             log.failed.append(writing)
             log.retry_at = now + self.tables.config.store_retry_every
             self._warn(log, answer.text)
         else:
             self._forget(log, writing)
+
+    def _may_write_again(self, writing: Writing, log: ActorLog) -> bool:
+        """Whether what could not be written is of the present life."""
+        record = self.tables.actors.get(log.actor_id)
+        return writing.writer in self.tables.processes and record is not None and record.task.attempt == writing.attempt
 
     def _warn(self, log: ActorLog, text: str) -> None:
         """Notify the actor's driver, once, that outcomes wait for the disk."""
@@ -165,7 +178,9 @@ class ActorLogs:
         home = worker.process.incarnation if worker is not None and worker.process is not None else b""
         while log.writing and log.writing[0].committed:
             writing = log.writing.popleft()
-            if writing.writer == home:
+            if writing.writer in self.tables.nodes:
+                self.recorded[writing.writer, log.actor_id, writing.attempt] = writing.number
+            elif writing.writer == home:
                 self._acknowledged[log.actor_id] = writing.number
             if writing.block is not None and writing.block.parts:
                 self._truncate(log, writing.block)
@@ -285,7 +300,11 @@ class ActorLogs:
         may = self._record(source, actor_id) is not None or self._remakes(source, actor_id)
         if table not in (LOG, CHECKPOINT) or not may:
             raise ValueError("the log of an actor is read by the process that is to be the actor")
-        self.requests.ask(m.Scan, table, actor_id, after, PAGE, then=self._found, about=(source, token))
+        self.scan(actor_id, table, after, self._found, (source, token))
+
+    def scan(self, actor_id: bytes, table: str, after: bytes, then: Callable[[float, Any, m.Found], None], about: Any) -> None:
+        """Read a page of an actor's log, or of its checkpoints; ``then`` receives it."""
+        self.requests.ask(m.Scan, table, actor_id, after, PAGE, then=then, about=about)
 
     def _remakes(self, source: Address, actor_id: bytes) -> bool:
         """Whether a process replays this actor's calls for a lost value."""

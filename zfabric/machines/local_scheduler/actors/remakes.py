@@ -8,6 +8,7 @@ makes no actor, and for which nothing but the value waits.
 
 from __future__ import annotations
 
+from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.records import PENDING, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.admission import Admission
@@ -18,6 +19,7 @@ from zfabric.machines.local_scheduler.transitions import RemakeEnded, RemakeWant
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, child_prefix, pack_counter, short
 from zfabric.protocol.messages import ERROR, FAILED, Row
+from zfabric.protocol.options import HERE
 
 RETRIES = 3
 """Number of times that a replay begins again after its process died."""
@@ -26,8 +28,11 @@ RETRIES = 3
 class Remakes:
     """Replays under way."""
 
-    def __init__(self, tables: Tables, outcomes: Outcomes, rebuilding: Rebuilding, admission: Admission, workers: WorkerPool) -> None:
+    def __init__(
+        self, tables: Tables, pool: ResourcePool, outcomes: Outcomes, rebuilding: Rebuilding, admission: Admission, workers: WorkerPool
+    ) -> None:
         self.tables = tables
+        self.pool = pool
         self.outcomes = outcomes
         self.rebuilding = rebuilding
         self.admission = admission
@@ -53,6 +58,8 @@ class Remakes:
         if not from_checkpoint:  # The replay begins with ``__init__``.
             arguments = maker.row[2:4]
             options += (("contains", maker.contains()),) if maker.contains() else ()
+        if self.tables.nodes:  # The actor may live on another node; the log is here.
+            options += (("strategy", HERE),)
         first = self.tables.first_attempt
         task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"", first)
         maker.function.unfinished += 1
@@ -60,7 +67,11 @@ class Remakes:
         self.tables.tasks[task.id] = task
         self._wanted[task.id] = identifier
         self.admission.set_terms(task, 0.0)
-        self.admission.resolve(task)
+        if self.tables.nodes and not self.pool.fits_total(self.tables.queue_of(task).demand):
+            text = f"the node with the log of {task.name} lacks the resources that it takes to run calls again"
+            self.outcomes.fail(task, "TaskUnschedulableError", text, ())
+        else:
+            self.admission.resolve(task)
 
     def on_ended(self, ended: RemakeEnded) -> None:
         """Handle the end of a replay. Its value was reported before."""

@@ -63,12 +63,12 @@ class Delegations:
     def may_travel(self, task: TaskRecord) -> bool:
         """Whether another node could run a task: it makes values, and the homes of the refs in its arguments are known.
 
-        Actors that share processes, or have checkpoints, stay.
+        Actors that share processes stay, and replays for lost values, which read the logs of this node.
         """
         function = task.function
         if task.rare is not None and task.rare.stays:
             return False
-        if function.actor is not None and (function.shared or task.option("checkpoint_every") is not None):
+        if function.actor is not None and (function.shared or task.id in self.tables.remakes):
             return False
         if not row_names(task.row):
             return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 from zfabric.machines.local_scheduler.actor_records import GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory, how_it_died
 from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.records import WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
@@ -24,21 +25,32 @@ from zfabric.protocol.messages import OK
 class Guests:
     """Actors of other nodes that live here, over the shared tables."""
 
-    def __init__(self, tables: Tables, actors: ActorDirectory, executions: Executions, workers: WorkerPool, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        actors: ActorDirectory,
+        executions: Executions,
+        workers: WorkerPool,
+        dispatcher: Dispatcher,
+        logs: GuestLogs,
+    ) -> None:
         self.tables = tables
         self.actors = actors
         self.executions = executions
         self.workers = workers
         self.dispatcher = dispatcher
+        self.logs = logs
         self.records = tables.guests
 
     def on_task_ended(self, ended: GuestTaskEnded) -> None:
         """An attempt to make an actor has ended here: the actor lives, or its process is of no use any more."""
         task, worker, status = ended
-        if worker is None:
-            return
-        if status == OK:
+        if worker is not None and status == OK:
             self.records[task.id] = GuestRecord(task, worker)
+            self.logs.made(task.id)
+            return
+        self.logs.ended(task.id)
+        if worker is None:
             return
         worker.actors.pop(task.id, None)
         if not worker.gpus:
@@ -51,6 +63,7 @@ class Guests:
         """Stop an attempt, or end the actor that it has made."""
         guest = self._of(source, message.task_id, message.attempt)
         if guest is None:
+            self.logs.stopped(source, message.task_id, message.attempt)
             self.executions.on_stop_delegated(now, source, message)
         else:
             self._kill(guest.worker, "its home has ended it")
@@ -90,19 +103,23 @@ class Guests:
         executing = died.executing if died.executing != actor_id else b""
         cause, stderr, _ = how_it_died(worker, died)
         facts = (worker.pid, died.signal, died.exit_code, died.peak)
-        message = m.LifeEnded(actor_id, guest.task.attempt, executing, cause, stderr, facts, guest.ending)
+        calls = next((count for each, count in died.ended if each == actor_id), -1)
+        message = m.LifeEnded(actor_id, guest.task.attempt, executing, cause, stderr, facts, guest.ending, calls)
         self.tables.behind_ends.append((guest.home, message))
+        self.logs.ended(actor_id)
         self.tables.transitions.append(ActorLifeEnded(actor_id))
 
     # -- ends --
 
     def node_died(self, node: bytes) -> None:
         """End the actors of a home that is dead."""
+        self.logs.node_died(node)
         for guest in self.records.values():
             if guest.home == node:
                 self._kill(guest.worker, "its home, the node where it was made, is dead")
 
     def job_ended(self, job: bytes) -> None:
         """Forget the actors of a job that has ended here: their processes end."""
+        self.logs.job_ended(job)
         for actor_id in [each for each in self.records if each[:JOB_BYTES] == job]:
             del self.records[actor_id]

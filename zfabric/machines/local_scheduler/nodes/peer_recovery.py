@@ -40,7 +40,23 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
 from zfabric.protocol.messages import FAILED
 
-HELD = frozenset({m.RetainedValues, m.FetchValues, m.Ended, m.RelayedYields, m.CallsEnded, m.ClaimName, m.Reclaimed, m.CopyLost})
+HELD = frozenset(
+    {
+        m.RetainedValues,
+        m.FetchValues,
+        m.Ended,
+        m.RelayedYields,
+        m.CallsEnded,
+        m.ClaimName,
+        m.Reclaimed,
+        m.CopyLost,
+        m.RelayedBlock,
+        m.RelayedCheckpoint,
+        m.ReadLog,
+        m.ReplayProgress,
+        m.CallCounts,
+    }
+)
 """Messages of other nodes that wait until all have registered; ``FetchValues`` until the homes of all objects are known as well, since a
 value names the homes of those inside it."""
 

@@ -67,6 +67,10 @@ class RemoteCallers:
         self._callers[node].add(caller)
         self.tables.send(ACTOR + worker.process.incarnation, message._replace(caller=caller, homes=()))
 
+    def expect(self, caller: bytes) -> None:
+        """An actor here retains outcomes for a caller of another node: it is to be notified of that one's end."""
+        self._callers[node_of_caller(caller)].add(caller)
+
     def _is_reported(self, call_id: bytes) -> bool:
         """Whether a call that comes again has an outcome on its way."""
         return any(call_id in calls for reporters in self._reporters.values() for calls in reporters.values())

@@ -22,6 +22,7 @@ from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import DONE, BorrowedRecord, Elsewhere, NodeRecord, Stored
@@ -53,6 +54,7 @@ class Repeats:
         group_tasks: GroupTasks,
         streams: Streams,
         remote_streams: RemoteStreams,
+        guest_logs: GuestLogs,
     ) -> None:
         self.tables = tables
         self.references = references
@@ -70,6 +72,7 @@ class Repeats:
         self.group_tasks = group_tasks
         self.streams = streams
         self.remote_streams = remote_streams
+        self.guest_logs = guest_logs
 
     # -- what this node repeats --
 
@@ -114,6 +117,7 @@ class Repeats:
         self.streams.repeat(node)
         self.remote_streams.repeat(node)
         self.executions.repeat_ends(node)
+        self.guest_logs.repeat(token)
         self.jobs.node_joined(token)
 
     def _homes(self, rows: m.Rows) -> m.Rows:

@@ -96,8 +96,8 @@ def why_it_stays(task: TaskRecord) -> str:
     """Why a task cannot run on another node."""
     if task.function.shared:
         return "lightweight actors live on the node where they are created"
-    if task.function.actor is not None and task.option("checkpoint_every") is not None:
-        return "actors with checkpoints (checkpoint_every) live on the node where they are created, which has their checkpoints"
+    if task.option("remake") is not None:
+        return "a value of an actor is made again where the actor's log is"
     if task.rare is not None and task.rare.stays:
         return "that node returned it: as many of its workers are blocked as may be, or its value cannot travel"
     return "its arguments cannot travel"

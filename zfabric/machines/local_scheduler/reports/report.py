@@ -71,6 +71,7 @@ class Reports:
         logs: ActorLogs,
         deadlocks: Deadlocks,
         groups: Groups,
+        read_log: Callable[..., None],
         drain: Callable[..., Any],
         statistics: Callable[[], Mapping[str, float]],
     ) -> None:
@@ -114,7 +115,7 @@ class Reports:
         """Queries answered in the same turn: (now, arguments) -> the answer."""
         self._relayed: dict[str, Callable[..., None]] = {
             "rows": self._ask_rows,
-            "actor log": logs.read,
+            "actor log": read_log,
             "stacks": self._ask_stacks,
             "calls": self._ask_calls,
             "create group": groups.create,

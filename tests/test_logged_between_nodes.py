@@ -1,0 +1,102 @@
+"""Logged actors that live on another node than their home, on clusters of real processes: no call is lost or done twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from faults import descendants, name_of
+
+import zfabric as zf
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+LEASE = 2.0
+WITHIN = 60
+
+
+@zf.remote(max_restarts=-1, checkpoint_every=10)
+class Ledger:
+    """Counts, and keeps a ref that it was given. Each sum is a checkpoint or a replay away from its calls."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.kept: list[Any] = []
+
+    def add(self, amount: int = 1) -> int:
+        self.value += amount
+        return self.value
+
+    def keep(self, box: list[Any]) -> int:
+        self.kept += box
+        return self.add(0)
+
+    def total(self) -> int:
+        return sum(zf.get(self.kept))
+
+    def node(self) -> str:
+        return zf.get_runtime_context().get_node_id()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def on(cluster: zf.LocalCluster, index: int, soft: bool = False) -> dict[str, Any]:
+    """Options with which something is on a node; ``soft``: as long as that lives."""
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(cluster.nodes[index].node_id, soft=soft)}
+
+
+def moving(cluster: zf.LocalCluster, index: int) -> Any:
+    """A ledger on a node, which is made elsewhere if that dies."""
+    zf.get(three.options(**on(cluster, index)).remote(), timeout=WITHIN)  # A node that is not ready yet is not preferred.
+    ledger = Ledger.options(**on(cluster, index, soft=True)).remote()
+    assert zf.get(ledger.node.remote(), timeout=WITHIN) == cluster.nodes[index].node_id
+    return ledger
+
+
+@zf.remote
+def add_many(box: list[Any], count: int) -> list[int]:
+    return zf.get([box[0].add.remote() for _ in range(count)])
+
+
+@zf.remote
+def three() -> int:
+    return 3
+
+
+def test_no_call_is_lost_or_done_twice_when_its_process_and_its_node_die_under_load() -> None:
+    config = {"node_lease": LEASE}
+    with zf.LocalCluster(nodes=3, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own, zf.init(own.address):
+        ledger = moving(own, 1)
+        kept = zf.get(ledger.keep.remote([three.remote(), zf.put(4)]), timeout=WITHIN)
+        there = add_many.options(**on(own, 2)).remote([ledger], 40)
+        here = [ledger.add.remote() for _ in range(40)]
+        zf.get(here[5], timeout=WITHIN)
+        os.kill(zf.get(ledger.pid.remote(), timeout=WITHIN), signal.SIGKILL)
+        here += [ledger.add.remote() for _ in range(40)]
+        zf.get(here[50], timeout=WITHIN)
+        again = add_many.options(**on(own, 2)).remote([ledger], 40)
+        own.nodes[1].kill()
+        here += [ledger.add.remote() for _ in range(40)]
+        found = [*zf.get(here, timeout=WITHIN), *zf.get(there, timeout=WITHIN), *zf.get(again, timeout=WITHIN)]
+        assert kept == 0
+        assert sorted(found) == list(range(1, 201))
+        assert zf.get(ledger.total.remote(), timeout=WITHIN) == 7
+        assert zf.get(ledger.node.remote(), timeout=WITHIN) != own.nodes[1].node_id
+
+
+def test_its_log_goes_on_through_restarts_of_both_daemons() -> None:
+    config = {"node_lease": LEASE}
+    with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own, zf.init(own.address):
+        ledger = moving(own, 1)
+        pid = zf.get(ledger.pid.remote(), timeout=WITHIN)
+        refs = [ledger.add.remote() for _ in range(30)]
+        for node in own.nodes:
+            (daemon,) = [each for each in descendants(node.pid) if name_of(each) == "zf-daemon"]
+            os.kill(daemon, signal.SIGKILL)
+            refs += [ledger.add.remote() for _ in range(30)]
+            zf.get(refs[-1], timeout=WITHIN)
+        assert zf.get(ledger.pid.remote(), timeout=WITHIN) == pid, "it lives through both"
+        os.kill(pid, signal.SIGKILL)
+        refs += [ledger.add.remote() for _ in range(30)]
+        assert zf.get(refs, timeout=WITHIN) == list(range(1, 121))
