@@ -252,6 +252,9 @@ def longer(message: Any) -> Any:
         last = message.rows[-1:]
         more = tuple((row[0] + index if type(row[0]) is int else row[0], row[1]) for row in last for index in range(4, 20))
         return message._replace(rows=message.rows + more)
+    if isinstance(message, m.ReadLog | m.LogPage):  # Their text is one of two.
+        larger = message._replace(after=b"k" * 300)
+        return larger._replace(rows=((b"k", b"v" * 300),) * 20) if type(larger) is m.LogPage else larger
     if type(message) is m.LifeEnded:
         return message._replace(cause="x" * 200, stderr="x" * 200)
     if type(message) is m.StopChildren:
