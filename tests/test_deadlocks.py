@@ -51,7 +51,7 @@ class World(Node):
     def look(self, times: int = LOOKS) -> None:
         """Time passes."""
         for _ in range(times):
-            due = self.scheduler.deadlocks.next_deadline()
+            due = self.scheduler.deadlocks.look_at
             assert due is None or due <= self.now + LOOK_EVERY
             self.now += LOOK_EVERY
             self.scheduler.tick(self.now)
@@ -87,7 +87,7 @@ def test_the_driver_is_warned_of_a_circle_that_lasts_and_once(world: World) -> N
     assert world.warned(LOOKS - 1) == [], "a result may be on its way"
     assert world.warned(1) == ["K.ask (b) -> K.ask (a) -> K.ask (b)"]
     assert world.warned() == []
-    assert world.scheduler.deadlocks.next_deadline() is None
+    assert world.scheduler.deadlocks.look_at is None
     assert "it waits for itself: K.ask (a) -> K.ask (b) -> K.ask (a)" in world.reason(A)
     assert "waiting for" in world.reason(B)
     assert "(call of K 1-" in world.reason(B)

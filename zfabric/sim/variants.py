@@ -386,7 +386,7 @@ def _results_before_commit(right: Any) -> Any:
 
     def write(self: ActorLogs, log: Any, writing: Any) -> None:
         right(self, log, writing)
-        self._acknowledged[log.actor_id] = writing.number
+        self.acknowledged[log.actor_id] = writing.number
         if writing.block is not None and not writing.block.parts:
             self.tables.effects.pop()
 

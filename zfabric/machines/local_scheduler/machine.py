@@ -434,98 +434,154 @@ class LocalScheduler:
         self.deliver()
 
     def next_deadline(self) -> float | None:
-        """Earliest deadline of any part: when to call ``tick`` or ``take_effects``."""
+        """Earliest deadline of any part: when to call ``tick`` or ``take_effects``. A part that waits for nothing is not asked."""
         if self._more_to_collect or self.dispatcher.in_a_hurry:
             return 0.0
-        candidates = [
-            self._flush_at,
-            self._overdue_at,
-            self._trim_at,
-            self.membership.next_deadline(),
-            self.rejoining.next_deadline(),
-            self.jobs.next_deadline(),
-            self.stopping.next_deadline(),
-            self.placement_requests.next_deadline(),
-            self.starvation.next_deadline(),
-            self.spilling.next_deadline(),
-            self.cluster_queries.next_deadline(),
-            self.heartbeats.next_deadline(),
-            self.delegations.next_deadline(),
-            self.groups.next_deadline(),
-            self.actors.next_deadline(),
-            self.deadlocks.next_deadline(),
-            self.logs.next_deadline(),
-            self.direct.next_deadline(),
-            self.job_shutdown.next_deadline(),
-        ]
-        return min((each for each in candidates if each is not None), default=None)
+        tables = self.tables
+        dues = [self._flush_at, self._overdue_at, self._trim_at, self.groups.until, self.deadlocks.look_at]
+        dues += [self.membership.next_deadline(), self.stopping.next_deadline()]
+        if tables.recovering:
+            dues.append(self.rejoining.next_deadline())
+        if self.placement_requests.unmet:
+            dues.append(self.placement_requests.next_deadline())
+        if self.starvation.since is not None:
+            dues.append(self.starvation.next_deadline())
+        if tables.nodes:
+            dues += [self.spilling.next_deadline(), self.heartbeats.next_deadline()]
+        if tables.owed:
+            dues.append(self.delegations.next_deadline())
+        if self.cluster_queries.open:
+            dues.append(self.cluster_queries.next_deadline())
+        if self.jobs.tombstones:
+            dues.append(self.jobs.next_deadline())
+        if self.job_shutdown.until:
+            dues.append(self.job_shutdown.next_deadline())
+        if self.actors.retiring:
+            dues.append(self.actors.next_deadline())
+        if tables.logs:
+            dues.append(self.logs.next_deadline())
+        if self.direct.active:
+            dues.append(self.direct.next_deadline())
+        return min((each for each in dues if each is not None), default=None)
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Dispatch tasks, send results, release what nobody needs, and write rows that are due; return the effects."""
+        """Dispatch tasks, send results, release what nobody needs, and write rows that are due; return the effects.
+
+        In most turns most parts have nothing to do. They are not called then: while a program waits for one task after the other, the code
+        of a turn comes from memory each time, and what is not called costs nothing.
+        """
         tables = self.tables
-        self.stopping.end_of_turn(now)
-        self.deliver()
+        if self.stopping.cancelled:
+            self.stopping.end_of_turn(now)
+        if tables.transitions:
+            self.deliver()
         if not tables.recovering:
-            self._more_to_collect = self.references.collect()
-            if self.deliver():
-                self._more_to_collect = self.references.collect()  # These may have been the last to refer to others.
-            if tables.inline.total > self.config.inline_memory:
-                self._more_to_collect |= self.references.absorb()
-            if tables.with_inputs:
-                self.locality.end_of_turn(now)
-            if tables.any_away:
-                self.strategies.end_of_turn(now)
+            self._dispatch(now)
+        if tables.transitions:
+            self.deliver()
+        if tables.touched:
+            self._send_results()
+        if tables.node_table:
+            self._send_to_nodes(now)
+        if self.actors.to_write:
+            self.actors.end_of_turn()
+        if self.jobs.without_driver or self.job_shutdown.until or self.detached.over:
+            self.jobs.end_of_turn(now)
+        if tables.durable_wanted:
+            self.values.read_durable()
+        if tables.transitions:
+            self.deliver()
+        if tables.touched:
+            self._send_results()  # Those of tasks that failed as a driver left. The driver has received its own before its farewell.
+        if self.logs.acknowledged:
+            self.logs.acknowledge()
+        if not self._node_written:
+            self._write_node()
+        if self._flush_at is None or now >= self._flush_at:
+            self._flush_rows(now)
+        self.heartbeats.end_of_turn(now)
+        if self.rejoining.retained_due:
+            self.rejoining.send_retained()
+        return tables.take_effects()
+
+    def _dispatch(self, now: float) -> None:
+        """Free what nobody needs, and decide where tasks run."""
+        tables, references = self.tables, self.references
+        limit = self.config.lineage_bytes
+        if tables.spare or references.lineage_bytes > limit or references.inputs_bytes > limit:
+            self._more_to_collect = references.collect()
+            if tables.transitions and self.deliver():
+                self._more_to_collect = references.collect()  # These may have been the last to refer to others.
+        else:
+            self._more_to_collect = False
+        if tables.inline.total > self.config.inline_memory:
+            self._more_to_collect |= references.absorb()
+        if tables.with_inputs:
+            self.locality.end_of_turn(now)
+        if tables.any_away:
+            self.strategies.end_of_turn(now)
+            if tables.any_in_groups:
                 self.group_tasks.end_of_turn(now)
-            if self.bundles.active:
-                self.bundles.end_of_turn()
-            if self.groups.active:
-                self.groups.end_of_turn(now)
-            self.dispatcher.turn(now)
+        if tables.bundles or self.bundles.watchers:
+            self.bundles.end_of_turn()
+        if tables.groups:
+            self.groups.end_of_turn(now)
+        self.dispatcher.turn(now)
+        if self.direct.waiting or self.names.held:
             for source, message in (*self.direct.take_waiting(), *self.names.take_held()):
                 self.step(now, source, message)
+        if self.direct.active or self.direct.candidates:
             self.direct.end_of_turn(now)
-            self._overdue_at = self._look_again(self._overdue_at, now)
-            self.placement_requests.ask(now)
-            if tables.nodes:
+        if self._overdue_at is None:
+            self._overdue_at = self._look_again(now)
+        self.placement_requests.ask(now)
+        if tables.nodes:
+            if self.workers.stuck:
                 self.executions.hand_back(self.workers.take_stuck())
-                self.spilling.end_of_turn(now)
-                self.reclaiming.end_of_turn()
+            self.spilling.end_of_turn(now)
+            self.reclaiming.end_of_turn()
+        if self.dispatcher.starved or self.starvation.since is not None:
             self.starvation.end_of_turn(now)
-            if self._trim_at is None:
-                self._trim_at = self.workers.trim(now)
-        self.deliver()
-        self._send_results()
-        if tables.node_table:
+        if self._trim_at is None:
+            self._trim_at = self.workers.trim(now)
+
+    def _send_to_nodes(self, now: float) -> None:
+        """Send other nodes what they are to have of this turn: holds first, then what may end one, and what is given up last."""
+        tables = self.tables
+        if tables.first_held or tables.to_borrow or tables.to_retain:
             self.borrowing.begin_end_of_turn()
+        if self.failover.to_tell:
             self.failover.end_of_turn()
+        if tables.submitted_here:
             self.children.begin_end_of_turn()
+        if tables.relayed_yields or self.remote_streams.last:
             self.remote_streams.end_of_turn()
+        if self.detached.changed:
             self.detached.end_of_turn()
+        if self.guest_logs.to_send:
             self.guest_logs.end_of_turn()
+        if tables.delegated_ends:
             self.executions.end_of_turn()
+        if tables.finished:
             self.children.end_of_turn()
+        if self.remote_actors.later or self.remote_actors.kills:
             self.remote_actors.end_of_turn()
+        if tables.relayed_ends or tables.behind_ends:
             self.remote_callers.end_of_turn()
+        if self.logs.recorded:
             self.remote_logs.end_of_turn()
+        if tables.owed:
             self.delegations.end_of_turn(now)
+        if tables.to_fetch or tables.for_nodes or tables.unwanted or tables.given_up:
             self.fetching.end_of_turn()
+        if tables.given_up or tables.rows_given_up:
             self.borrowing.end_of_turn()
+        if tables.withdrawn:
             self.entrusting.end_of_turn()
-            if tables.draining and not tables.recovering:
-                self.draining.end_of_turn(now)
-            if self.draining.asked:
-                self.draining.answer()
-        self.actors.end_of_turn()
-        self.jobs.end_of_turn(now)
-        self.values.read_durable()
-        self.deliver()
-        self._send_results()  # Those of tasks that failed as a driver left. The driver has received its own before its farewell.
-        self.logs.acknowledge()
-        self._write_node()
-        self._flush_rows(now)
-        self.heartbeats.end_of_turn(now)
-        self.rejoining.send_retained()
-        return tables.take_effects()
+        if tables.draining and not tables.recovering:
+            self.draining.end_of_turn(now)
+        if self.draining.wanted:
+            self.draining.answer()
 
     def _send_results(self) -> None:
         """Send processes the outcomes that they have not received."""
@@ -536,11 +592,9 @@ class LocalScheduler:
                 tables.send_to_client(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
         tables.touched.clear()
 
-    def _look_again(self, at: float | None, now: float) -> float | None:
-        if at is not None:
-            return at
+    def _look_again(self, now: float) -> float | None:
         for worker in self.tables.workers.values():
-            if worker.state == LEASED and worker.behind:
+            if worker.state == LEASED and len(worker.inflight) > 1 and worker.behind:
                 return now + self.config.take_back_after
         return None
 

@@ -99,6 +99,8 @@ class Tables:
         """Tasks with dependencies that became ready in this turn, if there are other nodes."""
         self.any_away = False
         """Whether some queue is away."""
+        self.any_in_groups = False
+        """Whether any tasks have been in placement groups."""
         self.usual_seconds = 0.0
         """Exponential average of the running time of all tasks of this node."""
         self.config = config
@@ -362,6 +364,7 @@ class Tables:
             queue.away = all(bundle.ending for bundle in self.bundles.get(term.group, {}).values())
         queue.pool = GroupPool(self.bundles, term.group, term.bundle)
         self.any_away |= queue.away
+        self.any_in_groups = True
 
     def group_changed(self, group: bytes) -> None:
         """Find out anew which queues of a placement group are away."""

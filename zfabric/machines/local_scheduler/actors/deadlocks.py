@@ -41,7 +41,7 @@ class Deadlocks:
     def __init__(self, tables: Tables, dispatcher: Dispatcher) -> None:
         self.tables = tables
         self.dispatcher = dispatcher
-        self._look_at: float | None = None
+        self.look_at: float | None = None
         self._found: dict[Wait, int] = {}
         """Number of checks that have found each wait."""
         self.warned: dict[frozenset[Wait], str] = {}
@@ -83,16 +83,12 @@ class Deadlocks:
 
     def look_later(self, now: float) -> None:
         """Schedule a check, since there is a new wait."""
-        if self._look_at is None:
-            self._look_at = now + LOOK_EVERY
-
-    def next_deadline(self) -> float | None:
-        """When the next check is due."""
-        return self._look_at
+        if self.look_at is None:
+            self.look_at = now + LOOK_EVERY
 
     def tick(self, now: float) -> None:
         """Follow each wait once, after it has lasted for ``LOOKS`` checks."""
-        if self._look_at is None or now < self._look_at:
+        if self.look_at is None or now < self.look_at:
             return
         waits = {(blocked.task_id, blocked.wanted): blocked for blocked in self._blocked_tasks()}
         self._found = {wait: self._found.get(wait, 0) + 1 for wait in waits}
@@ -100,7 +96,7 @@ class Deadlocks:
         for wait, looks in self._found.items():
             if looks == LOOKS:
                 self._follow_one(waits[wait])
-        self._look_at = now + LOOK_EVERY if any(looks < LOOKS for looks in self._found.values()) else None
+        self.look_at = now + LOOK_EVERY if any(looks < LOOKS for looks in self._found.values()) else None
 
     def _blocked_tasks(self) -> Iterator[BlockedTask]:
         """All waits, if there are any actors."""

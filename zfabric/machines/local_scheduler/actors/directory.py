@@ -84,10 +84,10 @@ class ActorDirectory:
         self.records = self.tables.actors
         self.named: dict[tuple[str, str], ActorRecord] = {}
         """Living actors that have a name, by namespace and name."""
-        self._retiring: dict[ActorRecord, None] = {}
+        self.retiring: dict[ActorRecord, None] = {}
         self._not_durable: set[bytes] = set()
         """Detached actors whose rows are not committed yet."""
-        self._to_write: list[bytes] = []
+        self.to_write: list[bytes] = []
         """Detached actors whose rows are to be written at the end of this turn."""
 
     # -- actors are made --
@@ -102,7 +102,7 @@ class ActorDirectory:
                 return False
         if record.detached:
             self._not_durable.add(record.id)
-            self._to_write.append(record.id)
+            self.to_write.append(record.id)
             self.tables.transitions.append(DetachedActorsChanged(job))
         if record.shared:
             return True
@@ -187,8 +187,8 @@ class ActorDirectory:
 
     def end_of_turn(self) -> None:
         """Write the rows of new detached actors."""
-        if self._to_write:
-            actors, self._to_write = tuple(self._to_write), []
+        if self.to_write:
+            actors, self.to_write = tuple(self.to_write), []
             puts, deletes = self.blocks.flush(rows_max=1 << 30)
             self.requests.ask(m.Write, tuple(puts), tuple(deletes), then=self._written, about=actors)
 
@@ -233,7 +233,7 @@ class ActorDirectory:
         if record.worker is not None and record.worker.remote:
             record.worker.actors.pop(record.id, None)
         record.worker = None
-        self._retiring.pop(record, None)
+        self.retiring.pop(record, None)
         if self.named.get((record.namespace, record.name)) is record:
             del self.named[record.namespace, record.name]
             self.tables.transitions.append(ActorNameFreed(record.id, record.namespace, record.name))
@@ -337,7 +337,7 @@ class ActorDirectory:
             self.tables.send_to_node(record.worker.token, message)
         elif record.worker is not None:
             self.tables.send_to_control(record.worker, message)
-        self._retiring[record] = None
+        self.retiring[record] = None
 
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
         """Handle ``zf.kill``."""
@@ -519,7 +519,7 @@ class ActorDirectory:
             if record.worker is not None and record.worker.remote:
                 record.worker.actors.pop(record.id, None)
             del self.records[record.id]
-            self._retiring.pop(record, None)
+            self.retiring.pop(record, None)
             if self.named.get((record.namespace, record.name)) is record:
                 del self.named[record.namespace, record.name]
                 self.tables.transitions.append(ActorNameFreed(record.id, record.namespace, record.name))
@@ -591,18 +591,18 @@ class ActorDirectory:
 
     def tick(self, now: float) -> None:
         """End actors that take too long to retire."""
-        for record in list(self._retiring):
+        for record in list(self.retiring):
             if record.retire_at is None:
                 record.retire_at = now + RETIRE_SECONDS
             elif now >= record.retire_at:
-                self._retiring.pop(record, None)
+                self.retiring.pop(record, None)
                 self._end(record, record.killed)
 
     def next_deadline(self) -> float | None:
         """When the next retiring actor is ended."""
-        if not self._retiring:
+        if not self.retiring:
             return None
-        return min(record.retire_at or 0.0 for record in self._retiring)
+        return min(record.retire_at or 0.0 for record in self.retiring)
 
 
 def how_it_died(worker: WorkerRecord, died: m.ProcessDied) -> tuple[str, str, Facts]:

@@ -49,7 +49,7 @@ class ActorLogs:
         self.logs = self.tables.logs
         self.spare: list[tuple[str, bytes]] = []
         """Rows of dead actors that are to be deleted from the control store."""
-        self._acknowledged: dict[bytes, int] = {}
+        self.acknowledged: dict[bytes, int] = {}
         """Number of the last committed message of each actor, to be sent at the end of this turn."""
         self.recorded: dict[tuple[bytes, bytes, int], int] = {}
         """The same for actors on other nodes: by node, actor and attempt."""
@@ -181,7 +181,7 @@ class ActorLogs:
             if writing.writer in self.tables.nodes:
                 self.recorded[writing.writer, log.actor_id, writing.attempt] = writing.number
             elif writing.writer == home:
-                self._acknowledged[log.actor_id] = writing.number
+                self.acknowledged[log.actor_id] = writing.number
             if writing.block is not None and writing.block.parts:
                 self._truncate(log, writing.block)
 
@@ -286,7 +286,7 @@ class ActorLogs:
 
     def acknowledge(self) -> None:
         """Notify actors of the commits of this turn."""
-        acknowledged, self._acknowledged = self._acknowledged, {}
+        acknowledged, self.acknowledged = self.acknowledged, {}
         for actor_id, number in acknowledged.items():
             record = self.tables.actors.get(actor_id)
             worker = worker_of(record) if record is not None else None

@@ -38,7 +38,7 @@ class ActorNames:
         """On the head: who has each name, of actors of other nodes. Those of its own are in ``ActorDirectory.named``."""
         self._waiting: dict[bytes, TaskRecord] = {}
         """Actors of this node that wait for their names."""
-        self._held: list[tuple[Address, m.Query]] = []
+        self.held: list[tuple[Address, m.Query]] = []
         """Questions about names that such actors wait for."""
 
     # -- at an actor's home --
@@ -92,7 +92,7 @@ class ActorNames:
     def holds_back(self, source: Address, message: m.Query) -> bool:
         """Retain a question about a name that an actor here waits for. Return whether it is one."""
         if message.what == "actor" and self.tables.unsettled is not None:  # An actor of this node may live on another one.
-            self._held.append((source, message))
+            self.held.append((source, message))
             return True
         if message.what != "actor" or not self._waiting:
             return False
@@ -100,12 +100,12 @@ class ActorNames:
         record = self.actors.named.get((namespace, name)) if type(name) is str and type(namespace) is str else None
         if record is None or record.id not in self._waiting:
             return False
-        self._held.append((source, message))
+        self.held.append((source, message))
         return True
 
     def take_held(self) -> list[tuple[Address, m.Query]]:
         """Take questions that were held back, once an actor has received its answer."""
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         return held
 
     # -- at the head --

@@ -43,7 +43,7 @@ class Bundles:
         self.actors = actors
         self._waiting: list[list[Bundle]] = []
         """Bundles that were asked for by one message, and wait for the end of tasks."""
-        self._watchers: dict[bytes, dict[str, int]] = {}
+        self.watchers: dict[bytes, dict[str, int]] = {}
         """Homes that are to be notified when there is more room than this."""
 
     # -- room --
@@ -54,7 +54,7 @@ class Bundles:
         if home is not None:
             capacity = self._capacity()
             free = {name: max(0, min(amount, capacity[name])) for name, amount in self.tables.pool.available() if name in capacity}
-            self._watchers[home] = capacity
+            self.watchers[home] = capacity
             self.tables.send_to_peer(home, m.NodeRoom(message.survey, tuple(sorted(free.items())), tuple(sorted(capacity.items()))))
 
     def _capacity(self) -> dict[str, int]:
@@ -132,7 +132,7 @@ class Bundles:
 
     def node_died(self, node: bytes) -> None:
         """The home of groups is dead: nobody decides about them any more."""
-        self._watchers.pop(node, None)
+        self.watchers.pop(node, None)
         for bundles in list(self.tables.bundles.values()):
             self._free([bundle for bundle in bundles.values() if bundle.home == node], "the node that had made it is dead")
 
@@ -176,10 +176,10 @@ class Bundles:
                 self._give_back(bundle)
         self._waiting = [each for each in self._waiting if not self._reserve(each)]
         self.tables.reserving = bool(self._waiting)
-        capacity = self._capacity() if self._watchers else {}
-        for home, known in list(self._watchers.items()):
+        capacity = self._capacity() if self.watchers else {}
+        for home, known in list(self.watchers.items()):
             if any(amount > known.get(name, 0) for name, amount in capacity.items()):
-                del self._watchers[home]
+                del self.watchers[home]
                 self.tables.send_to_peer(home, m.RoomGrew())
 
     def _reserve(self, bundles: list[Bundle]) -> bool:
@@ -226,11 +226,6 @@ class Bundles:
         del bundles[bundle.index]
         if not bundles:
             del self.tables.bundles[bundle.group]
-
-    @property
-    def active(self) -> bool:
-        """Whether there is anything to do at the end of a turn."""
-        return bool(self.tables.bundles or self._watchers)
 
     def restore(self, rows: m.Rows) -> None:
         """Reserve the bundles of these rows again after a restart of the daemon, before their tasks take them up."""

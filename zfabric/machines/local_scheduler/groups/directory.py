@@ -40,7 +40,7 @@ class Groups:
         """The number of the last question about room."""
         self._expected: set[bytes] = set()
         """Nodes that have not answered it."""
-        self._until: float | None = None
+        self.until: float | None = None
         """When they are waited for no longer."""
         self._surveyed: set[bytes] = set()
         """Nodes that were asked."""
@@ -125,7 +125,7 @@ class Groups:
             self._stale = False
             self._survey += 1
             self._rooms = {}
-            self._until = now + SURVEY_SECONDS
+            self.until = now + SURVEY_SECONDS
             self._expected, self._surveyed = set(nodes), nodes
             for node in sorted(nodes, key=self.tables.number_of):
                 self.tables.send_to_peer(node, m.AskRoom(self._survey))
@@ -143,21 +143,17 @@ class Groups:
 
     def _no_longer_expected(self, node: bytes) -> None:
         self._expected.discard(node)
-        if not self._expected and self._until is not None:
-            self._until = None
+        if not self._expected and self.until is not None:
+            self.until = None
             self._plan()
 
     def tick(self, now: float) -> None:
         """Plan without the nodes that do not answer."""
-        if self._until is not None and now >= self._until:
+        if self.until is not None and now >= self.until:
             self._surveyed -= self._expected  # They are asked again.
             self._expected.clear()
-            self._until = None
+            self.until = None
             self._plan()
-
-    def next_deadline(self) -> float | None:
-        """When nodes are waited for no longer."""
-        return self._until
 
     # -- reserving --
 
@@ -276,11 +272,6 @@ class Groups:
 
     def _send_state(self, node: bytes, record: GroupRecord, reason: str = "") -> None:
         self.tables.send_to_peer(node, _state_of(record, reason))
-
-    @property
-    def active(self) -> bool:
-        """Whether this node is the home of any group."""
-        return bool(self.tables.groups)
 
     # -- restarts of the daemon --
 

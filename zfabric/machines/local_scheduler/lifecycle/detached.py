@@ -31,9 +31,9 @@ class DetachedActors:
         self.stopping = stopping
         self.departures = departures
         self.actors = actors
-        self._over: dict[JobRecord, None] = {}
+        self.over: dict[JobRecord, None] = {}
         """Jobs without a driver whose detached actors have changed in this turn."""
-        self._changed: dict[JobRecord, None] = {}
+        self.changed: dict[JobRecord, None] = {}
         """Jobs of other nodes whose detached actors here have changed in this turn."""
         self._reported: set[bytes] = set()
         """Jobs of other nodes that go on for actors of this one, as their homes were told."""
@@ -66,15 +66,15 @@ class DetachedActors:
     def on_changed(self, changed: DetachedActorsChanged) -> None:
         """Note the job of a detached actor that was made or has died: its home is to know, or ends it once its driver is gone."""
         if changed.job.home:
-            self._changed[changed.job] = None
+            self.changed[changed.job] = None
         elif changed.job.driver is None:
-            self._over[changed.job] = None
+            self.over[changed.job] = None
 
     def take_over(self) -> list[JobRecord]:
         """Take the jobs that are to end: without a driver, and without a living detached actor."""
-        if not self._over or self.is_unknown():
+        if not self.over or self.is_unknown():
             return []
-        over, self._over = self._over, {}
+        over, self.over = self.over, {}
         return [job for job in over if not job.ended and not self._lives_on(job)]
 
     def _lives_on(self, job: JobRecord) -> bool:
@@ -88,12 +88,12 @@ class DetachedActors:
 
     def end_of_turn(self) -> None:
         """Report to the homes of jobs whether these go on for actors of this node: before the outcomes of the tasks that made them."""
-        for job in self._changed:
+        for job in self.changed:
             lives = not job.ended and self._lives_here(job)
             if lives != (job.id in self._reported):
                 (self._reported.add if lives else self._reported.discard)(job.id)
                 self.tables.send_to_node(job.home, m.JobLives(job.id, lives))
-        self._changed.clear()
+        self.changed.clear()
 
     def repeat(self, node: bytes) -> None:
         """Report that to a node again, since its daemon is new, or this one."""
@@ -124,7 +124,7 @@ class DetachedActors:
     def _may_end(self, job_id: bytes) -> None:
         job = self.tables.jobs.get(job_id)
         if job is not None and job.driver is None and not job.home:
-            self._over[job] = None
+            self.over[job] = None
 
     def _stop_tasks(self, job: JobRecord, driver: bytes, now: float) -> None:
         unheld = [

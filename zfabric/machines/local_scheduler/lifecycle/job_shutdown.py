@@ -20,7 +20,7 @@ class JobShutdown:
 
     def __init__(self, actors: ActorDirectory) -> None:
         self.actors = actors
-        self._until: dict[JobRecord, float] = {}
+        self.until: dict[JobRecord, float] = {}
         """Jobs whose driver has exited, with the latest time of their end."""
 
     def begin(self, job: JobRecord, now: float) -> bool:
@@ -29,7 +29,7 @@ class JobShutdown:
         for record in actors:
             self.actors.retire(record, "its program has ended")
         if actors:
-            self._until[job] = now + SHUTDOWN_SECONDS
+            self.until[job] = now + SHUTDOWN_SECONDS
         return bool(actors)
 
     def _with_farewell(self, job: JobRecord) -> list[ActorRecord]:
@@ -42,14 +42,14 @@ class JobShutdown:
     def take_over(self, now: float) -> list[JobRecord]:
         """Take the jobs that are to end: their actors have ended, or their time is up."""
         over = []
-        for job, until in list(self._until.items()):
+        for job, until in list(self.until.items()):
             if job.ended or job.driver is None:
-                del self._until[job]
+                del self.until[job]
             elif now >= until or not self._with_farewell(job):
-                del self._until[job]
+                del self.until[job]
                 over.append(job)
         return over
 
     def next_deadline(self) -> float | None:
         """When the time of the next job is up."""
-        return min(self._until.values(), default=None)
+        return min(self.until.values(), default=None)

@@ -77,9 +77,9 @@ class Jobs:
         """The last jobs of other nodes that have ended."""
         self._leaving: dict[bytes, tuple[set[bytes], _LastRows]] = {}
         """Ended jobs of which other nodes may still have something: which nodes, and the rows that are written then."""
-        self._without_driver: dict[JobRecord, None] = {}
+        self.without_driver: dict[JobRecord, None] = {}
         """Jobs whose driver is gone while it is not known whether they go on."""
-        self._tombstones: list[tuple[float, _LastRows]] = []
+        self.tombstones: list[tuple[float, _LastRows]] = []
         """Ends of jobs that the control store could not write: when to try again, and what."""
 
     def on_goodbye(self, now: float, source: Address, message: m.Goodbye) -> None:
@@ -96,13 +96,13 @@ class Jobs:
     def driver_gone(self, job: JobRecord, now: float) -> None:
         """End a job with its driver, unless it has detached actors."""
         if self.detached.is_unknown():
-            self._without_driver[job] = None
+            self.without_driver[job] = None
         elif job.driver is None or not self.detached.driver_gone(job, job.driver, now):
             self.end_job(job, now)
 
     def end_of_turn(self, now: float) -> None:
         """End jobs whose retired actors have ended, and jobs without a driver whose detached actors have died."""
-        without_driver, self._without_driver = self._without_driver, {}
+        without_driver, self.without_driver = self.without_driver, {}
         for job in (*without_driver, *self.job_shutdown.take_over(now)):
             self.driver_gone(job, now)
         for job in self.detached.take_over():
@@ -247,7 +247,7 @@ class Jobs:
         """Send the driver a farewell once the end of its job is durable. If the control store cannot write, the end is written later."""
         job = about.job
         if not answer.ok:
-            self._tombstones.append((now + self.tables.config.store_retry_every, about))
+            self.tombstones.append((now + self.tables.config.store_retry_every, about))
         driver = job.driver
         self.tables.jobs.pop(job.id, None)
         if job.home in self.tables.nodes:
@@ -275,10 +275,10 @@ class Jobs:
 
     def tick(self, now: float) -> None:
         """Repeat writes of ended jobs that have failed."""
-        while self._tombstones and self._tombstones[0][0] <= now:
-            _, about = self._tombstones.pop(0)
+        while self.tombstones and self.tombstones[0][0] <= now:
+            _, about = self.tombstones.pop(0)
             self.requests.ask(m.Write, about.puts, about.deletes, then=self._job_ended, about=about)
 
     def next_deadline(self) -> float | None:
         """When the next failed write is repeated."""
-        return self._tombstones[0][0] if self._tombstones else None
+        return self.tombstones[0][0] if self.tombstones else None

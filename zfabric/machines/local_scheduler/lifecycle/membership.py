@@ -274,6 +274,8 @@ class Membership:
 
     def next_deadline(self) -> float | None:
         """When the next starting worker is late."""
-        starting = (worker.started_at for worker in self.tables.workers.values() if worker.state == STARTING and worker.pid)
-        first = min(starting, default=None)
+        first = None
+        for worker in self.tables.workers.values():
+            if worker.state == STARTING and worker.pid and (first is None or worker.started_at < first):
+                first = worker.started_at
         return None if first is None else first + self.tables.config.worker_start_seconds

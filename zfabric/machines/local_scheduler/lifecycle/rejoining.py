@@ -46,7 +46,7 @@ class Rejoining:
         self._table_known = self._jobs_known = not tables.recovering
         self._expected: dict[bytes, int] = {}
         """Pids of processes that are to register again, by incarnation."""
-        self._retained_due = False
+        self.retained_due = False
         self.from_nodes: list[tuple[Address, m.Message]] = []
         """Messages of other nodes: they are handled once this node's own processes have reported."""
         self._claimed: list[m.Row] = []
@@ -141,7 +141,7 @@ class Rejoining:
         tasks = len(self.tables.tasks)
         self._claimed, self.tables.sealed = self.tables.sealed, []
         self.recovery.go_on(now)
-        self._retained_due = True
+        self.retained_due = True
         for job in self._abandoned:
             self.jobs.driver_gone(job, now)
         self.workers.prestart(now)
@@ -150,8 +150,8 @@ class Rejoining:
 
     def send_retained(self) -> None:
         """Send the store the ids of needed values, at the end of the turn in which recovery ended."""
-        if self._retained_due:
-            self._retained_due = False
+        if self.retained_due:
+            self.retained_due = False
             stored = [record.object_id for record in self.tables.values() if type(record.value) is Stored]
             stored += self.recovery.found_elsewhere()
             stored += [row[0] for row in self.tables.locates]  # Its writer may use a value to which it has no ref any more.

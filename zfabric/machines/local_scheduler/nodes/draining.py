@@ -36,7 +36,7 @@ class Draining:
         """Values of this node that others were asked to copy: the node, by object."""
         self._copied: set[bytes] = set()
         """Values of this node that others have copied."""
-        self._wanted: dict[bytes, bytes] = {}
+        self.wanted: dict[bytes, bytes] = {}
         """Values that nodes which are drained have asked this one to copy: the node, by object."""
 
     def drain(self, now: float, force: bool = False, at_once: bool = False) -> dict[str, Any]:
@@ -116,26 +116,21 @@ class Draining:
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
             if record is not None:
-                self._wanted[object_id] = source[1:]
+                self.wanted[object_id] = source[1:]
                 self.tables.want(record)
             else:
                 self.tables.send_to_node(source[1:], m.ValuesCopied((object_id,)))
 
     def answer(self) -> None:
         """Notify nodes that are drained of the values that are here now."""
-        for object_id, node in list(self._wanted.items()):
+        for object_id, node in list(self.wanted.items()):
             record = self.tables.find(object_id)
             if record is None or _is_here(record) or node not in self.tables.nodes:
-                del self._wanted[object_id]
+                del self.wanted[object_id]
                 if node in self.tables.nodes:
                     if record is not None:
                         self.tables.protect(record)
                     self.tables.send_to_node(node, m.ValuesCopied((object_id,)))
-
-    @property
-    def asked(self) -> bool:
-        """Whether nodes that are drained wait for copies."""
-        return bool(self._wanted)
 
     def on_values_copied(self, now: float, source: Address, message: m.ValuesCopied) -> None:
         """Another node has copied values of this one."""

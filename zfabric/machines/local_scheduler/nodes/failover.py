@@ -110,7 +110,7 @@ class Failover:
         self.delegations = delegations
         self.reclaiming = reclaiming
         self._takeovers: dict[bytes, _Takeover] = {}
-        self._to_tell: list[tuple[bytes, set[bytes]]] = []
+        self.to_tell: list[tuple[bytes, set[bytes]]] = []
         """Dead nodes from which this one took over in this turn, and who is to know."""
 
     # -- rows of living nodes --
@@ -292,17 +292,17 @@ class Failover:
             if not takeover.done and takeover.survivors <= takeover.reported:
                 takeover.done = self.tables.dead[dead] = True
                 self._take_over(dead, takeover, now)
-                self._to_tell.append((dead, takeover.survivors))
+                self.to_tell.append((dead, takeover.survivors))
             if takeover.done and takeover.survivors <= takeover.taken:
                 del self._takeovers[dead]
                 self.references.node_gone(dead)
 
     def end_of_turn(self) -> None:
         """Tell others that this node has taken over, once it holds what it needs for that."""
-        for dead, survivors in self._to_tell:
+        for dead, survivors in self.to_tell:
             for node in sorted(survivors & self.tables.nodes.keys()):
                 self.borrowing.send_behind(node, m.TookOver(dead))
-        self._to_tell.clear()
+        self.to_tell.clear()
 
     def _take_over(self, dead: bytes, takeover: _Takeover, now: float) -> None:
         """Become the home of what others refer to."""

@@ -28,6 +28,8 @@ class Heartbeats:
         self.pool = pool
         self._sent: dict[Address, m.Heartbeat] = {}
         """The last heartbeat to each global scheduler."""
+        self._placers: tuple[Address, ...] = ()
+        """The global schedulers at that time: the same tuple as in ``Tables`` unless there is a new table of nodes."""
         self._received = 0
         """Delegated tasks that this node had received by the last heartbeat."""
         self._next_at = 0.0
@@ -37,9 +39,10 @@ class Heartbeats:
     def end_of_turn(self, now: float) -> None:
         """Send a heartbeat if there is news and the last one is old enough, or if there is another global scheduler."""
         placers = self.tables.placers
-        if now < self._next_at and self._sent.keys() == set(placers):
+        if now < self._next_at and (placers is self._placers or self._sent.keys() == set(placers)):
             self._pending = bool(self.tables.nodes)
             return
+        self._placers = placers
         nodes = len(self.tables.nodes)
         self._next_at = now + (max(EVERY, nodes / PER_SECOND) if nodes else ALONE_EVERY)
         self._pending = False

@@ -43,7 +43,7 @@ class ClusterQueries:
         self.tables = tables
         self.requests = requests
         self.node = node
-        self._open: list[_Question] = []
+        self.open: list[_Question] = []
         self._merge: dict[str, Callable[[_Question], Any]] = {
             "tasks": self._rows,
             "objects": self._rows,
@@ -80,7 +80,7 @@ class ClusterQueries:
 
     def _ask(self, now: float, source: Address, message: m.Query, nodes: list[bytes], what: str, arguments: m.Row) -> None:
         question = _Question(source, message, nodes, now)
-        self._open.append(question)
+        self.open.append(question)
         for node in nodes:
             to = self.tables.address if node == self.node else LOCAL_SCHEDULER + node
             self.requests.ask_at(to, m.Query, what, arguments, then=partial(self._answered, question), about=node)
@@ -97,17 +97,17 @@ class ClusterQueries:
 
     def node_died(self, node: bytes) -> None:
         """Wait no longer for the answers of a dead node."""
-        for question in list(self._open):
+        for question in list(self.open):
             if question.missing.pop(node, 0) is None and not question.missing:
                 self._conclude(question)
 
     def tick(self, now: float) -> None:
         """Answer what has waited long enough, without the nodes that did not answer."""
-        for question in [each for each in self._open if now >= each.until]:
+        for question in [each for each in self.open if now >= each.until]:
             silent = ", ".join(sorted(self._name(node) for node in question.missing))
             text = f"no answer within {ANSWER_SECONDS:g} s from {silent}: what is there is missing here"
             if question.query.what == AT:
-                self._open.remove(question)
+                self.open.remove(question)
                 self.tables.send(question.source, m.Answer(question.query.token, None, text))
                 continue
             self.tables.send(question.source, m.Notice("warning", text))
@@ -115,10 +115,10 @@ class ClusterQueries:
 
     def next_deadline(self) -> float | None:
         """When the next question is answered at the latest."""
-        return min((question.until for question in self._open), default=None)
+        return min((question.until for question in self.open), default=None)
 
     def _conclude(self, question: _Question) -> None:
-        self._open.remove(question)
+        self.open.remove(question)
         error = next((answer.error for answer in question.answers.values() if answer.error), "")
         payload = None
         if question.query.what == AT and not question.answers:

@@ -106,7 +106,7 @@ class GuestLogs:
         self.callers = callers
         self.node = node
         self._lives: dict[bytes, _Life] = {}
-        self._to_send: list[tuple[bytes, m.Message]] = []
+        self.to_send: list[tuple[bytes, m.Message]] = []
         """Messages for homes, in order: (home, message)."""
 
     # -- what processes send --
@@ -132,7 +132,7 @@ class GuestLogs:
             return
         self.references.pin(message.refs)
         life.unrecorded.append(message)
-        self._to_send.append((life.home, message))
+        self.to_send.append((life.home, message))
 
     def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
         """Pass on how far a replay has come; at its end, notify the actor of callers that are gone."""
@@ -140,7 +140,7 @@ class GuestLogs:
         if life is None or worker is None:
             self.logs.on_replay_progress(now, source, message)
             return
-        self._to_send.append((life.home, message._replace(callers=())))
+        self.to_send.append((life.home, message._replace(callers=())))
         for caller in message.callers:
             node = node_of_caller(caller)
             if node in self.tables.nodes:
@@ -154,7 +154,7 @@ class GuestLogs:
         if life is None:
             self.logs.on_call_counts(now, source, message)
         else:
-            self._to_send.append((life.home, message))
+            self.to_send.append((life.home, message))
 
     def read(self, source: Address, token: int, actor_id: bytes, table: str, after: bytes) -> None:
         """Request a page of an actor's log from its home, for the process in which the actor is being made."""
@@ -163,7 +163,7 @@ class GuestLogs:
             self.logs.read(source, token, actor_id, table, after)
         else:
             life.reads[table, after] = source, token
-            self._to_send.append((life.home, m.ReadLog(actor_id, life.attempt, table, after)))
+            self.to_send.append((life.home, m.ReadLog(actor_id, life.attempt, table, after)))
 
     def _task_of(self, actor_id: bytes) -> TaskRecord | None:
         """The task that has made an actor of another node, or that makes it."""
@@ -223,9 +223,9 @@ class GuestLogs:
 
     def end_of_turn(self) -> None:
         """Send homes what processes sent, behind all holds: a checkpoint drops rows at home, and with them what these name."""
-        if not self._to_send or self.references.paused or self.tables.recovering or self.tables.unsettled is not None:
+        if not self.to_send or self.references.paused or self.tables.recovering or self.tables.unsettled is not None:
             return  # Homes have yet to register with this restarted scheduler, or those of refs are not known.
-        to_send, self._to_send = self._to_send, []
+        to_send, self.to_send = self.to_send, []
         for home, message in to_send:
             if home not in self.tables.nodes:
                 continue
@@ -237,12 +237,12 @@ class GuestLogs:
 
     def repeat(self, home: bytes) -> None:
         """Repeat what a home has not said to be committed, and what it was asked: its daemon is new, or this one."""
-        self._to_send = [each for each in self._to_send if each[0] != home]
+        self.to_send = [each for each in self.to_send if each[0] != home]
         for actor_id, life in self._lives.items():
             task = self._task_of(actor_id)
             if life.home == home and task is not None and task.attempt == life.attempt:
-                self._to_send += [(home, message) for message in life.unrecorded]
-                self._to_send += [(home, m.ReadLog(actor_id, life.attempt, *key)) for key in life.reads]
+                self.to_send += [(home, message) for message in life.unrecorded]
+                self.to_send += [(home, m.ReadLog(actor_id, life.attempt, *key)) for key in life.reads]
 
     # -- ends --
 

@@ -43,9 +43,9 @@ class RemoteActors:
         self._repeating: dict[tuple[bytes, bytes], NodeRecord] = {}
         """Processes that repeat calls of an actor, and its node: (process, actor). Until they have, no ends of that node are acknowledged:
         the actor then has either a call or its outcome when that call comes again."""
-        self._later: list[tuple[bytes, bytes]] = []
+        self.later: list[tuple[bytes, bytes]] = []
         """Requests for locations that wait until all nodes have registered with this restarted scheduler: (actor, process)."""
-        self._kills: list[tuple[Address, m.KillActor]] = []
+        self.kills: list[tuple[Address, m.KillActor]] = []
         """Requests to end actors that wait for that, too."""
 
     # -- where they are --
@@ -62,20 +62,20 @@ class RemoteActors:
             self.actors.on_find_actors(now, source, m.FindActors(here))
         for actor_id in message.actor_ids:
             if actor_id not in self.tables.actors:
-                self._later.append((actor_id, process.incarnation))
+                self.later.append((actor_id, process.incarnation))
 
     def end_of_turn(self) -> None:
         """Find the actors that processes have requested, once it is known what is at home where."""
         if self.tables.recovering or self.tables.unsettled is not None:
             return
-        later, self._later = self._later, []
+        later, self.later = self.later, []
         for actor_id, incarnation in later:
             process = self.tables.processes.get(incarnation)
             if process is not None and (actor_id in self.tables.actors or incarnation in self.tables.nodes):
                 self.actors.on_find_actors(0.0, CLIENT + incarnation, m.FindActors((actor_id,)))
             elif process is not None:
                 self._find(actor_id, process)
-        kills, self._kills = self._kills, []
+        kills, self.kills = self.kills, []
         for source, message in kills:
             self.on_kill_actor(0.0, source, message)
 
@@ -246,7 +246,7 @@ class RemoteActors:
         """Handle ``zf.kill``, at the actor's home. A restarted one may not know the actor yet."""
         record = self.records.get(message.actor_id)
         if record is None and message.actor_id not in self.tables.actors and self.tables.unsettled is not None:
-            self._kills.append((source, message))
+            self.kills.append((source, message))
             return
         if record is None or source[1:] in self.tables.nodes:
             self.actors.on_kill_actor(now, source, message)

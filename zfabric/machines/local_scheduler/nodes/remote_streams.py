@@ -55,7 +55,7 @@ class RemoteStreams:
         self.streams = streams
         self.borrowing = borrowing
         self.executions = executions
-        self._last: dict[bytes, _LastRows] = {}
+        self.last: dict[bytes, _LastRows] = {}
         """The last rows of each stream that is made here for another node, until that has acknowledged the end."""
 
     # -- where they are made --
@@ -72,16 +72,16 @@ class RemoteStreams:
             node = self.tables.nodes.get(home)
             for start in range(0, len(rows), ROWS_MAX):
                 self._send(node, rows[start : start + ROWS_MAX])
-        if self._last:
+        if self.last:
             self._forget_orphans()
 
     def _forget_orphans(self) -> None:
         """Forget streams whose home waits for them no longer, or that broke off with their process: their home is notified otherwise."""
         tables = self.tables
         for identifier in (*(each[0].id for each in tables.delegated_ends), *(row[0] for _, row, _ in tables.relayed_ends)):
-            if identifier in self._last:
-                self._last[identifier].has_ended = True
-        for identifier, last in list(self._last.items()):
+            if identifier in self.last:
+                self.last[identifier].has_ended = True
+        for identifier, last in list(self.last.items()):
             is_running = identifier in tables.tasks or identifier in tables.relayed_streams
             is_awaited = last.home in tables.nodes and tables.job_home(identifier) is not None
             if not (is_awaited and (is_running or last.has_ended)):
@@ -90,7 +90,7 @@ class RemoteStreams:
     def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> None:
         """A home has taken in reports. The values of streams that have ended are its own from then on."""
         home = self.tables.nodes.get(source[1:])
-        for report in home.unreceived if home is not None and self._last else ():
+        for report in home.unreceived if home is not None and self.last else ():
             if report.number <= message.number and isinstance(report, m.Ended | m.CallsEnded):
                 rows = m.Completed(*report.completed).rows if isinstance(report, m.Ended) else report.rows
                 for row in rows:
@@ -98,7 +98,7 @@ class RemoteStreams:
         self.executions.on_ends_received(now, source, message)
 
     def _forget(self, identifier: bytes) -> None:
-        last = self._last.pop(identifier, None)
+        last = self.last.pop(identifier, None)
         for row in last.rows if last is not None else ():
             self.references.unpin(row[4])
 
@@ -112,13 +112,13 @@ class RemoteStreams:
             self._retain(node.token, row)
 
     def _retain(self, home: bytes, row: m.Row) -> None:
-        last = self._last.get(row[0])
+        last = self.last.get(row[0])
         if last is None:
             task, call = self.tables.tasks.get(row[0]), self.tables.relayed_streams.get(row[0])
             if task is None and call is None:
                 return
             ahead = call.ahead if call is not None else task.option("stream")  # type: ignore[union-attr]
-            last = self._last[row[0]] = _LastRows(home, ahead or self.tables.config.stream_buffered)
+            last = self.last[row[0]] = _LastRows(home, ahead or self.tables.config.stream_buffered)
         if len(last.rows) == last.rows.maxlen:
             self.references.unpin(last.rows[0][4])
         self.references.pin(row[4])
@@ -127,7 +127,7 @@ class RemoteStreams:
 
     def repeat(self, home: NodeRecord) -> None:
         """Have the last values of each stream repeated to a home whose daemon is new, before all that was not acknowledged."""
-        rows = tuple(row for last in self._last.values() if last.home == home.token for row in last.rows)
+        rows = tuple(row for last in self.last.values() if last.home == home.token for row in last.rows)
         number = (home.unreceived[0].number if home.unreceived else home.next_end) - 1
         if rows and number:  # It is free again, since it was acknowledged. If none was, nothing is missing.
             home.pinned[number] = named = tuple(each for row in rows for each in row[4])

@@ -75,6 +75,8 @@ class Spilling:
 
     def end_of_turn(self, now: float) -> None:
         """Ask about the queues that have waited long enough."""
+        if not (self._waits or self._asked or any(queue.tasks for queue in self.tables.queues.values())):
+            return
         waiting = {queue.token: queue for queue in self.tables.queues.values() if queue.tasks and is_own_work(queue)}
         self._asked = {token: question for token, question in self._asked.items() if token in waiting}
         self._waits = {token: self._waits.get(token) or _Wait(now, queue.tasks[0].id) for token, queue in waiting.items()}
@@ -148,7 +150,7 @@ class Spilling:
 
     def next_deadline(self) -> float | None:
         """When the next queue will have waited long enough, for others or for an answer."""
-        if not self.tables.nodes:
+        if not (self.tables.nodes and (self._waits or self._asked)):
             return None
         config = self.tables.config
         due = [self._ask_at(wait) for token, wait in self._waits.items() if token not in self._asked]

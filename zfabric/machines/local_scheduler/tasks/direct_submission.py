@@ -34,11 +34,11 @@ class DirectSubmissions:
         self.outcomes = outcomes
         self.stopping = stopping
         self.admission = admission
-        self._candidates: dict[bytes, ProcessRecord] = {}
+        self.candidates: dict[bytes, ProcessRecord] = {}
         """Tasks of this turn that their driver submitted alone, as it did the ones before, with the driver."""
-        self._waiting: dict[bytes, DirectLease] = {}
+        self.waiting: dict[bytes, DirectLease] = {}
         """Leases with messages that wait for reports of the worker."""
-        self._active: dict[bytes, DirectLease] = {}
+        self.active: dict[bytes, DirectLease] = {}
         """Leases that have not ended, by worker token."""
 
     # -- leases begin --
@@ -50,15 +50,15 @@ class DirectSubmissions:
             return
         process.singles += 1
         if process.singles >= self.tables.config.introduce_after:
-            self._candidates[rows[0][0]] = process
+            self.candidates[rows[0][0]] = process
 
     def end_of_turn(self, now: float) -> None:
         """Begin direct leases with the workers that received such tasks in this turn."""
-        for lease in self._active.values():
+        for lease in self.active.values():
             if len(lease.sent) > SENT_MAX:
                 self._report_again(lease)
-        if self._candidates:
-            candidates, self._candidates = self._candidates, {}
+        if self.candidates:
+            candidates, self.candidates = self.candidates, {}
             for task_id, driver in candidates.items():
                 task = self.tables.tasks.get(task_id)
                 if task is not None and task.state == ASSIGNED and task.worker is not None:
@@ -78,7 +78,7 @@ class DirectSubmissions:
             if any(not each.over for each in driver.direct.values()):
                 return
             lease = worker.direct = driver.direct[worker.token] = DirectLease(driver, worker)
-            self._active[worker.token] = lease
+            self.active[worker.token] = lease
             self.tables.send(WORKER + worker.process.incarnation, m.AllowDirect(driver.incarnation))
         elif lease.over or lease.driver is not driver or function.id in lease.functions:
             return
@@ -151,16 +151,16 @@ class DirectSubmissions:
         for lease in process.direct.values() if process is not None else ():
             if lease.received > lease.ended:
                 lease.waiting.append((source, message))
-                self._waiting[lease.worker.token] = lease
+                self.waiting[lease.worker.token] = lease
                 return True
         return False
 
     def take_waiting(self) -> list[tuple[Address, m.Message]]:
         """Take messages whose missing reports have arrived."""
         found: list[tuple[Address, m.Message]] = []
-        for token, lease in list(self._waiting.items()):
+        for token, lease in list(self.waiting.items()):
             if lease.received <= lease.ended:
-                del self._waiting[token]
+                del self.waiting[token]
                 found += lease.waiting
                 lease.waiting = []
         return found
@@ -173,7 +173,7 @@ class DirectSubmissions:
         if lease is None or lease.over:
             return
         lease.over = True
-        self._active.pop(worker.token, None)
+        self.active.pop(worker.token, None)
         self._report_again(lease)
         lease.driver.singles = 0
         if lease.driver.incarnation in self.tables.processes:
@@ -192,7 +192,7 @@ class DirectSubmissions:
     def driver_gone(self, driver: ProcessRecord) -> None:
         """Forget the leases of a driver that has exited."""
         for lease in list(driver.direct.values()):
-            self._active.pop(lease.worker.token, None)
+            self.active.pop(lease.worker.token, None)
             lease.waiting.clear()
             self._forget(lease)
 
@@ -225,11 +225,11 @@ class DirectSubmissions:
 
     def next_deadline(self) -> float | None:
         """When the lease of an idle worker expires next."""
-        return min((lease.until for lease in self._active.values() if not lease.worker.inflight), default=None)
+        return min((lease.until for lease in self.active.values() if not lease.worker.inflight), default=None)
 
     def idle(self) -> list[WorkerRecord]:
         """Idle workers under a direct lease."""
-        return [lease.worker for lease in self._active.values() if not lease.worker.inflight]
+        return [lease.worker for lease in self.active.values() if not lease.worker.inflight]
 
 
 def _is_plain(row: m.Row, extra: m.Row | None) -> bool:

@@ -17,6 +17,8 @@ class PlacementRequests:
         self.tables = tables
         self.outcomes = outcomes
         self.pool = pool
+        self.unmet = False
+        """Whether there is a queue with a demand that this node cannot meet, or may not."""
 
     def answered(self, queue: ShapeQueue, somewhere: bool) -> None:
         """Tasks of a shape could run on some node, or on none."""
@@ -33,13 +35,16 @@ class PlacementRequests:
     def ask(self, now: float) -> None:
         """Ask for nodes for tasks whose demand exceeds this node's resources."""
         rows = []
+        self.unmet = False
         for queue in self.tables.queues.values():
             if queue.away:
+                self.unmet |= queue.infeasible_since is not None
                 continue  # Its tasks are dealt out by their strategy.
             if queue.feasible is None:
                 queue.feasible = queue.pool.fits_total(queue.demand)
             if queue.feasible:
                 continue
+            self.unmet = True
             if not queue.tasks:
                 queue.infeasible_since = None
                 continue

@@ -21,32 +21,32 @@ class Starvation:
         self.tables = tables
         self.pool = pool
         self.dispatcher = dispatcher
-        self._since: float | None = None
+        self.since: float | None = None
         """Since when demands have waited in every turn. Whether actors hold those resources is checked only when a request is due."""
         self._due = 0.0
 
     def end_of_turn(self, now: float) -> None:
         """Note whether a demand waits."""
         if not self.dispatcher.starved:
-            self._since = None
-        elif self._since is None:
+            self.since = None
+        elif self.since is None:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
-        self._since, self._due = now, now + self.tables.config.collect_seconds
+        self.since, self._due = now, now + self.tables.config.collect_seconds
 
     def next_deadline(self) -> float | None:
         """When the next request is due, if actors hold what the demands need."""
-        return self._due if self._since is not None else None
+        return self._due if self.since is not None else None
 
     def tick(self, now: float) -> None:
         """Request a collection from all processes, if demands wait for resources of actors."""
-        if self._since is None or now < self._due:
+        if self.since is None or now < self._due:
             return
         if not self._actors_hold_it():
             self._begin(now)
             return
-        self._due = now + max(self.tables.config.collect_seconds, (now - self._since) * 1.5)
+        self._due = now + max(self.tables.config.collect_seconds, (now - self.since) * 1.5)
         self.tables.counts["collections"] += 1
         for worker in self.tables.workers.values():
             if worker.state != STARTING:

@@ -32,7 +32,7 @@ class Stopping:
         self.tables = tables
         self.outcomes = outcomes
         self._deadlines = Deadlines(self._has_no_end)
-        self._parents: dict[str, tuple[list[TaskRecord], list[bytes]]] = {}
+        self.cancelled: dict[str, tuple[list[TaskRecord], list[bytes]]] = {}
         """Tasks and calls that were cancelled recursively in this turn, by the reason."""
         self._asked: dict[bytes, float] = {}
         """Dispatched tasks that are to stop, and when the request is repeated."""
@@ -70,6 +70,8 @@ class Stopping:
 
     def next_deadline(self) -> float | None:
         """Earliest deadline, or time to repeat a request."""
+        if not (self._asked or self._graces or len(self._deadlines)):
+            return None
         soonest = self._deadlines.next()
         candidates = [] if soonest is None else [soonest]
         candidates.extend(self._asked.values())
@@ -81,7 +83,7 @@ class Stopping:
         reason = "force" if message.force else "cancelled"
         tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
         if message.recursive:
-            parents, calls = self._parents.setdefault(reason, ([], []))
+            parents, calls = self.cancelled.setdefault(reason, ([], []))
             for task in tasks:
                 _set_recursively(task)
             begun = (task for task in tasks if task.attempt or task.state not in (WAITING, READY))
@@ -103,7 +105,7 @@ class Stopping:
 
     def end_of_turn(self, now: float) -> None:
         """Stop the children of what was cancelled recursively in this turn."""
-        cancelled, self._parents = self._parents, {}
+        cancelled, self.cancelled = self.cancelled, {}
         for reason, (parents, calls) in cancelled.items():
             known = {task.id for task in parents}
             found = self.with_children(parents, calls, reason == "force") if parents or calls else []

@@ -18,7 +18,7 @@ class WorkerPool:
         self._next_token = first_token
         self.held_up = False
         """Whether no worker was started in this turn because too many are blocked."""
-        self._stuck: dict[int, ShapeQueue] = {}
+        self.stuck: dict[int, ShapeQueue] = {}
         """Queues of delegated tasks for which no worker may start, by token: as many as may be are blocked."""
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
@@ -58,7 +58,7 @@ class WorkerPool:
         if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
             self.held_up = True
             if queue.delegated and others > self.tables.config.workers_blocked_max:
-                self._stuck[queue.token] = queue
+                self.stuck[queue.token] = queue
             return
         if active >= self.tables.config.workers_max + plain + others and not self._end_one_idle(queue):
             return
@@ -66,7 +66,7 @@ class WorkerPool:
 
     def take_stuck(self) -> list[ShapeQueue]:
         """The queues of delegated tasks that are to go home, since no worker may start for them."""
-        stuck, self._stuck = self._stuck, {}
+        stuck, self.stuck = self.stuck, {}
         return list(stuck.values())
 
     def _count_blocked(self, queue: ShapeQueue) -> tuple[int, int]:
@@ -158,6 +158,8 @@ class WorkerPool:
         Return when to check again.
         """
         workers = self.tables.workers.values()
+        if len(workers) <= self.cpus and not any(worker.shared or worker.end_reason for worker in workers):
+            return None
         vacant = [worker for worker in workers if worker.shared and worker.state == HOSTING and not weight(worker)]
         idle = sorted(self._idle(), key=lambda each: each.idle_since)
         patience = self.tables.config.worker_idle_seconds
