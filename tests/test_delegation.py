@@ -541,6 +541,18 @@ def test_an_executor_returns_what_has_not_begun() -> None:
     assert len(executor.take(m.Ended)) == 1
 
 
+def test_the_queue_of_a_delegated_function_stays_however_many_others_there_are() -> None:
+    executor, attempt = Home(), first_attempt(0, 2)
+    executor.complete(executor.worker, 0, first_attempt(0, 1))
+    about, functions = (JOB, "", NODES[1]), ((FUNCTION, "f", b"payload", ()),)
+    executor.send(b"L" + NODES[1], m.Delegate(about, functions, (row(100),), (), (), (), attempt))
+    executor.send(b"W" + executor.worker, m.Completed.of(((task_id(100), attempt, m.OK, (b"",)),)))
+    executor.dispatched()
+    executor.scheduler.tables.jobs[JOB].queues_most = 0
+    executor.send(b"L" + NODES[1], m.Delegate(about, (), (row(101, demand=(("GPU", 1),)), row(102)), (), (), (), attempt))
+    assert [number for _, number, _ in executor.dispatched()] == [102]
+
+
 def test_what_an_executor_cannot_begin_stays_at_home() -> None:
     home = Home()
     home.submit(row(1), row(2))

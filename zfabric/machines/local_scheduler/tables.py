@@ -379,7 +379,8 @@ class Tables:
 
     def _drop_queues(self, job: JobRecord, new: ShapeQueue) -> None:
         """Remove queues of a job that are empty and belong to no function: each call may have set options of its own."""
-        needed = {new.token, *(function.queue.token for function in job.functions.values())}
+        functions = (*job.functions.values(), *job.delegated.values())
+        needed = {new.token, *(function.queue.token for function in functions)}
         for shape, queue in list(job.queues.items()):
             if not queue.tasks and not queue.leased and queue.token not in needed:
                 del job.queues[shape]
