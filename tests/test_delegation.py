@@ -657,6 +657,21 @@ def test_a_row_travels_without_the_strategy_that_sent_it_unless_its_function_has
     assert sent == {task_id(1): alone[:4], task_id(2): of_function, task_id(3): named}
 
 
+def test_tasks_that_differ_in_their_strategy_alone_share_their_extra_fields_until_one_of_them_needs_its_own() -> None:
+    home = Home()
+    home.submit(*(row(number, strategy=on(NODES[1])) for number in (1, 2)))
+    tables = home.scheduler.tables
+    first, second = tables.tasks[task_id(1)], tables.tasks[task_id(2)]
+    assert first.rare is second.rare is not None
+    home.send(CLIENT + DRIVER, m.Cancel((ref(1),), False, False))
+    assert first.rare is not second.rare
+    assert tables.queue_of(first) is tables.queue_of(second)
+    home.send(LOCAL_SCHEDULER + NODES[1], m.Ended(1, tuple(m.Completed.of(((task_id(2), second.attempt, m.OK, (b"value",)),))), ()))
+    assert home.results()[2] == (m.OK, (b"value",))
+    home.send(CLIENT + DRIVER, m.Release((ref(2),)))
+    assert task_id(2) not in tables.tasks
+
+
 def test_tasks_that_must_run_there_are_not_looked_at_again_and_again_for_some_to_reclaim() -> None:
     home = Home()
     home.submit(*(row(number, strategy=on(NODES[1])) for number in range(1, 5)))

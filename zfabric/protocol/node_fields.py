@@ -84,7 +84,7 @@ def _seconds(name: str, *values: Any) -> None:
 
 
 def _attempts(name: str, *numbers: int) -> None:
-    if not all(0 <= number <= ATTEMPT_MAX for number in numbers):
+    if numbers and not 0 <= min(numbers) <= max(numbers) <= ATTEMPT_MAX:
         _refuse(name, "an attempt has a number of 64 bits")
 
 
@@ -190,6 +190,19 @@ def _crash(name: str, values: tuple[bytes, ...]) -> None:
         _refuse(name, "a lost attempt says how its worker died")
 
 
+def _outcomes(name: str, statuses: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """Check the outputs of attempts by their statuses."""
+    for status, values in zip(statuses, outputs, strict=True):
+        if not 0 <= status <= STAYS:
+            _refuse(name, f"a status is 0 to {STAYS}")
+        if not set(map(type, values)) <= ({bytes, int} if status == OK else BYTES):
+            _refuse(name, "a value is bytes or its size, an error is bytes")
+        if status == OK:
+            _numbers(name, *(value for value in values if type(value) is int))
+        elif status == LOST:
+            _crash(name, values)
+
+
 _ENDED_KINDS = (tuple, tuple, tuple, bytes, tuple, tuple, bytes)
 
 
@@ -202,15 +215,8 @@ def _ended(name: str, fields: tuple[Any, ...]) -> None:
     check_completed(name, completed)
     attempts, statuses, outputs, _, extras, durations, _ = completed
     _attempts(name, *attempts)
-    for status, values in zip(statuses, outputs, strict=True):
-        if not 0 <= status <= STAYS:
-            _refuse(name, f"a status is 0 to {STAYS}")
-        if not set(map(type, values)) <= ({bytes, int} if status == OK else BYTES):
-            _refuse(name, "a value is bytes or its size, an error is bytes")
-        if status == OK:
-            _numbers(name, *(value for value in values if type(value) is int))
-        elif status == LOST:
-            _crash(name, values)
+    if any(statuses) or not set(map(type, chain.from_iterable(outputs))) <= BYTES:  # Most are small values: one look at all of them.
+        _outcomes(name, statuses, outputs)
     for index, contained, kept in extras:
         if not 0 <= index < len(attempts) or not set(map(type, contained)) <= TUPLE:
             _refuse(name, "refs inside values are rows of ids, by index")

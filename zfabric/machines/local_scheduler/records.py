@@ -238,9 +238,12 @@ class TaskRecord:
 
     def facts(self) -> TaskExtras:
         """The extra fields, made on first use."""
-        if self.rare is None:
+        rare = self.rare
+        if rare is None or rare.common:
             self.rare = TaskExtras()
-        return self.rare
+            if rare is not None:
+                self.rare.demand_queue = rare.demand_queue
+        return self.rare  # type: ignore[return-value]
 
     # Only these methods change ``state`` and ``worker``, and change them together: a task has a worker exactly while it is assigned.
 
@@ -356,6 +359,7 @@ class TaskExtras:
     __slots__ = (
         "alone",
         "buried",
+        "common",
         "crashes",
         "deadline",
         "demand_queue",
@@ -375,7 +379,11 @@ class TaskExtras:
         "waits_since",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, common: ShapeQueue | None = None) -> None:
+        self.common = common is not None
+        """Whether these belong to all tasks that differ from others of their function in their queue alone: they are not changed."""
+        self.demand_queue = common
+        """The queue of a task that sets options of its own."""
         self.unresolved = 0
         """Dependencies without a value."""
         self.waits_since = 0.0
@@ -406,7 +414,6 @@ class TaskExtras:
         self.wait_locations: dict[bytes, Any] | None = None
         self.submitters: tuple[bytes, ...] = ()
         """Earlier processes that submitted it and wait for its outcome, besides ``submitter``."""
-        self.demand_queue: ShapeQueue | None = None
         self.lineage_weight = 0
         self.entrusted = False
         """Whether the home of its job has its row."""
@@ -424,6 +431,7 @@ class FunctionRecord:
 
     __slots__ = (
         "actor",
+        "by_strategy",
         "concurrency",
         "delegated",
         "demand",
@@ -486,6 +494,8 @@ class FunctionRecord:
         usual = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None and self.stream is None
         self.plain = usual and not delegated
         self.queue: ShapeQueue
+        self.by_strategy: dict[Strategy, TaskExtras] = {}
+        """What tasks have in common whose only option is this strategy."""
 
     @property
     def shape(self) -> Shape:

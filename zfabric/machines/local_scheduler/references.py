@@ -390,14 +390,13 @@ def is_plain(task: TaskRecord) -> bool:
     """Whether a task finished with one small value, makes no actor, names nothing, is named by nothing, and has no extra fields."""
     return (
         task.state == DONE
-        and task.rare is None
+        and (len(task.row) == 4 if task.rare is None else task.rare.common)
         and not task.pins
         and not task.named
         and type(task.value) is bytes
         and task.fetchers is None
         and not task.contained
         and task.outputs is None
-        and len(task.row) == 4
         and not task.row[3]
         and task.function.actor is None
         and task.block is not None

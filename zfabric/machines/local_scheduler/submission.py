@@ -108,6 +108,10 @@ class Submission:
 
     def _admit(self, task: TaskRecord, now: float) -> None:
         """Admit a task that is not plain: several values, options of its own, a deadline, dependencies, or an actor to make."""
+        row = task.row
+        if task.function.plain and not row[3] and len(row[4]) == 1 and row[4][0][0] == "strategy" and row[4][0][1]:
+            self.admission.admit_with_strategy(task, row[4][0][1])
+            return
         if task.function.stream is not None:
             self.streams.begin(task)
         count = task.option("num_returns", 1)

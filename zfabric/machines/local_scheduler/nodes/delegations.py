@@ -66,6 +66,8 @@ class Delegations:
         Actors that share processes stay, and replays for lost values, which read the logs of this node.
         """
         function = task.function
+        if task.rare is not None and task.rare.common:
+            return True
         if task.rare is not None and task.rare.stays:
             return False
         if function.actor is not None and (function.shared or task.id in self.tables.remakes):
@@ -92,14 +94,17 @@ class Delegations:
         named: list[bytes] = []
         strategic = bool(queue.strategy) and queue.group is None
         for task in batch:
-            node.inflight[task.id] = task
+            row = task.row
+            node.inflight[row[0]] = task
             function = task.function
             if job.id + function.id not in node.functions:
                 node.functions.add(job.id + function.id)
                 functions[function.id] = (function.id, function.name, function.payload, function.options)
             if task.attempt != first:
                 attempts.append((len(rows), task.attempt))
-            row = task.row
+            if task.rare is not None and task.rare.common and not function.strategy and strategic:
+                rows.append(row[:4])
+                continue
             rows.append(_without_strategy(row, function) if strategic and len(row) > 4 else row)
             if not row_names(row):
                 continue
@@ -125,7 +130,11 @@ class Delegations:
             return
         completed = m.Completed(*message.completed)
         extras = {index: tuple(extra) for index, *extra in completed.extras}
-        named = [each for index, row in enumerate(completed.rows) if row[2] != LOST for each in contained_in(row, extras.get(index))]
+        named: list[bytes] = []
+        if extras or any(completed.statuses):
+            for index, row in enumerate(completed.rows):
+                if row[2] != LOST:
+                    named += contained_in(row, extras.get(index))
         self.borrowing.refer(named, message.homes, node.token)
         self.outcomes.completed(node, completed, now)
         self.borrowing.settle(named)

@@ -100,7 +100,11 @@ class Executions:
             delegated.unfinished += 1
             task.holders = None
             task.outputs = ()  # Its values are the home's. A record here that has the name of one is what this node knows of it.
-            self.tables.tasks[task.id] = task
+            self.tables.tasks[row[0]] = task
+            if len(row) == 4 and not row[3] and delegated.actor is None:
+                delegated.queue.tasks.append(task)
+                self.tables.became_ready += 1
+                continue
             self.borrowing.refer(task.contains(), message.homes, home.token)
             self._set_demand(task)
             self.references.pin(row[3])

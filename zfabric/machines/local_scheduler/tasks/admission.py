@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.local_scheduler.records import DONE, PENDING, ProcessRecord, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, PENDING, ProcessRecord, TaskExtras, TaskRecord
 from zfabric.machines.local_scheduler.references import References, add_holder, row_names
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -14,8 +14,10 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, short
 from zfabric.protocol.machine import Refusal
 from zfabric.protocol.messages import FAILED, OK
-from zfabric.protocol.options import option
+from zfabric.protocol.options import Strategy, option
 
+STRATEGIES_MOST = 1000
+"""Most strategies of a function of which it is remembered what their tasks have in common."""
 OF_QUEUES = frozenset({"demand", "env", "strategy", "captured"})
 """Options that say in which queue a task waits."""
 
@@ -57,6 +59,18 @@ class Admission:
         self.tables.counts["tasks_submitted"] += len(rows)
         self.tables.counts["tasks_handed"] += len(rows)
         return accepted
+
+    def admit_with_strategy(self, task: TaskRecord, strategy: Strategy) -> None:
+        """Admit a task without dependencies whose only option is a strategy: there are as many of these as of plain tasks."""
+        function = task.function
+        extras = function.by_strategy.get(strategy)
+        if extras is None or extras.demand_queue.token not in self.tables.queues:  # type: ignore[union-attr]
+            shape = (function.demand, function.environment, *function.shape[2:5], strategy)
+            if len(function.by_strategy) >= STRATEGIES_MOST:
+                function.by_strategy.clear()
+            extras = function.by_strategy[strategy] = TaskExtras(self.tables.queue_for(function.queue.job, shape))
+        task.rare = extras
+        extras.demand_queue.tasks.append(task)  # type: ignore[union-attr]
 
     def set_terms(self, task: TaskRecord, now: float) -> None:
         """Apply options that a call sets itself: resources, an environment, a deadline."""

@@ -38,6 +38,9 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, LOST, OK, RETR
 from zfabric.protocol.names import brief
 from zfabric.protocol.trace import marked
 
+_SMALL = frozenset((bytes,))
+"""The types of values that travel with an outcome."""
+
 
 class Crash(NamedTuple):
     """How the worker died that had a task. Also the one output of an attempt that a node reports as ``LOST``."""
@@ -128,7 +131,7 @@ class Outcomes:
                 task.value = outputs[0]
                 inline_bytes += len(outputs[0])
                 row = task.row
-                if row[3] or len(row) > 4:
+                if (row[3] or len(row) > 4) and not (task.rare is not None and task.rare.common):
                     self._unpin_row(task)
                     if len(row) > 4:
                         renamed[index] = task.name
@@ -433,6 +436,10 @@ class Outcomes:
     def _end_delegated(self, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
         """An attempt of a task of another node has ended: it is that node's to decide what follows. Nothing of the task stays here."""
         worker = task.worker
+        if status == OK and extra is None and task.function.actor is None and _SMALL.issuperset(map(type, outputs)):
+            self.remove_delegated(task)  # Most are of this kind: small values without refs.
+            self.tables.delegated_ends.append((task, OK, outputs, None, ()))
+            return
         contained = contained_in((task.id, task.attempt, status, outputs), extra) if status != LOST else ()
         if not all(map(self.references.may_travel, contained)):
             for index, value in enumerate(outputs):
@@ -514,7 +521,9 @@ class Outcomes:
 
     def _send_to_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
         """Send the outcome to earlier submitters of the task, too."""
-        rare = task.facts()
+        rare = task.rare
+        if rare is None or rare.common:
+            return
         if rare.submitters:
             for incarnation in set(rare.submitters) - {task.submitter}:
                 process = self.tables.processes.get(incarnation)
