@@ -22,6 +22,7 @@ from typing import Any
 
 import zmq
 import zmq.backend
+from zmq import zmq_poll
 
 from zfabric.adapters import curve
 from zfabric.adapters.curve import FRAME_BYTES_MAX, HANDSHAKE_SECONDS, Authenticator, Context, KeyPair, Socket
@@ -47,11 +48,11 @@ DIAL_AGAIN = b""
 
 _CONNECTION_BYTES = INCARNATION_BYTES - len(JOINER)
 
-EVENTS, POLLIN, DONTWAIT, SNDMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.SNDMORE)
-_option: Any = zmq.backend.Socket.get
+POLLIN, DONTWAIT, SNDMORE = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.SNDMORE)
 _recv: Any = zmq.backend.Socket.recv
 _send: Any = zmq.backend.Socket.send
-"""As in ``adapters.sockets``: the enumerations in the methods of ``zmq.Socket`` cost more than the calls."""
+"""As in ``adapters.sockets``: the enumerations in the methods of ``zmq.Socket`` cost more than the calls. So does asking a socket for its
+events: ``zmq_poll`` of that one socket does the same in half the time."""
 
 Received = list[tuple[bytes, list[Envelope]]]
 """What ``NodeTransport.receive`` returns."""
@@ -157,8 +158,8 @@ class NodeTransport:
         self._due_at = math.inf
         self._names = 0
         self._epoll = select.epoll()
-        self._readers: dict[int, tuple[Socket, Reader]] = {}
-        """By descriptor."""
+        self._readers: dict[int, tuple[Reader, list[tuple[Any, int]]]] = {}
+        """By descriptor: what reads from a socket, and what to poll for that socket alone."""
         self._ready: dict[int, None] = {}
         """Descriptors of sockets that may have something."""
         self.authenticator = Authenticator(context)
@@ -184,7 +185,7 @@ class NodeTransport:
 
     def _watch(self, socket: Socket, reader: Reader) -> None:
         descriptor = int(socket.getsockopt(zmq.FD))
-        self._readers[descriptor] = socket, reader
+        self._readers[descriptor] = reader, [(socket, POLLIN)]
         self._epoll.register(descriptor, select.EPOLLIN)
         self._ready[descriptor] = None  # What came before is not signalled.
 
@@ -300,7 +301,7 @@ class NodeTransport:
 
     def _look(self, socket: Socket) -> None:
         """Have the next turn read from a socket if something has arrived: sending has taken the signal for it."""
-        if _option(socket, EVENTS) & POLLIN:
+        if zmq_poll([(socket, POLLIN)], 0):
             self._ready[int(socket.getsockopt(zmq.FD))] = None
 
     # -- receiving --
@@ -319,14 +320,18 @@ class NodeTransport:
         found: Received = []
         left = FRAMES_PER_TURN
         for descriptor in list(self._ready):
-            while left > 0 and (watched := self._readers.get(descriptor)) is not None:
-                socket, read = watched
-                if not _option(socket, EVENTS) & POLLIN:
+            watched = self._readers.get(descriptor)
+            while left > 0 and watched is not None:
+                left -= 1
+                read, socket = watched
+                try:
+                    read(now, found)
+                    more = self._readers.get(descriptor) is watched and zmq_poll(socket, 0)
+                except zmq.Again:  # The signal was for something else, which is rare.
+                    more = False
+                if not more:
                     self._ready.pop(descriptor, None)
                     break
-                with contextlib.suppress(zmq.Again):
-                    read(now, found)
-                left -= 1
         return found
 
     def _read_requests(self, now: float, found: Received) -> None:

@@ -87,7 +87,7 @@ class ClusterConnection:
                     answered = answer(self._session.logs, message)
                     self.transport.send_envelopes(sender, [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, answered)], now)
                     continue
-                if type(message) is m.Query and message.what == "statuses":
+                if type(message) is m.Query and message.what in ("status", "statuses"):
                     measure()
                 core.receive_from_node(now, sender, to, role, message)
 

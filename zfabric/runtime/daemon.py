@@ -188,7 +188,7 @@ class Daemon:
         gc.collect()
         gc.freeze()
         gc.disable()
-        counts = self.scheduler.tables.counts  # The shell's counters are shown with the scheduler's.
+        counts, longest = self.scheduler.tables.counts, 0.0
         while not self.stopping:
             now = clock()
             deadline = self._next_deadline(now)
@@ -209,10 +209,8 @@ class Daemon:
             self.transport.tick(now)
             if cluster is not None:
                 cluster.transport.tick(now)
-                for found in (cluster.refused(), self.core.sent_to_nodes):
-                    dict.update(counts, found)  # A Counter's own would add them.
-            counts["refused_frames"] = self.transport.refused + self.core.refused
-            counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
+            longest = max(longest, clock() - now)
+            counts["turn_longest_us"] = int(longest * 1e6)
         self._stop()
 
     def _stop(self) -> None:
@@ -283,10 +281,14 @@ class Daemon:
             self._measure()
 
     def _measure(self) -> None:
-        """Measure the memory of the workers, for whoever asks for the status."""
+        """Measure the memory of the workers, for whoever asks for the status; show the shell's counters with the scheduler's."""
         pids = [worker.pid for worker in self.scheduler.tables.workers.values() if worker.pid]
         counts = self.scheduler.tables.counts
         counts["memory_used"], counts["memory_limit"] = sum(map(resident_bytes, pids)), self._memory_limit
+        counts["refused_frames"] = self.transport.refused + self.core.refused
+        dict.update(counts, self.core.sent_to_nodes)  # A Counter's own would add them.
+        if self.cluster is not None:
+            dict.update(counts, self.cluster.refused())
         dict.update(counts, {name: many for name, many in self.core.control.statistics().items() if name != "refused"})
         if self.core.member is not None and (age := self.core.member.lease_age(clock())) is not None:
             dict.update(counts, {"lease_age_seconds": age})
