@@ -388,6 +388,12 @@ def test_arbitrary_bytes_are_malformed_and_nothing_else(frame: bytes) -> None:
     accepted_or_malformed(frame)
 
 
+@pytest.mark.parametrize("option", [("strategy", (("hard", "zone", "in", ({},)),)), ("env", (({"A": "1"},), "", ()))])
+def test_an_option_by_which_queues_are_looked_up_has_no_mapping_inside(option: tuple[str, Any]) -> None:
+    row = (TASK, FUNCTION, b"arguments", (), (option,))
+    assert not accepted_or_malformed(encode(1, 0, [(b"L", b"C", m.Submit((row,)))]))
+
+
 anything = st.recursive(
     st.none() | st.booleans() | numbers | st.floats() | texts | small_bytes | st.sampled_from(sorted(m.MESSAGES)),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(texts | numbers, inner, max_size=2),

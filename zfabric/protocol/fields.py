@@ -84,6 +84,11 @@ VALUE: set[type] = {bytes, tuple, type(None)}
 OPTIONS: set[type] = {tuple, type(None)}
 
 
+STRATEGIES_MOST = 1000
+"""Most strategies that are remembered as well formed."""
+_strategies: set[Any] = set()
+"""Strategies that were found to be well formed: most rows that have one have one of a few."""
+
 _TASK_WIDTHS = {4, 5}
 _TASK_KINDS = (None, None, BYTES, TUPLE, OPTIONS)
 
@@ -120,12 +125,31 @@ def check_options(name: str, options: tuple[Any, ...]) -> None:
         elif key == "demand":
             check_columns(name, value, {2}, (STR, INT))
         elif key in ("strategy", "captured"):
-            check_columns(name, value, {4}, (STR, STR, STR, TUPLE))
-            _group(name, value)
-        elif key == "env" and tuple(map(type, value)) != (tuple, str, tuple):
+            _strategy(name, value)
+        elif key == "env" and (tuple(map(type, value)) != (tuple, str, tuple) or not _is_hashable(value)):
             raise MalformedFrame(f"{name}: an environment is variables, a directory and paths")
         elif key == "num_returns" and not 0 <= value <= RETURNS_MAX:
             raise MalformedFrame(f"{name}: a task has 0 to {RETURNS_MAX} values")
+
+
+def _strategy(name: str, strategy: Any) -> None:
+    """Check a strategy: rows of texts, the last field with several. It is looked up in tables, so all of it can be."""
+    if not _is_hashable(strategy):
+        raise MalformedFrame(f"{name}: a strategy has texts and numbers only")
+    if strategy not in _strategies:
+        check_columns(name, strategy, {4}, (STR, STR, STR, TUPLE))
+        _group(name, strategy)
+        if len(_strategies) < STRATEGIES_MOST:
+            _strategies.add(strategy)
+
+
+def _is_hashable(value: Any) -> bool:
+    """Whether a value can be looked up in tables: it has no mappings inside."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _group(name: str, strategy: Any) -> None:
