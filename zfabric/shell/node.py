@@ -107,6 +107,8 @@ class NodeMachines:
         """Roles that received a message, or whose deadline passed, since their effects were last taken."""
         self._due: dict[bytes, float | None] = {}
         """Next deadline of each role, as of its last effects."""
+        self._asked: set[bytes] = set()
+        """Roles whose deadlines have to be found out: their effects were taken."""
         self._queue: deque[tuple[bytes, Address, m.Message]] = deque()
         """Messages for machines of this daemon, in order: (role, source, message)."""
         self._outgoing: dict[bytes, list[Envelope]] = {}
@@ -198,6 +200,8 @@ class NodeMachines:
 
     def tick(self, now: float) -> None:
         """Apply deadlines that have passed."""
+        if self._asked:
+            self._find_deadlines()
         for role, due in self._due.items():
             if due is not None and due <= now:
                 self.machines[role].tick(now)
@@ -236,8 +240,13 @@ class NodeMachines:
                     self.refused += 1
         else:
             raise RuntimeError("the machines of this daemon answer each other without end")
-        for role in asked:
-            self._due[role] = machines[role].next_deadline()
+        self._asked |= asked
+
+    def _find_deadlines(self) -> None:
+        """Find out when the machines are due whose effects were taken: after the messages were sent, since nobody waits for that."""
+        for role in self._asked:
+            self._due[role] = self.machines[role].next_deadline()
+        self._asked.clear()
 
     def _send_to_node(self, node: bytes, to: bytes, role: bytes, message: m.Message) -> None:
         if node in self._own_nodes:
@@ -273,6 +282,8 @@ class NodeMachines:
 
     def next_deadline(self) -> float | None:
         """Earliest deadline of any machine: when to call ``tick``."""
+        if self._asked:
+            self._find_deadlines()
         soonest = None
         for due in self._due.values():
             if due is not None and (soonest is None or due < soonest):

@@ -158,10 +158,11 @@ class WorkerPool:
         Return when to check again.
         """
         workers = self.tables.workers.values()
-        if len(workers) <= self.cpus and not any(worker.shared or worker.end_reason for worker in workers):
+        idle = self._idle() if len(workers) > self.cpus else []
+        if len(idle) <= self.cpus and not any(worker.shared or worker.end_reason for worker in workers):
             return None
         vacant = [worker for worker in workers if worker.shared and worker.state == HOSTING and not weight(worker)]
-        idle = sorted(self._idle(), key=lambda each: each.idle_since)
+        idle.sort(key=lambda each: each.idle_since)
         patience = self.tables.config.worker_idle_seconds
         dues = [(worker.last_progress + patience, worker) for worker in vacant]
         dues += [(worker.idle_since + patience, worker) for worker in idle[: max(0, len(idle) - self.cpus)]]
