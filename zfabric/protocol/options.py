@@ -174,6 +174,20 @@ def group_of(strategy: Strategy) -> GroupTerm | None:
     return GroupTerm(bytes.fromhex(group), bytes.fromhex(home), int(index), captures != "")
 
 
+def only_node(strategy: Strategy) -> bytes:
+    """The node that a strategy names as the only one; empty if it accepts others, or none.
+
+    >>> only_node((("hard", NODE_ID, "in", ("0102",)),))
+    b'\\x01\\x02'
+    """
+    if len(strategy) != 1 or strategy[0][:3] != ("hard", NODE_ID, "in") or len(strategy[0][3]) != 1:
+        return b""
+    try:
+        return bytes.fromhex(strategy[0][3][0])
+    except ValueError:
+        return b""
+
+
 def in_bundle(strategy: Strategy) -> Strategy:
     """The strategy of tasks of a placement group once they are at a node with a bundle of it; empty for other strategies."""
     if not strategy or strategy[0][0] not in ("group", "bundle"):

@@ -37,6 +37,7 @@ from zfabric.protocol.options import (
     Strategy,
     group_of,
     in_bundle,
+    only_node,
     option,
 )
 
@@ -536,6 +537,7 @@ class ShapeQueue:
         "job",
         "leased",
         "light",
+        "only",
         "placed",
         "pool",
         "shape",
@@ -553,6 +555,8 @@ class ShapeQueue:
         """Whether its tasks are dealt out to nodes by their strategy, and none is dispatched from here."""
         self.group: GroupTerm | None = group_of(self.strategy)
         """The placement group in which its tasks run."""
+        self.only = only_node(self.strategy)
+        """The node on which its tasks are to run; empty if there may be several."""
         self.pool: ResourcePool | GroupPool = NO_POOL
         """What its tasks use: the node's resources, or those of bundles. ``Tables.queue_for`` sets it."""
         self.job = job

@@ -37,13 +37,18 @@ class Strategies:
                 queue.infeasible_since = None
 
     def _deal(self, queue: ShapeQueue, now: float) -> None:
+        only = self.tables.nodes.get(queue.only) if queue.only else None
+        if only is not None and not only.draining and _is_able(only, queue):
+            queue.infeasible_since = None  # The usual case, and one look-up however many nodes there are.
+            self._give(queue, [only], False, now)
+            return
         hard = [term for term in queue.strategy if term[0] == "hard"]
         nodes = [node for node in self.tables.nodes.values() if accepts(node.labels, hard) and not node.draining]
         here = accepts(self.tables.labels, hard)
         if not nodes and not here:
             self._nowhere(queue, hard, now)
             return
-        able = [node for node in nodes if covers(node.resources, queue.demand) and node.process is not None and node.process.ready]
+        able = [node for node in nodes if _is_able(node, queue)]
         here = here and (self.pool.fits_total(queue.demand) or not able)
         if not able and not here:
             queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
@@ -90,6 +95,11 @@ class Strategies:
         text = f"is to run {describe_strategy(queue.strategy)}, and this cluster has none: zf.nodes() has them; soft=True runs it elsewhere"
         for task in [task for task in queue.tasks if task.state == READY]:
             self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} {text}", ())
+
+
+def _is_able(node: NodeRecord, queue: ShapeQueue) -> bool:
+    """Whether a node has registered, and has what the tasks of a queue ask for."""
+    return node.process is not None and node.process.ready and covers(node.resources, queue.demand)
 
 
 def why_it_stays(task: TaskRecord) -> str:
