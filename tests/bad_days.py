@@ -3,6 +3,7 @@
     python tests/bad_days.py                                    # programs and faults, by name
     python tests/bad_days.py --programs chain --faults kill_node pause_node --seeds 5
     python tests/bad_days.py --minutes 60                       # the whole matrix, again and again with other seeds
+    python tests/bad_days.py --links                            # faults of links of the kernel (``veth``) instead of the relay's
 
 Each case is a program (``programs_of_nodes``) on a cluster of three nodes of one CPU, whose connections pass through a relay (``relay``),
 and a fault that strikes while it runs. A case fails if a value is wrong, if anything raises that may not, if it takes too long, if a task
@@ -28,6 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import veth
 from faults import descendants, name_of
 from programs_of_nodes import LOG, PROGRAMS, Execution, Program, executions
 from relay import CUT, Fault, Relay, RelayedCluster
@@ -51,7 +53,7 @@ MARK = "ZFABRIC_BAD_DAYS"
 class Day:
     """One case: a cluster, what strikes it, and what must be true afterwards."""
 
-    def __init__(self, cluster: RelayedCluster, seed: int) -> None:
+    def __init__(self, cluster: RelayedCluster | veth.LinkedCluster, seed: int) -> None:
         self.cluster = cluster
         self.relay = cluster.relay
         self.chance = random.Random(seed)
@@ -310,6 +312,14 @@ FAULTS: dict[str, Callable[[Day], None]] = {
 }  # fmt: skip
 
 
+OF_LINKS = ("kill_node", "pause_node", "cut", "cut_one_way", "cut_off", "slow")
+"""Faults for clusters whose nodes are joined by links of the kernel."""
+OF_QUEUES = ("slow",)
+"""Those that need netem as well."""
+CANNOT = 75
+"""The exit status if there can be no links here."""
+
+
 # --- one case -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -385,13 +395,14 @@ def check_rest() -> None:
         time.sleep(0.05)  # What other nodes release raises no event here.
 
 
-def run_case(program: str, fault: str, seed: int, size: int = 1, rounds: int = 2) -> str:
+def run_case(program: str, fault: str, seed: int, size: int = 1, rounds: int = 2, links: bool = False) -> str:
     """Run one case; the story of what was done. Raises what was wrong, with the story."""
     story: list[str] = []
-    with surroundings(), Relay() as relay:
+    made: Any = veth.LinkedCluster if links else RelayedCluster
+    with surroundings(), veth.Network() if links else Relay() as relay:
         relay("seed", seed)
         options: dict[str, Any] = {"object_store_memory": 64 * 2**20, "config": {"node_lease": LEASE}}
-        with RelayedCluster(relay, nodes=3, cpus_per_node=1, **options) as cluster, zf.init(cluster.address, log_to_driver=False):
+        with made(relay, nodes=3, cpus_per_node=1, **options) as cluster, zf.init(cluster.address, log_to_driver=False):
             day = Day(cluster, seed)
             day.story = story
             errors: list[BaseException] = []
@@ -454,11 +465,15 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with further seeds for so long")
     parser.add_argument("--list", action="store_true", help="list programs and faults")
+    parser.add_argument("--links", action="store_true", help=f"join nodes by links of the kernel; exit with {CANNOT} where there are none")
     options = parser.parse_args()
     if options.list:
         for name, thing in [*((name, program.run) for name, program in PROGRAMS.items()), *FAULTS.items()]:
             print(f"{name:<18} {(thing.__doc__ or '').splitlines()[0]}")
         return
+    if options.links:
+        possible = enter_network()
+        options.faults = [each for each in options.faults if each in possible]
     until = time.monotonic() + 60 * options.minutes
     failed = count = 0
     for seed in itertools.count(options.start):
@@ -471,7 +486,7 @@ def main() -> None:
             guard.daemon = True
             guard.start()
             try:
-                run_case(program, fault, seed)
+                run_case(program, fault, seed, links=options.links)
                 print(f"ok     {program} {fault} {seed} ({time.monotonic() - begun:.1f} s)", flush=True)
             except Exception as error:
                 failed += 1
@@ -486,6 +501,20 @@ def main() -> None:
                 guard.cancel()
     print(f"{count} cases, {failed} failed")
     sys.exit(failed > 0)
+
+
+def enter_network() -> tuple[str, ...]:
+    """Run this program in a network of its own; return the faults that its links can have. Say which they cannot, and why."""
+    reason = veth.why_not()
+    if reason:
+        print(f"NOT RUN: no links of the kernel can be made here: {reason}", file=sys.stderr, flush=True)
+        sys.exit(CANNOT)
+    veth.enter()
+    reason = veth.why_not(netem=True)
+    if not reason:
+        return OF_LINKS
+    print(f"NOT RUN: {', '.join(OF_QUEUES)}: packets cannot be delayed here: {reason}", file=sys.stderr, flush=True)
+    return tuple(each for each in OF_LINKS if each not in OF_QUEUES)
 
 
 def hang(program: str, fault: str, seed: int) -> None:

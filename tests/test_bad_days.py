@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
-from bad_days import FAULTS, run_case
+from bad_days import CANNOT, FAULTS, run_case
 from faults import eventually
 from programs_of_nodes import PROGRAMS
 from relay import Fault, Relay, RelayedCluster, free_port
@@ -49,6 +53,17 @@ def test_results_are_right_and_nothing_is_left(program: str, fault: str) -> None
 def test_every_program_is_among_the_cases() -> None:
     assert {program for program, _ in CASES} == set(PROGRAMS)
     assert {fault for _, fault in CASES} <= set(FAULTS)
+
+
+def test_nodes_are_cut_off_by_links_of_the_kernel_as_well() -> None:
+    """Where that is permitted. The relay's faults are tested everywhere."""
+    command = [sys.executable, "bad_days.py", "--links", "--programs", "squares", "--faults", "cut_off", "--start", "113"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=100, check=False)
+    if done.returncode == CANNOT:
+        warnings.warn(done.stderr, stacklevel=1)  # It is shown at the end of the run, as a skipped test is not.
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("ok     squares cut_off 113 "), done.stdout
 
 
 # --- the relay ----------------------------------------------------------------------------------------------------------------------

@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import descendants, eventually, failure, name_of, query
+from faults import PATIENCE, descendants, eventually, failure, name_of, query
 from relay import CUT, Fault, Relay, RelayedCluster
 
 import zfabric as zf
+from zfabric.runtime.connect import attach
+from zfabric.runtime.session import Session
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LEASE = 2.0
@@ -245,3 +247,27 @@ def test_more_values_than_a_store_holds_are_read_from_another_node(relayed: Rela
         return [int(zf.get(value).sum()) for value in values]
 
     assert zf.get(sums.remote(refs), timeout=100) == [int(expected(number, size).sum()) for number in range(count)]
+
+
+def refused_keys(node: Any) -> int:
+    """How many connections the daemon of a node has refused because it did not know their keys."""
+    client = attach(Session(node.session_directory), kind="tool")
+    try:
+        return int(client.query("status", timeout=PATIENCE)["statistics"].get("refused_key", 0))
+    finally:
+        client.close()
+
+
+def test_a_node_whose_key_reaches_another_too_late_is_let_in_once_it_has_come(nodes: RelayedCluster) -> None:
+    head, second, _ = nodes.nodes
+    before = refused_keys(second)
+    nodes.relay.fault(head.name, second.name, CUT, "control")
+    joiner = nodes.add_node()
+    eventually(lambda: refused_keys(second) > before, "it has dialled, and was a stranger there")
+    nodes.relay.heal()
+    with zf.init(joiner.address):
+        where = zf.remote(lambda: zf.get_runtime_context().get_node_id())
+        assert zf.get(where.options(scheduling_strategy=on(second)).remote(), timeout=PATIENCE) == second.node_id
+    with zf.init(second.address):
+        assert zf.get(where.options(scheduling_strategy=on(joiner)).remote(), timeout=PATIENCE) == joiner.node_id
+    nodes.remove_node(joiner)
