@@ -99,15 +99,20 @@ OTHERS = {
 """Dask's tests that cannot hold for this scheduler, and why."""
 
 
-def test_dasks_own_tests_pass(tmp_path: Path) -> None:
+GRAPHS = {"dask.tests.test_delayed": 70, "dask.array.tests.test_overlap": 230}
+"""At least so many graphs are computed by the cluster in these."""
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_dasks_own_tests_pass(suite: str, tmp_path: Path) -> None:
     """They run in place, in a process of their own, as Dask has installed them."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "dask_plugin", "-p", "no:cacheprovider", "-c", "/dev/null", "-W", "ignore"]
-    command += ["-k", " and ".join(f"not {each}" for each in OTHERS), "--rootdir", str(tmp_path), "--pyargs", *SUITES]
+    command += ["-k", " and ".join(f"not {each}" for each in OTHERS), "--rootdir", str(tmp_path), "--pyargs", suite]
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-1000:]
     (graphs,) = re.findall(r"(\d+) graphs were computed by the cluster", ran.stdout)
-    assert int(graphs) > 300
+    assert int(graphs) >= GRAPHS.get(suite, 1)
 
 
 # --- collections ----------------------------------------------------------------------------------------------------------------
