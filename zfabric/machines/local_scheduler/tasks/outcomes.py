@@ -436,8 +436,14 @@ class Outcomes:
     def _end_delegated(self, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
         """An attempt of a task of another node has ended: it is that node's to decide what follows. Nothing of the task stays here."""
         worker = task.worker
-        if status == OK and extra is None and task.function.actor is None and _SMALL.issuperset(map(type, outputs)):
-            self.remove_delegated(task)  # Most are of this kind: small values without refs.
+        if worker is not None and status == OK and extra is None and task.function.actor is None and _SMALL.issuperset(map(type, outputs)):
+            row = task.row  # Most are of this kind: small values without refs, of tasks without arguments that are pinned.
+            if row[3] or len(row) > 4:
+                self.remove_delegated(task)
+            else:
+                task.finish()
+                worker.inflight.pop(row[0], None)
+                del self.tables.tasks[row[0]]
             self.tables.delegated_ends.append((task, OK, outputs, None, ()))
             return
         contained = contained_in((task.id, task.attempt, status, outputs), extra) if status != LOST else ()
