@@ -19,7 +19,17 @@ from zfabric.protocol.ids import (  # fmt: skip
     OBJECT_BYTES,
     TASK_BYTES,
 )
-from zfabric.protocol.node_fields import KEY_BYTES, LEVELS, LOG_TABLES, PENDING, READ_TABLE, SECONDS_MAX, SIZE_MAX, STOP_REASONS
+from zfabric.protocol.node_fields import (
+    KEY_BYTES,
+    LEVELS,
+    LOG_TABLES,
+    PENDING,
+    READ_TABLE,
+    RETURN_REASONS,
+    SECONDS_MAX,
+    SIZE_MAX,
+    STOP_REASONS,
+)
 from zfabric.protocol.options import LOG_NUMBERS_MAX, OPTION_TYPES, GroupTerm, group_strategy
 
 Strategy = st.SearchStrategy[Any]
@@ -188,7 +198,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "StopDelegated": st.builds(m.StopDelegated, pool.tasks, pool.attempts, st.sampled_from(sorted(STOP_REASONS)), st.booleans()),
         "StopChildren": st.builds(m.StopChildren, many(exactly(12), 2), tasks, st.sampled_from(sorted(STOP_REASONS))),
         "Reclaim": st.builds(m.Reclaim, tasks),
-        "Reclaimed": st.builds(m.Reclaimed, tasks, st.booleans()),
+        "Reclaimed": st.builds(m.Reclaimed, tasks, st.sampled_from(sorted(RETURN_REASONS))),
         "Ended": st.builds(m.Ended, numbers, ended(pool), homes),
         "RelayedYields": st.builds(m.RelayedYields, numbers, many(yields, 3), homes),
         "AllowYields": st.builds(m.AllowYields, pool.tasks, st.just(m.CLOSE) | st.integers(0, 100)),

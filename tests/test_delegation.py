@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
+from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
 
 from zfabric.config import MiB
+from zfabric.machines.local_scheduler.nodes.crowding import PATIENCE
+from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS
+from zfabric.machines.local_scheduler.nodes.strategies import TRIED_MOST
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import (
@@ -29,7 +32,7 @@ from zfabric.protocol.ids import (
     pack_counter,
     tries_of,
 )
-from zfabric.protocol.options import NODE_ID, SPREAD, Strategy
+from zfabric.protocol.options import NODE_ID, ONE_CPU, SPREAD, Strategy
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import Program, mix
 from zfabric.sim.scenarios import STEADY, call, call_on, get, task
@@ -514,12 +517,12 @@ def test_tasks_are_reclaimed_one_request_at_a_time_and_keep_order_and_attempt() 
     assert home.take(m.Reclaim) == [(b"L" + NODES[1], m.Reclaim(tuple(task_id(number) for number in range(5, 9))))]
     home.wait(1.0)
     assert home.take(m.Reclaim) == []
-    home.send(b"L" + NODES[1], m.Reclaimed((task_id(7), task_id(8)), False))
+    home.send(b"L" + NODES[1], m.Reclaimed((task_id(7), task_id(8)), ""))
     assert home.dispatched() == [(home.worker, 7, first_attempt(0, 1)), (home.worker, 8, first_attempt(0, 1))]
     for number in (7, 8):
         home.complete(home.worker, number, first_attempt(0, 1))
     assert len(home.take(m.Reclaim)) == 1
-    home.send(b"L" + NODES[1], m.Reclaimed((), False))
+    home.send(b"L" + NODES[1], m.Reclaimed((), ""))
     home.wait(1.0)
     assert home.take(m.Reclaim) == []  # All that is left there has begun.
 
@@ -533,9 +536,9 @@ def test_an_executor_returns_what_has_not_begun() -> None:
     assert [number for _, number, _ in executor.dispatched()] == [100]
     reclaim = m.Reclaim(tuple(each[0] for each in rows))
     executor.send(b"L" + NODES[2], reclaim)
-    assert executor.take(m.Reclaimed) == [(b"L" + NODES[2], m.Reclaimed((), False))]  # They are none of its.
+    assert executor.take(m.Reclaimed) == [(b"L" + NODES[2], m.Reclaimed((), ""))]  # They are none of its.
     executor.send(b"L" + NODES[1], reclaim)
-    assert executor.take(m.Reclaimed) == [(b"L" + NODES[1], m.Reclaimed((rows[1][0], rows[2][0]), False))]
+    assert executor.take(m.Reclaimed) == [(b"L" + NODES[1], m.Reclaimed((rows[1][0], rows[2][0]), ""))]
     executor.send(b"W" + executor.worker, m.Completed.of(((rows[0][0], first_attempt(0, 2), m.OK, (b"",)),)))
     assert executor.dispatched() == []
     assert len(executor.take(m.Ended)) == 1
@@ -560,7 +563,7 @@ def test_what_an_executor_cannot_begin_stays_at_home() -> None:
     ((placer, _),) = home.questions()
     home.placed(placer, (NODES[1], 2))
     home.delegated()
-    home.send(b"L" + NODES[1], m.Reclaimed((task_id(1), task_id(2)), True))
+    home.send(b"L" + NODES[1], m.Reclaimed((task_id(1), task_id(2)), "blocked"))
     home.wait(home.config.spill_after)
     ((placer, _),) = home.questions()
     home.placed(placer, (NODES[1], 2))
@@ -594,7 +597,7 @@ def test_a_task_that_is_returned_before_its_arguments_came_leaves_nothing() -> N
     executor.send(b"L" + NODES[1], given)
     assert executor.scheduler.copies.is_under_way(argument)
     executor.send(b"L" + NODES[1], m.Reclaim((task_id(100),)))
-    assert executor.take(m.Reclaimed) == [(b"L" + NODES[1], m.Reclaimed((task_id(100),), False))]
+    assert executor.take(m.Reclaimed) == [(b"L" + NODES[1], m.Reclaimed((task_id(100),), ""))]
     assert not executor.scheduler.copies.is_under_way(argument)
     assert executor.scheduler.tables.objects == {}
     assert executor.scheduler.tables.objects == {}
@@ -678,6 +681,87 @@ def test_tasks_that_must_run_there_are_not_looked_at_again_and_again_for_some_to
     assert not home.scheduler.tables.nodes[NODES[1]].reclaimable
     home.complete(home.worker, 0, first_attempt(0, 1))
     assert home.take(m.Reclaim) == []
+
+
+def given_to(*numbers: int) -> m.Delegate:
+    """Tasks that another node gives this one."""
+    functions = ((FUNCTION, "f", b"payload", ()),)
+    return m.Delegate((JOB, "", NODES[1]), functions, tuple(map(row, numbers)), (), (), (), first_attempt(0, 2))
+
+
+def crowded(**config: Any) -> Home:
+    """A node whose only CPU is an actor's."""
+    home = Home(**config)
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    home.send(CLIENT + DRIVER, m.Export(((ACTOR_CLASS, "C", b"payload", (("actor", b""), ("demand", ONE_CPU))),)))
+    home.submit((task_id(90), ACTOR_CLASS, b"", ()))
+    home.workers()
+    ((worker, number, attempt),) = home.dispatched()
+    home.complete(worker, number, attempt, m.OK, b"actor")
+    home.sent.clear()
+    return home
+
+
+def test_tasks_for_which_actors_leave_no_room_go_home() -> None:
+    executor = crowded()
+    executor.send(b"L" + NODES[1], given_to(100, 101))
+    executor.wait(PATIENCE / 2)
+    assert executor.take(m.Reclaimed) == []
+    executor.wait(PATIENCE)
+    assert executor.take(m.Reclaimed) == [(b"L" + NODES[1], m.Reclaimed((task_id(100), task_id(101)), "full"))]
+    assert task_id(100) not in executor.scheduler.tables.tasks
+
+
+def test_tasks_wait_for_tasks_that_run_longer_than_that() -> None:
+    executor = Home()
+    executor.send(b"L" + NODES[1], given_to(100))
+    executor.wait(PATIENCE)
+    executor.wait(10 * PATIENCE)
+    assert executor.take(m.Reclaimed) == []
+
+
+def test_tasks_are_dealt_to_nodes_where_actors_leave_room() -> None:
+    home = crowded()
+    home.submit(*(row(number, strategy=SPREAD) for number in range(1, 5)))
+    assert home.delegated() == {NODES[1]: [3, 4], NODES[2]: [1, 2]}
+    home.send(b"L" + NODES[1], m.Reclaimed((task_id(3), task_id(4)), "full"))
+    assert home.delegated() == {NODES[2]: [3, 4]}
+    home.submit(row(5, strategy=on(NODES[1], "soft")), row(6, strategy=on(NODES[1])))
+    assert home.delegated() == {}
+    home.wait(home.config.spill_after)
+    assert [count for _, count in home.questions()] == [1]  # The one that may run elsewhere.
+    home.wait(FULL_SECONDS)
+    assert home.delegated() == {NODES[1]: [6]}
+
+
+def test_a_full_node_is_tried_with_a_few_tasks_until_one_has_ended_there() -> None:
+    home = Home()
+    tasks = range(1, 5 + TRIED_MOST)
+    home.submit(*(row(number, strategy=on(NODES[1])) for number in tasks))
+    assert home.delegated() == {NODES[1]: list(tasks)}
+    home.send(b"L" + NODES[1], m.Reclaimed(tuple(map(task_id, tasks)), "full"))
+    home.wait(FULL_SECONDS / 2)
+    assert home.delegated() == {}
+    home.wait(FULL_SECONDS)
+    assert home.delegated() == {NODES[1]: list(tasks)[-TRIED_MOST:]}
+    ended = m.Completed.of(((task_id(tasks[-1]), first_attempt(0, 1), m.OK, (b"value",)),))
+    home.send(b"L" + NODES[1], m.Ended(1, tuple(ended), ()))
+    assert home.delegated() == {NODES[1]: list(tasks)[:-TRIED_MOST]}
+
+
+def test_tasks_that_were_dealt_to_this_node_are_dealt_anew_when_an_actor_takes_its_room() -> None:
+    home = Home(nodes=1)
+    home.table(*NODES[:2])
+    home.send(CLIENT + DRIVER, m.Export(((ACTOR_CLASS, "C", b"payload", (("actor", b""), ("demand", ONE_CPU))),)))
+    home.submit((task_id(90), ACTOR_CLASS, b"", ()), *(row(number, strategy=SPREAD) for number in (1, 2)))
+    assert home.delegated() == {NODES[1]: [2]}
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    home.workers()
+    ((worker, _, attempt),) = [each for each in home.dispatched() if each[1] == 90]
+    home.complete(worker, 90, attempt, m.OK, b"actor")
+    home.wait(PATIENCE)
+    home.wait(PATIENCE)
+    assert home.delegated() == {NODES[1]: [1]}
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -65,6 +65,17 @@ def test_a_full_node_is_still_feasible(scheduler):
     assert place(scheduler, ONE_CPU) == [b"a"]
 
 
+def test_no_task_is_placed_where_actors_leave_no_room(scheduler):
+    scheduler.step(0.0, local(1), m.Heartbeat(b"a", demand_of(num_cpus=2), (), 0, 0.1, demand_of(num_cpus=2)))
+    scheduler.step(1.0, local(3), m.Place((question(0, ONE_CPU, 4), question(1, (), 1))))
+    (effect,) = scheduler.take_effects(1.0)
+    assert effect.message.rows == ((0, ((b"a", 0),)), (1, ((b"a", 1),)))
+    scheduler.step(1.0, local(2), m.Heartbeat(b"b", demand_of(num_cpus=4), (), 9, 0.1, demand_of(num_cpus=3)))
+    scheduler.step(1.0, local(3), m.Place((question(0, ONE_CPU, 4),)))
+    (effect,) = scheduler.take_effects(1.0)
+    assert effect.message.rows == ((0, ((b"b", 4),)),)
+
+
 def test_least_estimated_wait(scheduler):
     scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU, queued=10, mean=0.001))
     scheduler.step(0.0, local(2), heartbeat(b"b", ONE_CPU, queued=2, mean=1.0))

@@ -50,6 +50,7 @@ KEY_BYTES = 40
 LEVELS = {"info", "warning", "error", "again"}
 """Levels of notices. "again": something runs again, of which a driver receives a limited number of notices."""
 STOP_REASONS = {"cancelled", "timeout", "force"}
+RETURN_REASONS = {"", "blocked", "full"}
 LOG_TABLES = {"log", "checkpoint"}
 """Where the home of an actor has its log (``machines/common/log_format.py``)."""
 SIZE_MAX = 2**63 - 1
@@ -167,6 +168,12 @@ def _delegate(name: str, fields: tuple[Any, ...]) -> None:
 
 def _reclaimed(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, fields[0], TASK_BYTES)
+
+
+def _returned(name: str, fields: tuple[Any, ...]) -> None:
+    _reclaimed(name, fields)
+    if fields[1] not in RETURN_REASONS:
+        _refuse(name, f"tasks are returned for one of {sorted(RETURN_REASONS)}")
 
 
 def _stop_delegated(name: str, fields: tuple[Any, ...]) -> None:
@@ -600,7 +607,7 @@ NODE_CHECKS: dict[str, Check] = {
     "StopDelegated": _stop_delegated,
     "StopChildren": _stop_children,
     "Reclaim": _reclaimed,
-    "Reclaimed": _reclaimed,
+    "Reclaimed": _returned,
     "Ended": _ended,
     "RelayedYields": _relayed_yields,
     "AllowYields": _allow_yields,

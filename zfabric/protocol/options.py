@@ -59,6 +59,7 @@ nodes that do come first. "spread": tasks are dealt out evenly, which needs no l
 a placement group. "bundle": in those bundles of one that this node has."""
 SPREAD: Strategy = (("spread", "", "", ()),)
 HERE: Strategy = (("here", "", "", ()),)
+"""Begins the strategy of tasks that were dealt to this node: the one by which they were follows."""
 GROUP_POLICIES = "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"
 """How the bundles of a placement group may be distributed over nodes."""
 ANY_BUNDLE = -1

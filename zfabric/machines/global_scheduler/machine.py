@@ -126,8 +126,11 @@ class GlobalScheduler:
                 view.queued = max(0, view.queued - batch.tasks)
         self._counts["placed"] += batch.tasks
         for_life = batch.seconds >= FOR_LIFE and any(amount > 0 for _, amount in batch.demand)
-        policy = MostRoom() if for_life else self._policy
-        return tuple(policy.place(batch, nodes).items())
+        if for_life:
+            return tuple(MostRoom().place(batch, nodes).items())
+        roomy = [view for view in nodes if view.has_room(batch.demand)]
+        # What an actor holds may never be free again. If none has room, the answer names all that could, and the asker asks again.
+        return tuple(self._policy.place(batch, roomy).items()) if roomy else tuple((view.node, 0) for view in nodes)
 
     def _refuse(self, source: Address, text: str) -> None:
         self._counts["refused"] += 1

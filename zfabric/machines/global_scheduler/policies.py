@@ -39,7 +39,7 @@ class NodeView:
         self.available = dict(available)
         self.queued = queued
         self.lasting = dict(lasting)
-        """What actors hold or wait for."""
+        """What bundles hold, and actors hold or wait for."""
         self.mean_seconds = mean_seconds
         self.placed = 0
         self.placed_seconds = 0.0
@@ -77,9 +77,14 @@ class NodeView:
             self.lasting[name] = self.lasting.get(name, 0) + amount
         self.placed += 1
 
+    def has_room(self, demand: Demand) -> bool:
+        """Whether actors and bundles leave room for a task of this demand."""
+        return all(self.total.get(name, 0) - self.lasting.get(name, 0) >= amount for name, amount in demand if amount > 0)
+
     def slots_for(self, demand: Demand) -> int:
-        """Number of tasks of this demand that the node can run at the same time."""
-        return max(1, min((self.total.get(name, 0) // amount for name, amount in demand if amount > 0), default=int(self.cpus)))
+        """Number of tasks of this demand that the node can run at the same time, beside actors."""
+        free = ((self.total.get(name, 0) - self.lasting.get(name, 0)) // amount for name, amount in demand if amount > 0)
+        return max(1, min(free, default=int(self.cpus)))
 
     def backlog(self, seconds: float) -> float:
         """Seconds until all that waits here has begun; ``seconds`` is how long a task runs where the node has no average yet."""

@@ -36,6 +36,7 @@ from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.copies import Copies
+from zfabric.machines.local_scheduler.nodes.crowding import Crowding
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.draining import Draining
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
@@ -279,6 +280,7 @@ class LocalScheduler:
         self.remote_actors = RemoteActors(self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, node)
         self.draining = Draining(self.tables, self.executions)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
+        self.crowding = Crowding(self.tables, self.executions, self.strategies)
         self.group_tasks = GroupTasks(self.tables, self.outcomes, self.delegations)
         self.locality = Locality(self.tables, self.delegations)
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
@@ -448,6 +450,10 @@ class LocalScheduler:
             dues.append(self.starvation.next_deadline())
         if tables.nodes:
             dues += [self.spilling.next_deadline(), self.heartbeats.next_deadline()]
+            if self.strategies.holding:
+                dues.append(self.strategies.next_deadline())
+            if self.crowding.since:
+                dues.append(self.crowding.next_deadline())
         if tables.owed:
             dues.append(self.delegations.next_deadline())
         if self.cluster_queries.open:
@@ -537,7 +543,9 @@ class LocalScheduler:
         self.placement_requests.ask(now)
         if tables.nodes:
             if self.workers.stuck:
-                self.executions.hand_back(self.workers.take_stuck())
+                self.executions.hand_back(self.workers.take_stuck(), "blocked")
+            if self.dispatcher.starved or self.crowding.since:
+                self.crowding.end_of_turn(now)
             self.spilling.end_of_turn(now)
             self.reclaiming.end_of_turn()
         if self.dispatcher.starved or self.starvation.since is not None:

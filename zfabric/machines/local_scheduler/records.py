@@ -795,6 +795,7 @@ class NodeRecord(WorkerRecord):
         "daemon",
         "draining",
         "ends_received",
+        "full",
         "labels",
         "name",
         "next_end",
@@ -819,6 +820,8 @@ class NodeRecord(WorkerRecord):
         self.labels = labels
         self.draining = False
         """Whether nothing new is to be placed there."""
+        self.full: dict[Demand, float] = {}
+        """As home: demands for which actors or bundles left no room there when it was tried, and until when it is not tried again."""
         self.reclaimable = False
         """As home: whether it may have tasks of this node that it has not begun: some were sent since it last had none to return."""
         self.repeating: set[tuple[bytes, bytes]] = set()

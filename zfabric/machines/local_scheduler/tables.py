@@ -14,6 +14,7 @@ from zfabric.machines.local_scheduler.inline_values import InlineValues
 from zfabric.machines.local_scheduler.latencies import Latencies
 from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
+    HOSTING,
     NO_HOME,
     PENDING,
     QUEUES_MOST,
@@ -352,7 +353,7 @@ class Tables:
             return
         queue.pool = self.pool
         hard = [term for term in strategy if term[0] == "hard"]
-        queue.away = bool(strategy) and strategy != HERE and (bool(self.nodes) or not accepts(self.labels, hard))
+        queue.away = bool(strategy) and strategy[:1] != HERE and (bool(self.nodes) or not accepts(self.labels, hard))
         self.any_away |= queue.away
 
     def _find_bundles(self, queue: ShapeQueue, term: GroupTerm) -> None:
@@ -386,6 +387,16 @@ class Tables:
                 del job.queues[shape]
                 del self.queues[queue.token]
         job.queues_most = max(QUEUES_MOST, 2 * len(job.queues))
+
+    def capacity(self) -> dict[str, int]:
+        """What would be free here if no task ran: neither the bundles of placement groups nor what actors hold."""
+        capacity = dict(self.pool.total)
+        held = [bundle.demand for bundles in self.bundles.values() for bundle in bundles.values()]
+        held += [worker.demand for worker in self.workers.values() if worker.state == HOSTING and worker.pool is self.pool]
+        for demand in held:
+            for name, amount in demand:
+                capacity[name] = capacity.get(name, 0) - amount
+        return capacity
 
     def queue_of(self, task: TaskRecord) -> ShapeQueue:
         """The queue of a task: its function's, unless the call set options of its own."""

@@ -92,12 +92,13 @@ class Reclaim(NamedTuple):
 class Reclaimed(NamedTuple):
     """executor -> home. Tasks that were not begun here and will not be: the home has them again, as the same attempts.
 
-    It answers ``Reclaim``, empty if all have begun. With ``blocked`` nobody asked: as many workers of the executor are blocked as may be,
-    so that the tasks are to run at home, on top of what waits for them.
+    It answers ``Reclaim``, empty if all have begun. With a ``reason`` nobody asked. "blocked": as many workers of the executor are
+    blocked as may be, so that the tasks are to run at home, on top of what waits for them. "full": actors, or bundles of placement
+    groups, leave no room for them there.
     """
 
     task_ids: Ids
-    blocked: bool
+    reason: str
 
 
 class StopDelegated(NamedTuple):

@@ -14,8 +14,8 @@ class Heartbeat(NamedTuple):
     """local scheduler -> global scheduler. The node's resources: ``total`` and ``available`` are (resource, amount) pairs in 1/10,000.
 
     ``queued`` is how many of its tasks wait, ``mean_seconds`` how long one of them takes on average (0.0: no task has ended there yet).
-    ``lasting`` is what actors hold, or wait for, in the same form. It is sent after a change, some time after the one before, and before
-    each ``Place``. A lost one is replaced by the next.
+    ``lasting`` is what bundles of placement groups hold, and actors hold or wait for, in the same form. It is sent after a change, some
+    time after the one before, and before each ``Place``. A lost one is replaced by the next.
     """
 
     node: bytes

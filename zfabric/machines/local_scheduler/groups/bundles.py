@@ -13,7 +13,7 @@ from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.group_records import Bundle
 from zfabric.machines.local_scheduler.groups.planning import total_of
-from zfabric.machines.local_scheduler.records import DONE, HOSTING, WorkerRecord
+from zfabric.machines.local_scheduler.records import DONE, WorkerRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
@@ -52,19 +52,10 @@ class Bundles:
         """Report what could be reserved here."""
         home = self.tables.sender_of(source)
         if home is not None:
-            capacity = self._capacity()
+            capacity = self.tables.capacity()
             free = {name: max(0, min(amount, capacity[name])) for name, amount in self.tables.pool.available() if name in capacity}
             self.watchers[home] = capacity
             self.tables.send_to_peer(home, m.NodeRoom(message.survey, tuple(sorted(free.items())), tuple(sorted(capacity.items()))))
-
-    def _capacity(self) -> dict[str, int]:
-        """What could be reserved if no task ran: neither other bundles nor what actors hold."""
-        capacity = dict(self.tables.pool.total)
-        held = [bundle.demand for bundles in self.tables.bundles.values() for bundle in bundles.values()]
-        held += [worker.demand for worker in self.tables.workers.values() if worker.state == HOSTING and worker.pool is self.tables.pool]
-        for name, amount in total_of(held):
-            capacity[name] = capacity.get(name, 0) - amount
-        return capacity
 
     # -- reserving --
 
@@ -83,7 +74,7 @@ class Bundles:
                 self._answer(message.group, message.reservation, home, False)
             return
         demands = [demand for _, demand in message.rows]
-        if not covers(self._capacity(), total_of(demands)):
+        if not covers(self.tables.capacity(), total_of(demands)):
             self._answer(message.group, message.reservation, home, False)
             return
         made = [Bundle(message.group, index, demand, home, message.reservation, message.detached) for index, demand in message.rows]
@@ -176,7 +167,7 @@ class Bundles:
                 self._give_back(bundle)
         self._waiting = [each for each in self._waiting if not self._reserve(each)]
         self.tables.reserving = bool(self._waiting)
-        capacity = self._capacity() if self.watchers else {}
+        capacity = self.tables.capacity() if self.watchers else {}
         for home, known in list(self.watchers.items()):
             if any(amount > known.get(name, 0) for name, amount in capacity.items()):
                 del self.watchers[home]

@@ -129,6 +129,9 @@ class Delegations:
             self.tables.counts["refused"] += 1
             return
         completed = m.Completed(*message.completed)
+        if node.full:
+            for task in [node.inflight[row[0]] for row in completed.rows if row[0] in node.inflight]:
+                node.full.pop(self.tables.queue_of(task).demand, None)  # There is room for it again.
         extras = {index: tuple(extra) for index, *extra in completed.extras}
         named: list[bytes] = []
         if extras or any(completed.statuses):

@@ -243,7 +243,7 @@ class Executions:
         for task in returned:
             if task.state == READY:
                 self.tables.queue_of(task).stop_one()
-        self._return(source[1:], returned, blocked=False)
+        self._return(source[1:], returned, "")
 
     def return_unbegun(self) -> None:
         """Return the tasks of other nodes that have not begun here, but for those whose placement group has its bundle here."""
@@ -255,10 +255,10 @@ class Executions:
             for task in tasks:
                 if task.state == READY:
                     self.tables.queue_of(task).stop_one()
-            self._return(home, tasks, blocked=False)
+            self._return(home, tasks, "")
 
-    def hand_back(self, queues: Iterable[ShapeQueue]) -> None:
-        """Return the tasks of queues for which no worker may start: what waits for them is blocked, here or on other nodes."""
+    def hand_back(self, queues: Iterable[ShapeQueue], reason: str) -> None:
+        """Return the tasks of queues from which nothing begins: "blocked" is what waits for them, or "full" is this node."""
         by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
         for queue in queues:
             for task in queue.tasks:
@@ -266,13 +266,13 @@ class Executions:
                     by_home[task.submitter].append(task)
             queue.tasks.clear()
         for home, tasks in by_home.items():
-            self._return(home, tasks, blocked=True)
+            self._return(home, tasks, reason)
 
-    def _return(self, home: bytes, tasks: list[TaskRecord], blocked: bool) -> None:
+    def _return(self, home: bytes, tasks: list[TaskRecord], reason: str) -> None:
         for task in tasks:
             self.outcomes.remove_delegated(task)
-        self.tables.counts["handed_back" if blocked else "returned"] += len(tasks)
-        self.tables.send_to_node(home, m.Reclaimed(tuple(task.id for task in tasks), blocked))
+        self.tables.counts["handed_back" if reason else "returned"] += len(tasks)
+        self.tables.send_to_node(home, m.Reclaimed(tuple(task.id for task in tasks), reason))
 
     def end_of_turn(self) -> None:
         """Report the attempts that ended in this turn."""

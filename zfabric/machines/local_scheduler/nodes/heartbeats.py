@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from zfabric.machines.common.resources import ResourcePool
-from zfabric.machines.local_scheduler.records import HOSTING, ShapeQueue
+from zfabric.machines.local_scheduler.records import ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
@@ -78,15 +78,13 @@ class Heartbeats:
         return m.Heartbeat(self.node, total, self.pool.available(), queued, mean, self._lasting())
 
     def _lasting(self) -> Demand:
-        """What actors hold of this node, or wait for."""
-        found: Counter[str] = Counter()
-        for worker in self.tables.workers.values():
-            if worker.state == HOSTING and worker.pool is self.pool:
-                found.update(dict(worker.demand))
+        """What actors hold of this node, or wait for, and bundles of placement groups hold."""
+        found = Counter(self.pool.total)
+        found.subtract(self.tables.capacity())
         for queue in self.tables.queues.values():
             if queue.actors and queue.tasks and queue.pool is self.pool and not queue.away:
                 found.update({name: amount * len(queue.tasks) for name, amount in queue.demand})
-        return tuple(sorted(found.items()))
+        return tuple(sorted((name, amount) for name, amount in found.items() if amount > 0))
 
     def next_deadline(self) -> float | None:
         """When news may be sent."""

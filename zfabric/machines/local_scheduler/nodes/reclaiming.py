@@ -12,6 +12,9 @@ from zfabric.protocol.ids import Address
 RECLAIMED_MOST = 256
 """Most tasks that are reclaimed by one message: more than a node runs while it and the answer are under way."""
 
+FULL_SECONDS = 1.0
+"""A node that had no room for a demand beside its actors is not given tasks of it for this long, but for a few to try."""
+
 
 class Reclaiming:
     """Reclaims delegated tasks, over the shared tables."""
@@ -69,9 +72,11 @@ class Reclaiming:
             self.tables.counts["refused"] += 1
             return
         tasks = [node.inflight[task_id] for task_id in message.task_ids if task_id in node.inflight]
-        if message.blocked:
+        if message.reason == "blocked":
             for task in tasks:
                 task.facts().stays = True
+        elif message.reason == "full":
+            node.full.update({self.tables.queue_of(task).demand: now + FULL_SECONDS for task in tasks})
         else:
             self._asked = b""
             node.reclaimable |= bool(tasks)

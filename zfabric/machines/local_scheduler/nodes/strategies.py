@@ -3,16 +3,22 @@
 Their queues are *away* while there is a choice: no worker of this node is given their tasks. They are dealt out at the end of each turn: to
 other nodes by delegation, and this node's share to a queue of the same shape whose tasks stay here. Without other nodes, a queue is away
 only if this node is not one that its tasks accept.
+
+A node on which actors leave no room for such tasks is passed over. Of others this is known once they have returned some.
 """
 
 from __future__ import annotations
 
 from zfabric.machines.common.resources import ResourcePool, covers
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS
 from zfabric.machines.local_scheduler.records import READY, NodeRecord, ShapeQueue, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol.options import HERE, NODE_ID, Strategy, accepts, describe_strategy
+
+TRIED_MOST = 16
+"""Tasks by which a node is tried that had no room."""
 
 
 class Strategies:
@@ -25,9 +31,12 @@ class Strategies:
         self.delegations = delegations
         self._dealt = 0
         """Number of tasks that were dealt out: the next goes to the node after the last one's."""
+        self.holding = False
+        """Whether tasks wait since no node has room for them."""
 
     def end_of_turn(self, now: float) -> None:
         """Deal out the tasks of all queues that are away."""
+        self.holding = False
         for queue in [queue for queue in self.tables.queues.values() if queue.away and queue.group is None]:
             while queue.tasks and queue.tasks[0].state != READY:
                 queue.tasks.popleft()
@@ -38,7 +47,7 @@ class Strategies:
 
     def _deal(self, queue: ShapeQueue, now: float) -> None:
         only = self.tables.nodes.get(queue.only) if queue.only else None
-        if only is not None and not only.draining and _is_able(only, queue):
+        if only is not None and not only.draining and _is_able(only, queue) and queue.demand not in only.full:
             queue.infeasible_since = None  # The usual case, and one look-up however many nodes there are.
             self._give(queue, [only], False, now)
             return
@@ -48,19 +57,41 @@ class Strategies:
         if not nodes and not here:
             self._nowhere(queue, hard, now)
             return
-        able = [node for node in nodes if _is_able(node, queue)]
-        here = here and (self.pool.fits_total(queue.demand) or not able)
-        if not able and not here:
+        others = [node for node in nodes if _is_able(node, queue)]
+        here = here and (self.pool.fits_total(queue.demand) or not others)
+        if not others and not here:
             queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
             return  # None of them has enough, or has registered yet.
         queue.infeasible_since = None
         soft = [term for term in queue.strategy if term[0] == "soft"]
-        preferred: list[NodeRecord | None] = [node for node in able if accepts(node.labels, soft)]
-        preferred += [None] if here and accepts(self.tables.labels, soft) else []
-        if preferred or not here:
-            self._give(queue, preferred or [*able], here, now)
-        else:
-            self._stay(queue, () if not hard else HERE)
+        able = [*others, *((None,) if here else ())]
+        preferred = [node for node in able if accepts(self.tables.labels if node is None else node.labels, soft)]
+        roomy = [node for node in preferred if self._has_room(node, queue)]
+        second = not roomy and bool(soft)
+        if second:
+            roomy = [node for node in able if self._has_room(node, queue)]
+        self._try(queue, [node for node in able if node is not None and queue.demand in node.full], now)
+        if second and here and (None in roomy if hard else roomy):
+            self._move(queue, (*HERE, *queue.strategy) if hard else ())
+        elif roomy:
+            self._give(queue, roomy, here, now)
+        self.holding |= not roomy
+
+    def _has_room(self, node: NodeRecord | None, queue: ShapeQueue) -> bool:
+        """Whether actors leave room for a task, as far as is known. None stands for this node."""
+        return covers(self.tables.capacity(), queue.demand) if node is None else queue.demand not in node.full
+
+    def _try(self, queue: ShapeQueue, full: list[NodeRecord], now: float) -> None:
+        """Give nodes a few tasks that had no room for such a while ago: the first that ends there shows that there is room again."""
+        for node in full:
+            if now >= node.full[queue.demand]:
+                node.full[queue.demand] = now + FULL_SECONDS
+                self.delegations.give(queue, node, TRIED_MOST, now)
+
+    def next_deadline(self) -> float | None:
+        """When a node is to be tried for tasks that wait."""
+        waiting = {queue.demand for queue in self.tables.queues.values() if queue.away and queue.tasks and queue.group is None}
+        return min((node.full[demand] for node in self.tables.nodes.values() for demand in waiting & node.full.keys()), default=None)
 
     def _give(self, queue: ShapeQueue, nodes: list[NodeRecord | None], here: bool, now: float) -> None:
         """Give each of these nodes its share; None stands for this one. What cannot travel runs here, or not at all."""
@@ -73,13 +104,17 @@ class Strategies:
                 self.delegations.give(queue, node, count, now)
         self._dealt += tasks
         if here:
-            self._stay(queue, HERE)
+            self._move(queue, (*HERE, *queue.strategy))
             return
         for task in [task for task in queue.tasks if task.state == READY]:
             self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} may run on another node only, and {why_it_stays(task)}", ())
 
-    def _stay(self, queue: ShapeQueue, strategy: Strategy) -> None:
-        """Move what is left to a queue of this node: one whose tasks stay, or one that is placed as if it had no strategy."""
+    def take_back(self, queue: ShapeQueue) -> None:
+        """Have tasks that were dealt to this node dealt out anew."""
+        self._move(queue, queue.strategy[1:])
+
+    def _move(self, queue: ShapeQueue, strategy: Strategy) -> None:
+        """Move what is left to another queue: one whose tasks stay on this node, or one that is placed as if it had no strategy."""
         moved = self.tables.queue_for(queue.job, (*queue.shape[:5], strategy))
         for task in queue.tasks:
             if task.state == READY:
@@ -100,6 +135,11 @@ class Strategies:
 def _is_able(node: NodeRecord, queue: ShapeQueue) -> bool:
     """Whether a node has registered, and has what the tasks of a queue ask for."""
     return node.process is not None and node.process.ready and covers(node.resources, queue.demand)
+
+
+def was_dealt(strategy: Strategy) -> bool:
+    """Whether tasks with a strategy were dealt to this node by it."""
+    return strategy[:1] == HERE and len(strategy) > 1
 
 
 def why_it_stays(task: TaskRecord) -> str:
