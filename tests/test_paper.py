@@ -1,7 +1,7 @@
-"""The paper's claims (OSDI 2018, sections 3 and 4), one test each, as far as they concern one node.
+"""The paper's claims (OSDI 2018, sections 3 and 4), one test each.
 
 A test's docstring is the claim. Those about what a program sees run a real cluster; those about crashes, counts of messages and
-what is stored where run a simulated one. Further nodes have their own.
+what is stored where run a simulated one.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ def double(value: Any) -> Any:
 def world_of(*statements: Any, faults: Faults = STEADY, seed: int = 1, **options: Any) -> tuple[World, list[tuple[str, str, Any]]]:
     """Run a program in a simulated world; return the world and all messages."""
     messages: list[tuple[str, str, Any]] = []
-    options = {"cpus": 2, "pieces": 16, **options}
+
+    def observe(now: float, source: str, to: str, message: Any) -> None:
+        messages.append((source, to, message))
+
+    options = {"cpus": 2, "pieces": 16, "observer": observe, **options}
     world = World(
         seed,
         faults=faults,
         program=Program(statements, 0),
-        observer=lambda now, source, to, message: messages.append((source, to, message)),
         **options,
     )
     return world, messages
@@ -483,3 +486,85 @@ def test_tasks_of_a_lost_node_are_run_again_elsewhere_and_the_rest_goes_on() -> 
     again = {identifier for identifier, count in begun.items() if count > 1}
     assert again
     assert again <= there, "only what ran on the lost node runs again"
+
+
+def begun_on(messages: list[tuple[str, str, Any]], node: int) -> list[bytes]:
+    """The tasks that workers of a node have received, in order."""
+    prefix = "worker" if node == 1 else f"worker{node}."
+    found = [message for _, to, message in messages if to.startswith(prefix) and ("." in to) == (node > 1)]
+    return [row[0] for message in found if isinstance(message, m.Dispatch) for row in message.rows]
+
+
+@pytest.mark.parametrize(("size", "by_bytes"), [(100_000, True), (100_000_000, True), (100_000_000, False)])
+def test_tasks_are_placed_where_their_large_inputs_are(size: int, by_bytes: bool) -> None:
+    """4.2.2, figure 8a: placed by bytes, a task takes as long with 100 MB of remote input as with 100 kB; otherwise it waits."""
+    statements = [call_on(2, 0, task(6, size=size)), ("wait", (0,), 1, None), ("sleep", 1.0), call(1, task(5), needs=(0,))]
+    statements.append(get((1, worth(5, worth(6)))))
+    times: list[tuple[float, str, Any]] = []
+    world, _ = world_of(
+        *statements,
+        cpus=1,
+        nodes=2,
+        pieces=64,
+        settings={} if by_bytes else {"node_bandwidth": 1e18},
+        observer=lambda now, source, to, message: times.append((now, to, message)),
+    )
+    run(world)
+    submitted = [now for now, to, message in times if to == "scheduler1" and isinstance(message, m.Submit)][-1]
+    ended = max(now for now, to, message in times if to == "driver" and isinstance(message, m.Results))
+    went_to_its_input = world.states["sent_to_inputs"] == 1
+    assert went_to_its_input == (by_bytes and size > LARGE)
+    seconds_to_fetch = 100_000_000 / world.rate
+    assert (ended - submitted < 0.1 * seconds_to_fetch) == by_bytes
+
+
+def test_chains_go_on_while_nodes_die_and_join() -> None:
+    """5.1, figure 11a: lost tasks and values of chains are reconstructed as nodes are removed; nodes that are added take their share."""
+    spread = (("strategy", SPREAD),)
+    length, chains = 5, 6
+    statements: list[Any] = []
+    values: list[int] = []
+    for depth in range(length):
+        for chain in range(chains):
+            slot = depth * chains + chain
+            needs = (slot - chains,) if depth else ()
+            statements.append(("call", (slot,), PURE, task(slot, ("sleep", 0.3), size=LARGE), spread, needs, ()))
+            values.append(worth(slot, values[slot - chains]) if depth else worth(slot))
+    last = range((length - 1) * chains, length * chains)
+    world, messages = world_of(
+        *statements, get(*((slot, values[slot]) for slot in last)), cpus=1, nodes=3, pieces=96, settings={"node_lease": 2.0}
+    )
+    for when, number in ((101.0, 2), (102.5, 3)):
+        world.at(when, lambda number=number: world.nodes[number - 1].end("kill -9"))  # type: ignore[misc]
+        world.at(when + 0.2, lambda number=number: world.start_node(number + 2, 96))  # type: ignore[misc]
+    run(world)
+    of = {node: begun_on(messages, node) for node in range(1, 6)}
+    count = Counter(identifier for tasks in of.values() for identifier in tasks)
+    again = {identifier for identifier, times in count.items() if times > 1}
+    assert len(count) == length * chains
+    assert again
+    assert again <= {*of[2], *of[3]}, "only what ran on the lost nodes runs again"
+    assert of[4]
+    assert of[5]
+
+
+@pytest.mark.parametrize(("every", "again"), [(10, 5), (0, 45)])
+def test_an_actor_with_callers_on_other_nodes_is_made_again_from_its_checkpoint(every: int, again: int) -> None:
+    """5.1, figure 11b: methods called from other nodes are in the log of the actor as well; few of them follow its last checkpoint."""
+    statements: list[Any] = [make(0, task(1), restarts=-1, every=every)]
+    for slot, (node, calls) in enumerate(((2, 15), (3, 15), (2, 15)), start=1):
+        invoked = [invoke(each, 0, task(each), retries=LOGGED) for each in range(1, calls + 1)]
+        expected = get(*((each, worth(each)) for each in range(1, calls + 1)))
+        statements += [call_on(node, slot, task(5, *invoked, expected), inside=(0,))]
+    results = [(slot, worth(5, *(worth(each) for each in range(1, 16)))) for slot in (1, 2, 3)]
+    statements += [get(*results), ("sleep", 1.0), invoke(4, 0, task(9), retries=LOGGED), get((4, worth(9)))]
+    world, messages = world_of(*statements, cpus=1, nodes=3)
+
+    def kill_when_idle() -> None:
+        (host,) = [worker for worker in world.workers.values() if worker.worker.mailbox.logs]
+        host.die("kill -9")
+
+    world.at(100.9, kill_when_idle)
+    run(world)
+    replayed = [message for _, _, message in messages if isinstance(message, m.ReplayProgress)]
+    assert max((message.done for message in replayed), default=0) == again
