@@ -87,6 +87,10 @@ class Elsewhere(Zfabric):
         """A remote function whose calls run on the second node."""
         return zf.remote(function).options(scheduling_strategy=self._nodes.on(1))
 
+    def here(self, function: Any) -> Any:
+        """A remote function whose calls run on the first node."""
+        return zf.remote(function).options(scheduling_strategy=self._nodes.on(0))
+
 
 def until(condition: Callable[[], Any], what: str) -> Any:
     """Wait for the first true value of ``condition``, and return it. Raises TimeoutError."""

@@ -32,6 +32,8 @@ class Workload(NamedTuple):
     peers: Mapping[str, int] = {}
     cold: bool = False
     """Whether it needs no warm-up."""
+    nodes: bool = False
+    """Whether it needs a cluster of two nodes, on the second of which ``System.remote`` runs everything."""
 
 
 def nothing(*arguments: Any) -> None:
@@ -325,6 +327,29 @@ def _array(size: int) -> Any:
     return numpy.ones(size, numpy.uint8)
 
 
+# --- values of another node ---------------------------------------------------------------------------------------------------
+
+
+def made(megabytes: int) -> Any:
+    """An array, on the node where this runs."""
+    return _array(megabytes * MB)
+
+
+def last_bytes(*arrays: Any) -> int:
+    """The sum of the last byte of each array, which all have to be here for that."""
+    return sum(int(array[-1]) for array in arrays)
+
+
+def moved(megabytes: int, system: System, count: int) -> float:
+    """MB/s at which arrays of one size get from the second node to a task on the first, several under way."""
+    make, there, here = system.remote(made), system.remote(last_bytes), system.here(last_bytes)
+    refs = [make.remote(megabytes) for _ in range(count)]
+    _expect(system.get(there.remote(*refs)), count)
+    begin = time.perf_counter()
+    _expect(system.get(here.remote(*refs)), count)
+    return count * megabytes / (time.perf_counter() - begin)
+
+
 # --- a cluster that does nothing ----------------------------------------------------------------------------------------------
 
 
@@ -457,6 +482,12 @@ WORKLOADS: dict[str, Workload] = {
     "forest": Workload(forest, 400, 10, {"dask": 400}),
     "graph_tree": Workload(partial(graph_tasks, graph_of_a_tree), 50_000, 100, {"dask": 50_000}),
     "graph_shuffle": Workload(partial(graph_tasks, graph_of_a_shuffle), 36, 4, {"dask": 36}),
+    "elsewhere_async": Workload(tasks_async, 50_000, 200, {"ray": 5_000, "dask": 1_000}, nodes=True),
+    "elsewhere_sync": Workload(tasks_sync, 2_000, 20, {"ray": 500, "dask": 100}, nodes=True),
+    "elsewhere_actor_async": Workload(actor_async, 50_000, 200, {"ray": 5_000}, nodes=True),
+    "elsewhere_actor_sync": Workload(actor_sync, 2_000, 20, {"ray": 500}, nodes=True),
+    "moved_1mb": Workload(partial(moved, 1), 64, 2, {"ray": 64, "dask": 64}, nodes=True),
+    "moved_16mb": Workload(partial(moved, 16), 16, 1, {"ray": 16, "dask": 16}, nodes=True),
     **{f"put_{size}mb": Workload(partial(put_large, size), 3, 1, {"ray": 3}) for size in LARGE_MEGABYTES},
     **{f"get_{size}mb": Workload(partial(get_large, size), 1_000, 20, {"ray": 1_000}) for size in LARGE_MEGABYTES},
 }

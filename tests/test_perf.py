@@ -19,6 +19,7 @@ import pytest
 
 from perf import isolated, machine, peers, report
 from perf.__main__ import ask, listing, main
+from perf.peers import __main__ as peer_process
 from perf.peers import environment
 from perf.question import Aim, Question, Run, Samples
 from perf.questions import MODULES, load
@@ -309,6 +310,22 @@ def test_peers_are_asked_only_for_what_they_offer(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(WORKLOADS, "some", Workload(lambda system, size: 0.0, 100, 5, {"ray": 50}))
     assert Run(peers={"ray": "/ray/python", "pool": "/python"}).ask_peers("some") == {"ray": 7.0}
     assert calls == [("ray", "/ray/python", "some", 50, 5, 2)]
+
+
+def test_workloads_on_two_nodes_run_on_two_nodes_of_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(peers.OF_NODES.keys() >= work.peers.keys() for work in WORKLOADS.values() if work.nodes)
+    monkeypatch.setattr(peers.importlib, "import_module", lambda name: Namespace(Ray=lambda: "one node", RayNodes=lambda: "two nodes"))
+    started: list[Any] = []
+
+    def load(name: str, nodes: bool = False) -> Any:
+        started.append(peers.load(name, nodes))
+        raise SystemExit
+
+    monkeypatch.setattr(peer_process, "load", load)
+    for workload in ("elsewhere_sync", "tasks_sync"):
+        with pytest.raises(SystemExit):
+            peer_process.main("ray", workload, 1, 1, 2)
+    assert started == ["two nodes", "one node"]
 
 
 def test_the_output_of_a_failed_peer_is_shown() -> None:

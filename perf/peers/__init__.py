@@ -36,6 +36,8 @@ class System(abc.ABC):
     """Fibonacci numbers, where each call is a task."""
     graph: Any
     """Runs a graph of Dask, and returns the value of a key."""
+    here: Any
+    """As ``remote``, but on the first node, where a cluster of two nodes runs everything else on the second."""
     joblib: dict[str, Any]
     """Arguments of ``joblib.parallel_config``, with which joblib's calls run on it."""
 
@@ -58,6 +60,8 @@ class System(abc.ABC):
 
 CLASSES = {"zfabric": "Zfabric", "ray": "Ray", "dask": "Dask", "pool": "Pool", "loky": "Loky"}
 """The adapters: module of this package -> its class."""
+OF_NODES = {"ray": "RayNodes", "dask": "DaskNodes"}
+"""The same for clusters of two nodes on this machine."""
 PEERS = {"ray": "ray", "dask": "distributed", "pool": ""}
 """Peer -> the distribution to install for it; "pool" is ProcessPoolExecutor of the standard library."""
 
@@ -89,10 +93,10 @@ print({mark!r}, (time.perf_counter() - begin) * 1e3, flush=True)
 """
 
 
-def load(name: str) -> System:
-    """The adapter called ``name``; imports its library."""
+def load(name: str, nodes: bool = False) -> System:
+    """The adapter called ``name``, or that of two nodes of it; imports its library."""
     module = importlib.import_module(f"perf.peers.{name}")
-    system: System = getattr(module, CLASSES[name])()
+    system: System = getattr(module, (OF_NODES if nodes else CLASSES)[name])()
     return system
 
 

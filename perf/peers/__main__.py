@@ -9,8 +9,8 @@ from perf.workloads import WORKLOADS
 
 
 def main(name: str, workload: str, size: int, warm: int, workers: int) -> None:
-    """Start the system, warm it up, take the sample, stop it."""
-    system = load(name)
+    """Start the system, of two nodes if the workload needs them; warm it up, take the sample, stop it."""
+    system = load(name, WORKLOADS[workload].nodes)
     system.start(workers)
     try:
         run = WORKLOADS[workload].run

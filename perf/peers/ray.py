@@ -35,3 +35,29 @@ class Ray(System):
     def stop(self) -> None:
         """End it."""
         ray.shutdown()
+
+
+class RayNodes(Ray):
+    """Two nodes of one CPU each on this machine, as Ray's own tests have them. The first is the driver's."""
+
+    def start(self, workers: int) -> None:
+        """Start both, however many workers are asked for."""
+        from ray.cluster_utils import Cluster  # type: ignore[import-not-found, unused-ignore]
+
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"first": 1}, "include_dashboard": False})
+        self._cluster.add_node(num_cpus=1, resources={"second": 1})
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        self._cluster.wait_for_nodes()
+
+    def stop(self) -> None:
+        """End both."""
+        ray.shutdown()
+        self._cluster.shutdown()
+
+    def remote(self, function: Any) -> Any:  # type: ignore[override]
+        """What runs on the second node."""
+        return ray.remote(function).options(resources={"second": 0.001})
+
+    def here(self, function: Any) -> Any:
+        """What runs on the first."""
+        return ray.remote(function).options(resources={"first": 0.001})

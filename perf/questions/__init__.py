@@ -50,6 +50,8 @@ MODULES = (
     "nodes_fanout",
     "nodes_busy",
     "nodes_killed",
+    "nodes_restart",
+    "nodes_peers",
 )
 
 
