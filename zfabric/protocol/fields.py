@@ -93,8 +93,24 @@ _TASK_WIDTHS = {4, 5}
 _TASK_KINDS = (None, None, BYTES, TUPLE, OPTIONS)
 
 
+def _is_plain_row(row: Any) -> bool:
+    """Whether a row is that of a task without dependencies, as most are of a program that waits for each task. Options are not checked."""
+    return (
+        type(row) is tuple
+        and (len(row) == 4 or (len(row) == 5 and type(row[4]) in OPTIONS))
+        and row[3] == ()
+        and type(row[0]) is type(row[1]) is type(row[2]) is bytes
+        and len(row[0]) == TASK_BYTES
+        and len(row[1]) == FUNCTION_BYTES
+    )
+
+
 def check_task_rows(name: str, rows: tuple[Any, ...]) -> None:
     """Check task rows, with or without options."""
+    if len(rows) == 1 and _is_plain_row(rows[0]):
+        if len(rows[0]) > 4:
+            check_options(name, rows[0][4] or ())
+        return
     columns = check_columns(name, rows, _TASK_WIDTHS, _TASK_KINDS)
     check_ids(name, columns[0], TASK_BYTES)
     check_few_ids(name, columns[1], FUNCTION_BYTES)
