@@ -259,6 +259,8 @@ def longer(message: Any) -> Any:
         return message._replace(cause="x" * 200, stderr="x" * 200)
     if type(message) is m.StopChildren:
         return message._replace(prefixes=(b"p" * 12,) * 20, parents=(b"t" * 16,) * 20)
+    if type(message) is m.Reclaimed:
+        return message._replace(task_ids=(b"t" * 16,) * 20)
     if type(message) is m.Read:
         return message._replace(keys=(*message.keys, b"k" * 300))
     return type(message)(*("x" * 200 if type(each) is str else each * 20 if type(each) is tuple else each for each in message))
