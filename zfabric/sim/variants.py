@@ -35,6 +35,7 @@ from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
+from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
@@ -391,6 +392,24 @@ def _results_before_commit(right: Any) -> Any:
             self.tables.effects.pop()
 
     return write
+
+
+def _results_before_home(right: Any) -> Any:
+    """Guests are notified that rows are committed before their homes have them, and send outcomes."""
+
+    def pass_on(self: GuestLogs, source: bytes, message: Any) -> None:
+        right(self, source, message)
+        worker = self.tables.worker_of(source)
+        if worker is not None and type(message) is m.LogAppended and self._to_send:
+            self._to_send.pop()
+            self.tables.send_to_control(worker, m.LogCommitted(message.actor_id, message.number))
+
+    return pass_on
+
+
+def _callers_not_translated(right: Any) -> Any:
+    """In the log of an actor elsewhere, a caller has the name that it has to the actor's process."""
+    return lambda self, caller: caller
 
 
 def _written_later(right: Any) -> Any:
@@ -873,6 +892,15 @@ SCRIPTED: dict[str, tuple[Patch, ...]] = {
 """Variants that need an order of events which chance rarely meets: a test of these events fails (``tests/test_sim.py``)."""
 
 
+RELAYED_LOGS: dict[str, tuple[Patch, ...]] = {
+    "guests-results-before-commit": ((GuestLogs, "_pass_on", _results_before_home),),
+    "callers-not-translated": ((CallLog, "_stored", _callers_not_translated), (CallLog, "_here", _callers_not_translated)),
+}
+"""Variants whose mistake needs logged actors that live on another node than their home."""
+WITH_RELAYED_LOGS = frozenset(RELAYED_LOGS)
+VARIANTS.update(RELAYED_LOGS)
+
+
 STREAMED: dict[str, tuple[Patch, ...]] = {
     "permission-not-passed-on": ((RemoteStreams, "on_allow_yields", _nothing),),
 }
@@ -884,12 +912,12 @@ VARIANTS.update(STREAMED)
 def kind_of(name: str) -> dict[str, Any]:
     """The kind of worlds that find a variant: arguments of ``World``."""
     return {
-        "actors": name in WITH_ACTORS,
+        "actors": name in WITH_ACTORS | WITH_RELAYED_LOGS,
         "circles": name in WITH_CIRCLES,
         "groups": name in WITH_GROUPS,
         "streams": name in WITH_STREAMS,
         "restarts": name in WITH_RESTARTS,
-        "nodes": 3 if name in WITH_NODES | WITH_GROUPS | WITH_STREAMS else 1,
+        "nodes": 3 if name in WITH_NODES | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS else 1,
     }
 
 

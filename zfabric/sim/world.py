@@ -30,6 +30,7 @@ from zfabric.sim.drivers import Driver
 from zfabric.sim.grouped import grouped
 from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
+from zfabric.sim.ledgers import LedgerAuthor, has_ledgers, with_deaths
 from zfabric.sim.network import Faults, Network
 from zfabric.sim.node import Node, SimDaemon
 from zfabric.sim.node_faults import (
@@ -140,7 +141,10 @@ class World:
         author = CircleAuthor if circles else Hoarder if self.hoarding else usual if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
         if nodes > 1 and program is None:
-            if actors:
+            if actors and not self.hoarding and has_ledgers(seed):
+                self.faults = with_deaths(self.faults, seed)
+                self.program = LedgerAuthor(str(seed), self.faults, nodes).write()
+            elif actors:
                 self.program = spread_out(slowed_down(self.program, seed), seed)
             elif outlives:
                 self.program = OutlivingAuthor(f"{seed}/outliving", nodes).write()
