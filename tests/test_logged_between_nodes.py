@@ -85,7 +85,7 @@ def test_no_call_is_lost_or_done_twice_when_its_process_and_its_node_die_under_l
         assert zf.get(ledger.node.remote(), timeout=WITHIN) != own.nodes[1].node_id
 
 
-def test_its_log_goes_on_through_restarts_of_both_daemons() -> None:
+def test_its_log_goes_on_through_restarts_of_both_daemons_and_without_a_node_that_was_stopped_past_its_lease() -> None:
     config = {"node_lease": LEASE}
     with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own, zf.init(own.address):
         ledger = moving(own, 1)
@@ -100,3 +100,11 @@ def test_its_log_goes_on_through_restarts_of_both_daemons() -> None:
         os.kill(pid, signal.SIGKILL)
         refs += [ledger.add.remote() for _ in range(30)]
         assert zf.get(refs, timeout=WITHIN) == list(range(1, 121))
+        refs += [ledger.add.remote() for _ in range(30)]
+        own.nodes[1].pause()
+        refs += [ledger.add.remote() for _ in range(30)]
+        assert zf.get(refs, timeout=WITHIN) == list(range(1, 181))
+        own.nodes[1].resume()
+        refs += [ledger.add.remote() for _ in range(30)]
+        assert zf.get(refs, timeout=WITHIN) == list(range(1, 211)), "what ran there and was not committed has never happened"
+        assert zf.get(ledger.node.remote(), timeout=WITHIN) == own.nodes[0].node_id

@@ -88,6 +88,8 @@ FIRST = {
     "attempts-without-node": 18,
     "stalled-registry-kills": 52,
     "fence-by-time-only": 2,
+    "guests-results-before-commit": 167,
+    "callers-not-translated": 257,
 }
 """Where to begin looking for those that take long. Only a hint: the rest of the seeds follows."""
 

@@ -56,7 +56,7 @@ class LedgerAuthor:
             statements.append(self._actor(slot))
         slots: dict[int, int] = {}
         for _ in range(rng.randrange(2, 6)):
-            for _ in range(rng.randrange(1, 7)):
+            for _ in range(rng.randrange(2, 9)):
                 slot = len(actors) + len(slots)
                 if rng.random() < 0.6:
                     slots[slot] = self._invoke(statements, slot, rng.choice(actors), self.large)
@@ -70,7 +70,7 @@ class LedgerAuthor:
         return Program(tuple(statements), self.tasks)
 
     def _actor(self, slot: int) -> tuple[Any, ...]:
-        options = (("max_restarts", -1), ("checkpoint_every", self.random.choice((0, 1, 2, 5))), *self._strategy())
+        options = (("max_restarts", -1), ("checkpoint_every", self.random.choice((0, 0, 1, 3, 20))), *self._strategy())
         return "make", slot, ACTOR, (self.random.randrange(MODULUS), False, (), ((0, ()),)), options, ()
 
     def _strategy(self) -> tuple[tuple[str, Any], ...]:

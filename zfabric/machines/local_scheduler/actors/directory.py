@@ -285,7 +285,7 @@ class ActorDirectory:
             watcher = self.tables.processes.get(incarnation)
             if watcher is not None and incarnation in self.tables.nodes:
                 self.tables.behind_ends.append((incarnation, m.ActorLocations(((*row[:2], node, *row[3:]),))))
-            elif watcher is not None:
+            elif watcher is not None and watcher.kind != "node":  # Else it has just died.
                 if worker is not None and worker.remote:
                     self.tables.transitions.append(CallerNotified(incarnation, record.id, worker.token))
                 self.tables.send_to_client(watcher, message)
