@@ -476,8 +476,9 @@ class Reports:
 
     def _actor_of(self, now: float, actor_id: bytes) -> m.Row | None:
         """The name of the actor with this id, and what a handle is made of."""
-        record = self.actors.records.get(actor_id)
-        return None if record is None else (record.name, record.task.function.actor)
+        record = self.actors.records.get(actor_id) or self.tables.guests.get(actor_id)
+        task = record.task if record is not None else self.tables.tasks.get(actor_id)  # It may be in its ``__init__`` here.
+        return None if task is None or task.function.actor is None else (task.option("name") or "", task.function.actor)
 
     def _groups(self, now: float) -> list[dict[str, Any]]:
         """The placement groups whose home is this node."""
