@@ -232,6 +232,7 @@ def test_an_actor_is_made_on_the_node_that_its_options_name(cluster: zf.LocalClu
     counter = Counter.options(name="made elsewhere", **on(cluster, 1)).remote()
     assert zf.get([counter.add.remote() for _ in range(200)], timeout=WITHIN) == list(range(1, 201))
     assert zf.get(counter.node.remote(), timeout=WITHIN) == second
+    assert zf.get(counter.me.remote(), timeout=WITHIN) == counter, "it can name itself there"
 
     def count(box: list[Any]) -> int:
         return zf.get(box[0].add.remote() if box else zf.get_actor("made elsewhere").add.remote())

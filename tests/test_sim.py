@@ -226,14 +226,15 @@ def test_programs_end_with_the_right_values_on_several_nodes(nodes: int, seeds: 
 
 
 def test_programs_with_actors_end_with_the_right_values_on_several_nodes() -> None:
-    failures, relayed = {}, 0
-    for seed in range(60):
+    failures: dict[int, str] = {}
+    states: Counter[str] = Counter()
+    for seed in (*range(60), 117):  # 117: what a restarted daemon had taken for another node's was freed twice
         outcome = command.run_seed(seed, actors=True, nodes=3)
-        relayed += outcome.states["CallsEnded"]
+        states.update(outcome.states)
         if outcome.failure:
             failures[seed] = outcome.failure
     assert failures == {}
-    assert relayed > 0
+    assert [name for name in ("CallsEnded", "RelayedBlock", "RelayedCheckpoint", "LogPage", "actor restored") if not states[name]] == []
 
 
 def test_streams_end_with_the_right_values_on_several_nodes() -> None:

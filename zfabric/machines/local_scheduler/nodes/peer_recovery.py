@@ -333,6 +333,7 @@ class PeerRecovery:
         record.named += before.named
         record.fetchers = (record.fetchers or set()) | (before.fetchers or set()) or None
         record.dependents = [*(record.dependents or ()), *(before.dependents or ())] or None
+        before.holders, before.pins = None, 1  # It is no record of the tables any more, wherever it waits to be freed.
 
     def _came_meanwhile(self, object_id: bytes, before: ObjectRecord) -> ObjectRecord | None:
         """Restore an object that a process of this node has promised or given since: it is at home here. None if none has."""
