@@ -400,8 +400,8 @@ def _results_before_home(right: Any) -> Any:
     def pass_on(self: GuestLogs, source: bytes, message: Any) -> None:
         right(self, source, message)
         worker = self.tables.worker_of(source)
-        if worker is not None and type(message) is m.LogAppended and self._to_send:
-            self._to_send.pop()
+        if worker is not None and type(message) is m.LogAppended and self.to_send:
+            self.to_send.pop()
             self.tables.send_to_control(worker, m.LogCommitted(message.actor_id, message.number))
 
     return pass_on
