@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from zfabric.machines.supervisor.restarts import RestartPolicy
 from zfabric.protocol.messages import ProcessDied, ProcessTable, WorkerSpawned
 from zfabric.runtime.keys import create_server_pair
 from zfabric.runtime.launch import Launched, launch, stop
-from zfabric.runtime.session import STARTED, Session, find_sessions, started_session, sweep, user_directory
+from zfabric.runtime.session import STARTED, Session, find_sessions, kept_sessions, started_session, sweep, user_directory
 
 PATIENCE = 20.0
 SLEEP = "import time; time.sleep(1000)"
@@ -655,6 +656,31 @@ def test_paths_of_sockets_stay_short_enough(monkeypatch: pytest.MonkeyPatch, tmp
     finally:
         os.close(lock)
         assert sweep() == [session.directory]
+
+
+@pytest.mark.parametrize("killed_after", ["rename", "replace"])
+def test_a_session_that_is_to_be_kept_is_whole_whenever_who_keeps_it_is_killed(killed_after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory has its last name, or the description its last content: the next process does the rest."""
+    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as base:
+        session, lock = Session.create(base)
+        facts = {"keep": True, "directory": session.directory, "store": f"{session.directory}/store", "spill": "", "created": 1.0}
+        session.write_description(facts)
+        os.close(lock)
+        usual = getattr(os, killed_after)
+
+        def last(source: str, target: str) -> None:
+            usual(source, target)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+            killed.setattr(os, killed_after, last)
+            session.remove()
+        sweep(base)
+        (kept,) = kept_sessions(base)
+        assert kept.identifier == session.identifier
+        found = kept._written()
+        assert (found["directory"], found["store"]) == (kept.directory, f"{kept.directory}/store")
+        assert found["ended"] > 1.0
 
 
 def test_a_supervisor_never_waits_for_a_daemon_that_does_not_read() -> None:

@@ -343,13 +343,13 @@ class Session:
         name = os.path.basename(self.directory).removeprefix("dead-")
         return f"{directory}/zfabric-spill-{name}" if directory else f"{self.directory}/spill"
 
-    def _note_end(self) -> None:
-        """Record in ``session.json`` the end of the session and the new name of its directory."""
+    def _note_end(self, directory: str) -> None:
+        """Record in ``session.json`` the end of the session, and the name that its directory is about to have."""
         description = self._written()
         store = str(description["store"])
         if os.path.dirname(store) == description["directory"]:
-            store = f"{self.directory}/store"
-        self.write_description({**description, "directory": self.directory, "store": store, "ended": time.time()})
+            store = f"{directory}/store"
+        self.write_description({**description, "directory": directory, "store": store, "ended": time.time()})
 
     def _kept(self) -> str:
         """Return the new path if the files are to remain; empty if they are not, or were renamed already."""
@@ -386,9 +386,11 @@ class Session:
             for path in (self.key, self.cluster_key, self.cluster_key + HEAD_SUFFIX):
                 with suppress(OSError):
                     os.unlink(path)
-            with suppress(OSError):  # The launcher may have done this.
+            # Whoever does this may be killed at any moment, and the next one does it again: first the record, which can be written twice.
+            with suppress(OSError):  # The disk is full, or another process has done this.
+                self._note_end(kept)
+            with suppress(OSError):
                 os.rename(self.directory, kept)
-                Session(kept)._note_end()
             for session in kept_sessions(os.path.dirname(os.path.dirname(kept)))[:-KEPT_MAX]:
                 shutil.rmtree(session.directory, ignore_errors=True)
             return
