@@ -28,8 +28,12 @@ ALLOWED = {
     "EndJob",
     "NewJob",
     "JobNumber",
+    "EndsReceived",
 }
-"""Messages that nodes send each other whatever a program does: leases, heartbeats, and that nodes and jobs begin and end."""
+"""Messages that nodes send each other whatever a program does: leases, heartbeats, and that nodes and jobs begin and end.
+
+A home may acknowledge the ends of tasks long after them, those of ``Nodes.join`` too. That it gives tasks to others shows in ``Delegate``.
+"""
 PATIENCE = 120.0
 """Seconds until something that should happen is taken to have failed."""
 

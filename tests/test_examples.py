@@ -81,7 +81,7 @@ def test_evolution_strategies_on_continuous_actions(tmp_path: Path) -> None:
 
 
 def test_parameter_server_learns_whatever_order_gradients_come_in(tmp_path: Path) -> None:
-    printed = output_of("parameter_server.py", "--workers", "3", "--updates", "400", cwd=tmp_path)
+    printed = output_of("parameter_server.py", "--workers", "2", "--updates", "400", cwd=tmp_path)
     lines = re.findall(r"^ *(\d+) updates +([\d.]+)% of the digits recognised$", printed, flags=re.MULTILINE)
     assert [int(updates) for updates, _ in lines] == list(range(40, 401, 40))
     assert float(lines[-1][1]) > 90
@@ -107,10 +107,14 @@ def test_shuffle_counts_every_word_once(tmp_path: Path) -> None:
     assert printed.split() == ["12", "the", "6", "brown", "6", "dog"]
 
 
-@pytest.mark.parametrize("name", ["pi.py", "evolution_strategies.py", "parameter_server.py", "model_server.py", "shuffle.py"])
-def test_help_and_mistakes_are_the_programs_own(name: str, tmp_path: Path) -> None:
+def test_help_is_the_programs_own(tmp_path: Path) -> None:
     """What stands after the file is the program's, even what zfabric itself would understand."""
-    assert name in output_of(name, "--help", cwd=tmp_path)
+    assert "pi.py" in output_of("pi.py", "--help", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pi.py", "evolution_strategies.py", "parameter_server.py", "model_server.py", "shuffle.py"])
+def test_mistakes_are_shown_with_the_programs_own_usage(name: str, tmp_path: Path) -> None:
     wrong = submit(name, "--no-such-option", cwd=tmp_path)
     assert wrong.returncode == 2
+    assert f"usage: {name}" in wrong.stderr
     assert "--no-such-option" in wrong.stderr
