@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, row, task_id
 
-from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_WITHIN
+from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, LOCAL_SCHEDULER, MEMBER, WORKER, first_attempt, remote_caller
 from zfabric.protocol.options import RESOURCE_UNIT
@@ -48,8 +48,8 @@ class Executor(Node):
         return found
 
     def told_at_last(self, node: bytes) -> list[Any]:
-        """The same, after the time for which acknowledgements of ends wait for other messages to their node."""
-        self.now += ACKNOWLEDGE_WITHIN
+        """The same, after the time after which ends are acknowledged."""
+        self.now += ACKNOWLEDGE_AFTER
         self.turn()
         return self.told(node)
 

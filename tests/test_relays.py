@@ -8,7 +8,7 @@ import pytest
 from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
 
-from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_WITHIN
+from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, WORKER, call_value, control_of, first_attempt, object_id, remote_caller
@@ -165,7 +165,7 @@ def test_a_value_with_refs_inside_is_fetched_by_the_actors_node_which_learns_the
     assert [each.homes for each in node.told(HOME_A) if type(each) is m.FetchedValues] == [((OTHER, HOME_C),)]
 
 
-def test_an_outcome_is_acknowledged_with_the_next_call_to_its_node_or_after_a_while(node: Nodes) -> None:
+def test_outcomes_are_acknowledged_together_after_a_while(node: Nodes) -> None:
     worker = find(node)
     node.hear(HOME_A, m.Borrowed(1), alive())
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
@@ -173,11 +173,11 @@ def test_an_outcome_is_acknowledged_with_the_next_call_to_its_node_or_after_a_wh
     node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ()),), ()))
     assert node.told(HOME_A) == [], "nobody waits for it"
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(1),)))
-    assert [type(each) for each in node.told(HOME_A)] == [m.RelayedCalls, m.EndsReceived]
+    assert [type(each) for each in node.told(HOME_A)] == [m.RelayedCalls]
     node.hear(HOME_A, m.CallsEnded(2, ((call(1)[0], worker, m.OK, (b"value",), ()),), ()))
     due = node.scheduler.next_deadline()
     assert due is not None
-    assert due <= node.now + ACKNOWLEDGE_WITHIN
+    assert due <= node.now + ACKNOWLEDGE_AFTER
     assert node.told_at_last(HOME_A) == [m.EndsReceived(2)]
 
 

@@ -171,7 +171,7 @@ def test_a_stream_runs_on_another_node_and_is_read_at_home(node: Nodes) -> None:
     assert node.got() == [(0, b"a"), (1, b"b")]
     assert node.told(HOME_A) == []
     node.asks(2, 3)
-    assert node.told(HOME_A) == [m.AllowYields(task_id(0), 4), m.EndsReceived(1)]
+    assert node.told_at_last(HOME_A) == [m.AllowYields(task_id(0), 4), m.EndsReceived(1)]
     node.hear(HOME_A, m.RelayedYields(2, ((task_id(0), attempt, 2, None, ()),), ()))
     node.hear(HOME_A, m.Ended(3, tuple(m.Completed.of(((task_id(0), attempt, m.OK, (b"2",)),))), ()))
     assert node.got() == [(2, "StreamEnded"), (3, "StreamEnded")]

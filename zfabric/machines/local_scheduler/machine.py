@@ -578,7 +578,7 @@ class LocalScheduler:
             self.remote_callers.end_of_turn()
         if self.logs.recorded:
             self.remote_logs.end_of_turn()
-        if tables.owed:
+        if tables.owed and now >= next(iter(tables.owed.values())):
             self.delegations.end_of_turn(now)
         if tables.to_fetch or tables.for_nodes or tables.unwanted or tables.given_up:
             self.fetching.end_of_turn()

@@ -147,7 +147,7 @@ class Tables:
         self.given_up: list[tuple[bytes, bytes]] = []
         """Holds that this node gives up: (home, object)."""
         self.owed: dict[NodeRecord, float] = {}
-        """Nodes whose ends of attempts are to be acknowledged, and when at the latest."""
+        """Nodes whose ends of attempts are to be acknowledged, and when, soonest first."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
         """Values that other nodes have requested and that exist: (node, record)."""
         self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []

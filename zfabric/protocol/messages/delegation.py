@@ -151,7 +151,7 @@ class RelayedYields(NamedTuple):
 class EndsReceived(NamedTuple):
     """home -> executor. The home has processed all ``Ended`` up to this number, and is a registered holder of the objects they name.
 
-    Nobody waits for it: it travels with the next message to the executor, or after a while.
+    Nobody waits for it: it is sent a while after the first of these, for all of them.
     """
 
     number: int

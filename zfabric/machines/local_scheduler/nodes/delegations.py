@@ -16,15 +16,13 @@ from zfabric.machines.local_scheduler.references import References, row_names
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
+from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import LOST, OK
 from zfabric.protocol.options import option
 
-ACKNOWLEDGE_WITHIN = 0.02
-"""Seconds that the acknowledgement of an end waits for another message to the same node. Until it comes, that node retains the outcome; it
-does nothing else with it, so nobody waits. A frame of its own would cost both daemons a turn for each task of a program that waits for one
-after the other."""
+ACKNOWLEDGE_AFTER = 0.02
+"""Seconds after which an end is acknowledged, with all that have come meanwhile. Until then its node retains the outcome and does nothing
+else with it, so nobody waits. A message for each would cost both daemons time for each task of a program that waits for every task."""
 
 
 class Delegations:
@@ -141,24 +139,23 @@ class Delegations:
         self.borrowing.refer(named, message.homes, node.token)
         self.outcomes.completed(node, completed, now)
         self.borrowing.settle(named)
-        self.tables.owe(node, message.number, now + ACKNOWLEDGE_WITHIN)
+        self.tables.owe(node, message.number, now + ACKNOWLEDGE_AFTER)
 
     def end_of_turn(self, now: float) -> None:
-        """Acknowledge the ended attempts that were taken in, in a frame that goes to their node anyway, or once that is due."""
-        if not self.tables.owed:
-            return
-        addressed = {effect.to for effect in self.tables.effects if type(effect) is Send}
+        """Acknowledge the ended attempts that were taken in, once that is due. Those that are due first come first."""
         for node, due in list(self.tables.owed.items()):
             if node.ends_received is None or self.tables.nodes.get(node.token) is not node:
                 del self.tables.owed[node]
-            elif not node.repeating and (now >= due or LOCAL_SCHEDULER + node.token in addressed):
+            elif due > now:
+                break
+            elif not node.repeating:
                 del self.tables.owed[node]
                 self.borrowing.send_behind(node.token, m.EndsReceived(node.ends_received))
                 node.ends_received = None
 
     def next_deadline(self) -> float | None:
-        """When an acknowledgement waits no longer."""
-        return min((due for node, due in self.tables.owed.items() if not node.repeating), default=None)
+        """When an acknowledgement is due."""
+        return next((due for node, due in self.tables.owed.items() if not node.repeating), None)
 
 
 def _without_strategy(row: m.Row, function: FunctionRecord) -> m.Row:

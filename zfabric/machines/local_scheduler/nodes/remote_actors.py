@@ -13,7 +13,7 @@ from __future__ import annotations
 from zfabric.machines.local_scheduler.actor_records import RemoteActorRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
-from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_WITHIN
+from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers, names_of
 from zfabric.machines.local_scheduler.objects.call_results import CallResults, names_of_outcome
 from zfabric.machines.local_scheduler.records import NO_HOME, NodeRecord, ProcessRecord
@@ -270,7 +270,7 @@ class RemoteActors:
         self.borrowing.refer(named, message.homes, node.token)
         self.call_results.take(node, rows)
         self.borrowing.settle(named)
-        self.tables.owe(node, message.number, now + ACKNOWLEDGE_WITHIN)
+        self.tables.owe(node, message.number, now + ACKNOWLEDGE_AFTER)
 
     def _is_wanted(self, row: m.Row) -> bool:
         """Whether the job of a call goes on."""

@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
-from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_WITHIN
+from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import NodeRecord
@@ -159,4 +159,4 @@ class RemoteStreams:
         self.borrowing.refer(named, message.homes, node.token)
         self.streams.take(node, message.rows)
         self.borrowing.settle(named)
-        self.tables.owe(node, message.number, now + ACKNOWLEDGE_WITHIN)
+        self.tables.owe(node, message.number, now + ACKNOWLEDGE_AFTER)
