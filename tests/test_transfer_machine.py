@@ -65,6 +65,7 @@ def test_a_value_is_copied_whole_and_nothing_stays_pinned(size: int) -> None:
     there.settle()
     assert two.sizes == {there.value(0): size}
     assert kinds(sent)["Chunk"] == -(-size // CHUNK_BYTES)
+    assert kinds(sent)["StopWant"] == (size > CHUNK_BYTES)
     assert moved(one, there.value(0)) == 1
 
 
@@ -426,6 +427,31 @@ def test_a_value_stays_pinned_until_its_last_byte_has_left() -> None:
     assert agent(TRANSFER_AGENT + A, m.StopWant(1, False)) == []
     assert agent(b"X" + SELF, m.ChunkSent(VALUE)) == []
     assert agent(b"X" + SELF, m.ChunkSent(VALUE)) == [(STORE, m.Unpin((VALUE,)))]
+
+
+def test_a_value_of_one_chunk_has_been_served_once_that_has_left() -> None:
+    agent = Alone(transfer_readers=1)
+    pinned = m.Objects(((VALUE, OK, (8192, MiB), ()),))
+    for _ in range(2):  # A reader that the chunk does not reach asks again.
+        assert agent(TRANSFER_AGENT + A, m.Want(1, VALUE, MiB, 0, MiB)) == [(SCHEDULER, m.Fetch((VALUE,)))]
+        (chunk,) = agent(SCHEDULER, pinned)
+        assert (chunk.reader, chunk.token) == (TRANSFER_AGENT + A, 1)
+        assert agent(TRANSFER_AGENT + B, m.Want(1, VALUE, MiB, 0, MiB)) == [(TRANSFER_AGENT + B, m.Queued(1))]
+        (chunk,) = agent(b"X" + SELF, m.ChunkSent(VALUE))
+        assert chunk.reader == TRANSFER_AGENT + B, "the slot is free"
+        assert agent(b"X" + SELF, m.ChunkSent(VALUE)) == [(STORE, m.Unpin((VALUE,)))]
+
+
+def test_a_reader_stops_only_sources_that_do_not_know() -> None:
+    agent = Alone()
+    want = agent.pulling(MiB, A, B)
+    ((_, other),) = agent(TRANSFER_AGENT + A, m.Queued(want.token))
+    effects = agent(TRANSFER_AGENT + B, m.Chunk(other.token, 0, MiB))
+    assert [each for each in effects if type(each) is tuple] == [(TRANSFER_AGENT + A, m.StopWant(want.token, True))]
+    agent = Alone()
+    want = agent.pulling(2 * MiB, A)
+    effects = agent(TRANSFER_AGENT + A, m.Chunk(want.token, 0, MiB), m.Chunk(want.token, MiB, MiB))
+    assert (TRANSFER_AGENT + A, m.StopWant(want.token, True)) in effects
 
 
 def test_a_value_that_nobody_wants_any_more_is_unpinned_when_its_place_comes() -> None:

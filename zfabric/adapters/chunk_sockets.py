@@ -33,7 +33,8 @@ RECONNECT_MS, RECONNECT_MS_MAX = 100, 2000
 REDIAL_SECONDS = 5.0
 """A connection over which nothing has come for so long, although requests were sent, is made anew: ZeroMQ gives up one that was refused."""
 
-POLLIN, DONTWAIT, SNDMORE = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.SNDMORE)
+EVENTS, POLLIN, DONTWAIT, SNDMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.SNDMORE)
+_option: Any = zmq.backend.Socket.get
 _recv: Any = zmq.backend.Socket.recv
 _send: Any = zmq.backend.Socket.send
 """As in ``adapters.sockets``: the enumerations in the methods of ``zmq.Socket`` cost more than the calls."""
@@ -201,11 +202,10 @@ class ChunkSockets:
 
     def _authenticate(self, now: float) -> None:
         assert self.authenticator is not None
-        try:
-            for _ in range(FRAMES_PER_TURN):
-                self.authenticator.answer(now)
-        except zmq.Again:
-            pass
+        for _ in range(FRAMES_PER_TURN):
+            if not _readable(self.authenticator.socket):
+                break
+            self.authenticator.answer(now)
         self.authenticator.expire(now)
 
     def next_deadline(self) -> float | None:
@@ -222,10 +222,9 @@ class ChunkSockets:
 
     def _take(self, socket: Socket, sender_of: Callable[[list[Any]], tuple[bytes, list[Any]] | None]) -> Iterator[Received]:
         for _ in range(FRAMES_PER_TURN):
-            try:
-                parts = [_recv(socket, DONTWAIT, False)]
-            except zmq.Again:
+            if not _readable(socket):
                 return
+            parts = [_recv(socket, DONTWAIT, False)]
             while parts[-1].more:
                 parts.append(_recv(socket, DONTWAIT, False))
                 if len(parts) > 4:
@@ -245,6 +244,11 @@ class ChunkSockets:
         self.server.close(0)
         if self.authenticator is not None:
             self.authenticator.close()
+
+
+def _readable(socket: Socket) -> bool:
+    """Whether something has arrived: an attempt to receive nothing costs an exception."""
+    return bool(_option(socket, EVENTS) & POLLIN)
 
 
 def _from_source(node: bytes, parts: list[Any]) -> tuple[bytes, list[Any]]:

@@ -350,6 +350,8 @@ class Pulls:
         self._perform(e.WriteChunk(source, message.token, pull.object_id, pull.offset, message.position, message.size))
         pull.position += message.size
         if pull.position == pull.size:
+            if newest is request and pull.size <= CHUNK_BYTES:
+                self._end(request, stop=False)  # The source knows: it has sent the only chunk.
             self._complete(pull)
             return
         for other in [each for each in pull.requests.values() if each.source != request.source]:

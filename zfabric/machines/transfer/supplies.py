@@ -4,6 +4,9 @@ A value that is wanted is pinned first, which restores it if it was spilled, and
 on its way out of the arena. Wants are served in order. A few nodes are served at a time (``transfer_readers``); all others are queued, and
 are told so.
 
+A value of one chunk has been served once that is on its way: a reader that does not receive it asks again. For a larger one the reader says
+that it has all of it.
+
 Every complete copy serves on: when a reader has all of a value, some of those that are queued for it are sent there, so many that each node
 which has the value, or will have it soon, gets an equal share. For the same reason nobody else begins to be served while a reader has more
 than half of the value: that reader will be a source soon.
@@ -245,9 +248,14 @@ class Supplies:
     def on_chunk_sent(self, now: float, source: Address, message: m.ChunkSent) -> None:
         """Bytes of a chunk are on their way, and may change here."""
         supply = self._supplies.get(message.object_id)
-        if supply is not None:
-            supply.unsent -= 1
-            self._settle(supply)
+        if supply is None:
+            return
+        supply.unsent -= 1
+        if supply.size <= CHUNK_BYTES and not supply.unsent:
+            for delivery in [each for each in supply.readers.values() if each.position]:
+                self._counts["served"] += 1
+                self._remove(delivery)
+        self._settle(supply)
 
     # -- the end of a turn --
 

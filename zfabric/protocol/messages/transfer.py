@@ -72,7 +72,7 @@ class Credit(NamedTuple):
 
 
 class StopWant(NamedTuple):
-    """reader -> source. Send nothing more. ``complete``: the reader has the whole object."""
+    """reader -> source. Send nothing more. ``complete``: the reader has the whole object, of several chunks: of one, the source knows."""
 
     token: int
     complete: bool
