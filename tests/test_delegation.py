@@ -32,7 +32,7 @@ from zfabric.protocol.ids import (
     pack_counter,
     tries_of,
 )
-from zfabric.protocol.options import NODE_ID, ONE_CPU, SPREAD, Strategy
+from zfabric.protocol.options import NODE_ID, ONE_CPU, SPREAD, Demand, Strategy
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import Program, mix
 from zfabric.sim.scenarios import STEADY, call, call_on, get, task
@@ -384,6 +384,9 @@ NODES = (b"thisnode", *(bytes([index]) * 8 for index in (2, 3, 4)))
 class Home(Node):
     """The local scheduler of a node of one CPU, which runs a task, among others whose parts the test plays."""
 
+    register = True
+    """Whether nodes register as soon as they are in the table."""
+
     def __init__(self, nodes: int = 3, **config: Any) -> None:
         super().__init__(cpus=1, **config)
         self.table(*NODES[:nodes])
@@ -393,9 +396,9 @@ class Home(Node):
         assert self.dispatched() == [(self.worker, 0, first_attempt(0, 1))]
         self.sent.clear()
 
-    def table(self, *nodes: bytes, zones: str = "abcd") -> None:
+    def table(self, *nodes: bytes, zones: str = "abcd", resources: Demand = ONE_CPU) -> None:
         """The cluster has these nodes, which have a label."""
-        numbers, resources = [NODES.index(node) + 1 for node in nodes], (("CPU", 10_000),)
+        numbers = [NODES.index(node) + 1 for node in nodes]
         labels = [(("zone", zones[number - 1]),) for number in numbers]
         rows = tuple(
             (node, number, f"n{number}", "", "", b"", resources, label, 0)
@@ -403,7 +406,7 @@ class Home(Node):
         )
         self.version = getattr(self, "version", 0) + 1
         self.send(b"N" + OWN, m.NodeTable(self.version, rows))
-        for node in nodes[1:]:
+        for node in nodes[1:] if self.register else ():
             self.send(b"L" + node, m.RegisterNode(m.PROTOCOL_VERSION, node))
             self.send(b"L" + node, m.Ready())
 
@@ -795,6 +798,28 @@ def test_tasks_for_labels_wait_for_a_node_that_has_them() -> None:
     assert home.dispatched() == [] == home.questions()
     home.table(*NODES)
     assert home.delegated() == {NODES[3]: [1]}
+
+
+def test_tasks_that_prefer_a_node_that_has_just_joined_wait_until_it_has_registered() -> None:
+    home = Home(nodes=1)
+    home.register = False
+    home.table(*NODES[:2])
+    home.submit(row(1, strategy=on(NODES[1], "soft")), row(2, strategy=on(NODES[2], "soft")))
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    assert home.delegated() == {}
+    assert [number for _, number, _ in home.dispatched()] == [2]  # There is no such node.
+    home.send(b"L" + NODES[1], m.RegisterNode(m.PROTOCOL_VERSION, NODES[1]))
+    home.send(b"L" + NODES[1], m.Ready())
+    assert home.delegated() == {NODES[1]: [1]}
+
+
+def test_what_other_nodes_have_is_not_called_infeasible() -> None:
+    home = Home(nodes=1)
+    home.table(*NODES[:3], resources=(*ONE_CPU, ("disk", 10_000)))
+    home.submit(row(1, demand=(("disk", 10_000),)))
+    found = home.scheduler.explain(task_id(1))
+    assert found is not None
+    assert (found.state, found.reason) == ("ready", "waits for 1 disk, which this node does not have; no room now on n2, n3")
 
 
 def test_a_strategy_costs_nothing_on_one_node() -> None:

@@ -17,8 +17,10 @@ from zfabric.runtime.session import Session, is_cluster_address, new_incarnation
 
 LOCAL = "local"
 """The address of a new cluster, which the program starts and which ends with it."""
-REGISTER_SECONDS = 15.0
-"""Seconds within which the daemon of a new node must publish its socket."""
+DAEMON_SECONDS = 15.0
+"""Seconds within which a restarted daemon must publish its socket."""
+REGISTER_SECONDS = 60.0
+"""The same for that of a new node: an overloaded machine takes long, and if the node ends, that is noticed at once."""
 PRELOAD_SECONDS = 300.0
 """The same if the node first imports modules named by its configuration ("preload")."""
 
@@ -28,7 +30,7 @@ def attach(
     kind: str = "driver",
     namespace: str = "",
     failure: Callable[[], str] = lambda: "",
-    seconds: float = REGISTER_SECONDS,
+    seconds: float = DAEMON_SECONDS,
 ) -> DriverClient:
     """Connect this process to a session as a driver or a tool. Wait up to ``seconds`` for its daemon."""
     daemon = await_daemon(session, failure, seconds)
@@ -55,8 +57,11 @@ def await_daemon(session: Session, failure: Callable[[], str], seconds: float) -
             )
         if not session.alive() and (reason := failure()):  # It has ended since the last check.
             continue
-        if clock() > deadline or not session.alive():
+        if not session.alive():
             raise ConnectionLostError(f"no daemon answers in {session.directory}")
+        if clock() > deadline:
+            why = f"has not started within {seconds:g} s: is the machine overloaded? Its logs are in {session.logs}"
+            raise ConnectionLostError(f"the daemon of {session.directory} {why}")
         time.sleep(0.001)  # Waits for a file or the death of a process, and only briefly: no event covers both.
     return found[0]
 

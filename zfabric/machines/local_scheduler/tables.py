@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.machines.common.resources import ResourcePool
+from zfabric.machines.common.resources import ResourcePool, covers
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
 from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.inline_values import InlineValues
@@ -397,6 +397,12 @@ class Tables:
             for name, amount in demand:
                 capacity[name] = capacity.get(name, 0) - amount
         return capacity
+
+    def could_run(self, queue: ShapeQueue) -> bool:
+        """Whether this node, or another one, could run the tasks of a queue if it were empty."""
+        if queue.pool.fits_total(queue.demand):
+            return True
+        return queue.group is None and any(covers(node.resources, queue.demand) for node in self.nodes.values())
 
     def queue_of(self, task: TaskRecord) -> ShapeQueue:
         """The queue of a task: its function's, unless the call set options of its own."""

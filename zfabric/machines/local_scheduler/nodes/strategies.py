@@ -66,6 +66,8 @@ class Strategies:
         soft = [term for term in queue.strategy if term[0] == "soft"]
         able = [*others, *((None,) if here else ())]
         preferred = [node for node in able if accepts(self.tables.labels if node is None else node.labels, soft)]
+        if soft and not preferred and any(accepts(node.labels, soft) for node in nodes if not _is_ready(node)):
+            return  # A node that they prefer is about to register: it has just joined, or its daemon is restarted.
         roomy = [node for node in preferred if self._has_room(node, queue)]
         second = not roomy and bool(soft)
         if second:
@@ -134,7 +136,11 @@ class Strategies:
 
 def _is_able(node: NodeRecord, queue: ShapeQueue) -> bool:
     """Whether a node has registered, and has what the tasks of a queue ask for."""
-    return node.process is not None and node.process.ready and covers(node.resources, queue.demand)
+    return _is_ready(node) and covers(node.resources, queue.demand)
+
+
+def _is_ready(node: NodeRecord) -> bool:
+    return node.process is not None and node.process.ready
 
 
 def was_dealt(strategy: Strategy) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zfabric.machines.common.resources import ResourcePool, describe
+from zfabric.machines.common.resources import ResourcePool, covers, describe
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
@@ -109,9 +109,10 @@ class Diagnoses:
         if task.state == READY:
             return Diagnosis(subject, state, self._why_queued(task), tuple(facts))
         if task.rare is not None and task.rare.running_on is not None:
-            pid = task.rare.running_on.pid
-            facts.append(("goes on in worker", str(pid)))
-            reason = f"has finished with an error, and its code goes on in worker {pid}: {_error_of(task)}"
+            worker = task.rare.running_on
+            where, name = ("on node", worker.name) if isinstance(worker, NodeRecord) else ("in worker", str(worker.pid))
+            facts.append((f"goes on {where}", name))
+            reason = f"has finished with an error, and its code goes on {where} {name}: {_error_of(task)}"
             return Diagnosis(subject, state, reason, tuple(facts))
         if task.state == ASSIGNED and isinstance(task.worker, NodeRecord):
             name = f"{task.worker.name} ({task.worker.token.hex()})"
@@ -136,6 +137,10 @@ class Diagnoses:
             return self._why_in_group(queue, queue.group)
         total = describe(tuple(sorted(self.pool.total.items())))
         if not self.pool.fits_total(queue.demand):
+            able = [node.name for node in self.tables.nodes.values() if covers(node.resources, queue.demand)]
+            if able:
+                more = f" and {len(able) - 8} more" if len(able) > 8 else ""
+                return f"waits for {describe(queue.demand)}, which this node does not have; no room now on {', '.join(able[:8])}{more}"
             return f"no node has or will ever have {describe(queue.demand)} (this one has {total}); it stays pending until one joins"
         if self.tables.recovering:
             return "the node's daemon restarted and waits for every process to register again"
@@ -208,7 +213,7 @@ class Diagnoses:
             waiting = worker is not None and any(blocked.task_id == task.id for blocked in worker.blocked_tasks)
             running = worker is not None and not worker.remote and running_task(worker) is task
             return "blocked" if waiting else "running" if running else "assigned"
-        if task.state == READY and not self.tables.queue_of(task).pool.fits_total(self.tables.queue_of(task).demand):
+        if task.state == READY and not self.tables.could_run(self.tables.queue_of(task)):
             return "infeasible"
         return "failed" if task.state == DONE and failed(task) else STATE_NAMES[task.state]
 

@@ -350,7 +350,7 @@ class Reports:
         states["failed"] = len(self.tables.failures)
         states["finished"] = len(self.tables.tasks) - unfinished - states["failed"]
         for queue in self.tables.queues.values():
-            if not queue.pool.fits_total(queue.demand):
+            if not self.tables.could_run(queue):
                 count = sum(task.state == READY for task in queue.tasks)
                 states["infeasible"] += count
                 states["ready"] -= count

@@ -20,6 +20,7 @@ from zfabric.machines.local_scheduler.records import (
     BorrowedRecord,
     DirectLease,
     Elsewhere,
+    NodeRecord,
     ProcessRecord,
     Stored,
     StreamRecord,
@@ -314,7 +315,8 @@ class Outcomes:
             worker.direct.submitted.discard(task.id)
         self.renumber(task)
         self.tables.counts["tasks_given_up"] += 1
-        text = f"{_stopped_text(task, kind)}, and does not stop: it goes on in worker {worker.pid} and holds its resources until it ends"
+        where = f"on node {worker.name}" if isinstance(worker, NodeRecord) else f"in worker {worker.pid}"
+        text = f"{_stopped_text(task, kind)}, and does not stop: it goes on {where} and holds its resources until it ends"
         self.fail(task, kind, text, facts)
 
     def still_running(self, task: TaskRecord, worker: WorkerRecord) -> None:
