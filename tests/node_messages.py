@@ -24,11 +24,12 @@ from zfabric.protocol.node_fields import (
     LEVELS,
     LOG_TABLES,
     PENDING,
-    READ_TABLE,
+    READ_TABLES,
     RETURN_REASONS,
     SECONDS_MAX,
     SIZE_MAX,
     STOP_REASONS,
+    WRITE_TABLE,
 )
 from zfabric.protocol.options import LOG_NUMBERS_MAX, OPTION_TYPES, GroupTerm, group_strategy
 
@@ -223,7 +224,14 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "TookOver": st.builds(m.TookOver, pool.nodes),
         "RetainRows": st.builds(m.RetainRows, many(pool.objects)),
         "ReleaseRows": st.builds(m.ReleaseRows, many(pool.objects)),
-        "Read": st.builds(m.Read, numbers, st.just(READ_TABLE), many(st.one_of(pool.nodes, payloads), 3)),
+        "Write": st.builds(
+            m.Write,
+            numbers,
+            many(st.tuples(st.just(WRITE_TABLE), pool.objects, payloads), 3),
+            many(st.tuples(st.just(WRITE_TABLE), pool.objects), 3),
+        ),
+        "DeleteRows": st.builds(m.DeleteRows, numbers, st.just(WRITE_TABLE), pool.jobs, pool.jobs),
+        "Read": st.builds(m.Read, numbers, st.sampled_from(sorted(READ_TABLES)), many(st.one_of(pool.nodes, payloads), 3)),
         "FindActors": st.builds(m.FindActors, tasks),
         "ActorLocations": st.builds(m.ActorLocations, many(locations, 3)),
         "ClaimName": st.builds(m.ClaimName, pool.tasks, texts, texts),

@@ -359,6 +359,17 @@ def test_no_delete_is_lost_to_a_full_disk(world):
     assert world.machine.statistics()["owed_deletes"] == world.machine.statistics()["read_only"] == 0
 
 
+def test_a_range_of_rows_is_deleted_also_where_their_commit_is_under_way(world):
+    world.write([("object", key, b"1") for key in (b"a", b"b1", b"b2", b"c")])
+    world.send(m.Write(0, (("object", b"b3", b"1"), ("object", b"d", b"1"), ("job", b"b", b"1")), ()))
+    assert world.ask(m.DeleteRows(1, "object", b"b", b"c")) == m.Written(1, True, "")
+    assert world.rows("object").keys() == {b"a", b"c", b"d"}
+    assert world.ask(m.DeleteRows(2, "object", b"a", b"b")) == m.Written(2, True, ""), "the first key, too"
+    assert (world.rows("object").keys(), world.rows("job").keys()) == ({b"c", b"d"}, {b"b"})
+    for table in ("meta", "no such"):
+        assert world.ask(m.DeleteRows(3, table, b"", b"z")) == m.Written(3, False, f"there is no table {table!r} to write to")
+
+
 def test_a_failed_attempt_is_repeated_also_while_a_commit_is_under_way(world):
     world.write([("job", b"a", b"1")])
     world.journal.full = "full"

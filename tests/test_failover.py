@@ -170,6 +170,29 @@ def test_a_failure_that_was_read_counts_as_one_at_the_home_of_the_job() -> None:
     assert run.world.states["taken_over"] == 1
 
 
+def test_what_was_put_as_durable_on_a_dead_node_is_read_from_the_head() -> None:
+    """Also a value that a task needs which runs again, and one whose ref is only inside of another one."""
+    inside = ("put", 2, 3, 0, (1,), True)
+    parent = box(("put", 0, 9, 0, (), True), ("put", 1, 11, 0, (), True), inside, call(3, task(5), needs=(0,)), refs=(0, 2, 3))
+    run = Run(
+        on(2, 0, parent),
+        get((0, value(7))),
+        ("open", 0, 0, 1),
+        ("open", 0, 1, 2),
+        ("open", 0, 2, 3),
+        ("sleep", 6.0),
+        get((3, value(5, 9)), (1, 9), (2, 3)),
+        ("open", 2, 0, 4),
+        get((4, 11)),
+        on(1, 5, task(6), needs=(4,)),
+        get((5, value(6, 11))),
+        kills={2: 1.0},
+        nodes=3,
+    )
+    read = [message.keys for _, _, to, message in run.sent if isinstance(message, m.Read) and message.table == "object"]
+    assert (len(read), len({*read})) == (3, 3), "each is read once"
+
+
 def test_a_task_on_a_third_node_reads_what_a_dead_node_had_submitted() -> None:
     reader = on(3, 2, task(6, ("sleep", 6.0), get((0, value(5)))), inside=(1,))
     run = Run(

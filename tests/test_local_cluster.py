@@ -241,16 +241,34 @@ def test_no_secret_is_in_arguments_environments_or_logs(cluster: zf.LocalCluster
         assert not [path for path in Path(node.session_directory).glob("*key*") if path.stat().st_mode & 0o077]
 
 
+@zf.remote
+def put_here(*values: bytes, durable: bool) -> list[Any]:
+    """Put values on the node where this runs."""
+    return [zf.put(value, durable=durable) for value in values]
+
+
 def test_tasks_of_killed_nodes_run_elsewhere_and_one_that_was_paused_is_fenced() -> None:
+    """Of what was put there, the durable values are left: also those that nobody else had read."""
     with zf.LocalCluster(nodes=1, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": LEASE}) as cluster:
         victim, paused = cluster.add_node(labels={"kind": "victim"}), cluster.add_node(num_cpus=2)
         with zf.init(cluster.address):
             assert [row["Labels"] for row in zf.nodes()] == [{}, {"kind": "victim"}, {}]
+            there = put_here.options(label_selector={"kind": "victim"})
+            small, large = b"kept", os.urandom(3 * 2**20)
+            durable, lost = zf.get([there.remote(small, large, durable=True), there.remote(b"not kept", durable=False)], timeout=60)
+            boxed = zf.get(
+                zf.remote(lambda refs: [zf.put(refs, durable=True)]).options(label_selector={"kind": "victim"}).remote(durable[:1])
+            )
             refs = [zf.remote(where).remote(0.5) for _ in range(12)]
             eventually(lambda: query("status")["statistics"].get("delegated", 0) > 2, "others have some")
             victim.kill()
             paused.pause()
             eventually(lambda: len(zf.nodes()) == 1, "both are declared dead")
+            assert zf.get(durable, timeout=60) == [small, large]
+            assert zf.get(zf.get(boxed[0], timeout=60), timeout=60) == [small]
+            assert zf.get(zf.remote(len).remote(durable[1]), timeout=60) == len(large)
+            with pytest.raises(zf.ObjectLostError, match=r"it was put, not made by a task.*durable=True\) would have kept it"):
+                zf.get(lost, timeout=60)
             assert len(zf.get(refs, timeout=60)) == 12
             paused.resume()
             eventually(lambda: not paused.alive(), "it is no part of the cluster any more, and ends")
@@ -306,17 +324,30 @@ def test_the_command_line_starts_lists_and_stops_the_nodes_of_a_cluster() -> Non
 OF_TWO_NODES = """
     import os, sys, zfabric as zf
     context = zf.init(address=sys.argv[1])
-    kept = zf.put(b"kept", durable=True)
-    spread = zf.remote(os.getpid).options(scheduling_strategy="SPREAD")
-    assert len(set(zf.get([spread.remote() for _ in range(8)]))) >= 2
-    print(context["job_id"], flush=True)
+    kept = [zf.put(b"kept", durable=True)]
+    spread = dict(scheduling_strategy="SPREAD")
+    put_there = zf.remote(lambda: (zf.get_runtime_context().get_node_id(), zf.put(b"there", durable=True)))
+    there = dict(zf.get([put_there.options(**spread).remote() for _ in range(8)]))
+    assert len(there) == 2
+    kept += there.values()
     if sys.argv[2:]:
+        former = [zf.ObjectRef(bytes.fromhex(each)) for each in sys.argv[2].split()]
+        assert zf.get(former) == [b"kept", b"there", b"there"]
+        again = zf.remote(lambda *values: list(values)).options(**spread)
+        assert zf.get([again.remote(*former) for _ in range(4)]) == [[b"kept", b"there", b"there"]] * 4
+        try: print("unknown:", zf.get(zf.ObjectRef(former[0].binary()[:-1] + b"7")))
+        except zf.ObjectFreedError: pass
+    print(context["job_id"], *[each.hex() for each in kept], flush=True)
+    if not sys.argv[2:]:
         zf.get(zf.remote(lambda: __import__("time").sleep(1000)).remote())
 """
 
 
 def test_a_head_that_was_killed_starts_again_on_its_store_and_its_jobs_have_ended() -> None:
-    """The next one knows the jobs of the one before, and that they are over; the same nodes' machines join again with their key file."""
+    """The next one knows the jobs of the one before, and that they are over; the same nodes' machines join again with their key file.
+
+    It has what those jobs had put as durable, on whichever node.
+    """
     with a_place() as place:
         os.makedirs(f"{place.directory}/config")
         more = {"XDG_CONFIG_HOME": f"{place.directory}/config"}
@@ -327,28 +358,35 @@ def test_a_head_that_was_killed_starts_again_on_its_store_and_its_jobs_have_ende
             rows = place.json("state", "dump", "kept")
             return {row["key"]: row["value"]["status"] for row in rows if row["table"] == "job"}
 
+        def durable() -> list[str]:
+            return [row["key"] for row in place.json("state", "dump", "kept") if row["table"] == "object"]
+
         started = json.loads(place.run(*head, **more).stdout)
         keys = ("--key-file", f"{place.directory}/config/zfabric/cluster.key")
         join = ("start", "--address", started["address"], *keys, *common)
         place.run(*join, **more)
         sessions = [Session(f"{place.sessions}/{name}") for name in place.left()]
-        with place.program(OF_TWO_NODES, started["address"], "and wait") as running:
+        with place.program(OF_TWO_NODES, started["address"]) as running:
             assert running.stdout is not None
-            assert running.stdout.readline() == "00000001\n"
+            job, *kept = running.stdout.readline().split()
+            assert job == "00000001"
             os.kill(next(each for each in sessions if each.describe()["node"] == started["node"]).supervisor()[0], signal.SIGKILL)
             assert "NodeDiedError" in running.communicate(timeout=60)[1]
         eventually(lambda: not any(each.alive() for each in sessions), "the other node has ended, too")
-        assert jobs() == {"00000001": "running"}
+        assert (jobs(), {*kept} <= {*durable()}) == ({"00000001": "running"}, True)
         again = json.loads(place.run(*head, **more).stdout)
         assert again["address"] == started["address"]
         place.run(*join, **more)
         short = Path(place.directory, "program.py")
         short.write_text(textwrap.dedent(OF_TWO_NODES))
-        assert place.run("submit", "--address", again["address"], short, again["address"]).stdout == "00000002\n"
+        printed = place.run("submit", "--address", again["address"], short, again["address"], " ".join(kept)).stdout
+        assert printed.startswith("00000002 ")
         place.run("stop", "--cluster", "--address", again["address"])
         assert jobs() == {"00000001": "ended", "00000002": "ended"}
         left = {row["table"] for row in place.json("state", "dump", "kept")}
-        assert left.isdisjoint(("task", "object", "function")), "nothing of what they had is left"
+        assert left.isdisjoint(("task", "function")), "nothing of what they had is left"
+        assert {*kept} <= {*durable()}, "these remain for further programs"
+        assert not [each for each in durable() if each.startswith("00000002")], "the program that has put these has ended by itself"
 
 
 def _join_as_said(place: Place, head: Any, config: dict[str, str]) -> None:

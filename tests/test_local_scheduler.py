@@ -885,12 +885,13 @@ def test_the_end_of_a_job_that_could_not_be_written_is_written_later_and_the_dri
 
 
 def test_jobs_of_a_former_node_are_cleared_page_by_page_and_marked_as_ended_last() -> None:
-    old, over = job_id(7), job_id(6)
+    """But what they had put as durable stays as long as the rows of jobs do."""
+    old, over = job_id(1007), job_id(1006)
     store: dict[str, dict[bytes, bytes]] = {
-        "job": {old: pack_row({"status": "running", "number": 7}), over: pack_row({"status": "ended", "number": 6})},
+        "job": {old: pack_row({"status": "running", "number": 1007}), over: pack_row({"status": "ended", "number": 1006})},
         "task": {old + bytes((number,)): b"row" for number in range(5)},
         "function": {},
-        "object": {old + b"o": b"value", over + b"o": b"not this one's"},
+        "object": {old + b"o": b"value", over + b"o": b"not this one's", job_id(6) + b"o": b"too old", job_id(7) + b"o": b"not yet"},
         "log": {old + b"l": b"block"},
         "checkpoint": {old + b"c": b"part"},
         "group": {each + b"g": b"reserved" for each in (old, over)},
@@ -912,8 +913,9 @@ def test_jobs_of_a_former_node_are_cleared_page_by_page_and_marked_as_ended_last
         asked += node.take(m.Scan)
     assert written[-1] == ("job", old)
     assert [written.count(each) for each in (("job", old), ("job", over))] == [1, 0]
-    assert unpack_row(store["job"][old]) == {"status": "ended", "number": 7}
-    assert (store["task"], store["object"]) == ({}, {over + b"o": b"not this one's"})
+    assert unpack_row(store["job"][old]) == {"status": "ended", "number": 1007}
+    assert (store["task"], len(store["object"])) == ({}, 4)
+    assert [message for _, message in node.take(m.DeleteRows)] == [m.DeleteRows(0, "object", bytes(4), job_id(7))]
     assert (store["log"], store["checkpoint"], store["group"]) == ({}, {}, {})
 
 

@@ -199,6 +199,8 @@ MALFORMED = [
     ("FetchedValues", (((OBJECT, 0, (1, *[HOME] * 64), ()),), ())),
     ("FetchedValues", (((OBJECT, 4, (1, HOME), ()),), ())),
     ("RetainCopies", ((b"object",),)),
+    ("DeleteRows", (-1, "object", b"", b"")),
+    ("DeleteRows", (1, "object", b"", b"k" * 1000)),
     ("FetchedValues", (((OBJECT, 0, 7, ()),), ())),
     ("JobOutput", (b"job1", ((1, "", "out"),), ())),
     ("JobOutput", (b"job1", (), (("fatal", "text"),))),
@@ -324,7 +326,11 @@ def test_no_node_speaks_for_another_or_reads_other_tables() -> None:
         (NODES[1], CONTROL_STORE, m.Read(1, "member", ()), 1),
         (NODES[1], CONTROL_STORE, m.Read(1, "function", ()), 2),
         (NODES[1], CONTROL_STORE, m.Write(1, (("job", b"k", b"v"),), ()), 3),
-        (NODES[1], LOCAL_SCHEDULER, m.NodeTable(1, ()), 4),
+        (NODES[1], CONTROL_STORE, m.Write(1, (("object", b"k", b"v"),), (("job", b"k"),)), 4),
+        (NODES[1], CONTROL_STORE, m.DeleteRows(1, "job", b"", b"k"), 5),
+        (NODES[1], LOCAL_SCHEDULER, m.NodeTable(1, ()), 6),
+        (NODES[1], CONTROL_STORE, m.Write(1, (("object", b"k", b"v"),), (("object", b"k"),)), 6),
+        (NODES[1], CONTROL_STORE, m.DeleteRows(1, "object", b"", b"k"), 6),
     ):
         daemon.receive_from_node(0.0, sender, to, LOCAL_SCHEDULER, message)
         assert daemon.refused == refused, message

@@ -142,7 +142,7 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.Found,
         }
     ),
-    CONTROL_STORE: frozenset({m.NewJob, m.Read}),
+    CONTROL_STORE: frozenset({m.NewJob, m.Read, m.Write, m.DeleteRows}),
     GLOBAL_SCHEDULER: frozenset({m.Heartbeat, m.Place}),
     REGISTRY: frozenset({m.Join, m.RenewLease, m.Leave}),
     MEMBER: frozenset({m.Joined, m.Refused, m.NodeTable, m.LeaseRenewed, m.Expelled}),

@@ -59,8 +59,10 @@ SECONDS_MAX = 1e9
 """Longest time, in seconds."""
 PENDING = -1
 """The status in ``Remains`` of an object whose value is not there."""
-READ_TABLE = "member"
-"""The table of the head that other nodes may read: which nodes are alive."""
+READ_TABLES = frozenset({"member", "object"})
+"""The tables of the head that other nodes may read: which nodes are alive, and durable values."""
+WRITE_TABLE = "object"
+"""The table of the head that other nodes may write to: durable values."""
 READ_MAX = 1000
 """Most rows that one ``Read`` of another node requests."""
 OFFER_MAX = 64
@@ -341,6 +343,12 @@ def _read(name: str, fields: tuple[Any, ...]) -> None:
     _numbers(name, fields[0])
     if len(fields[2]) > READ_MAX or not set(map(type, fields[2])) <= BYTES:
         _refuse(name, f"at most {READ_MAX} keys are bytes")
+
+
+def _delete_rows(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+    if not all(len(key) <= OBJECT_BYTES for key in fields[2:]):
+        _refuse(name, f"a key has at most {OBJECT_BYTES} bytes")
 
 
 def _found(name: str, fields: tuple[Any, ...]) -> None:
@@ -655,6 +663,7 @@ NODE_CHECKS: dict[str, Check] = {
     "RetainRows": _object_ids,
     "ReleaseRows": _object_ids,
     "Read": _read,
+    "DeleteRows": _delete_rows,
     "RelayedCalls": _relayed,
     "RelayedReceipt": _receipt,
     "StopRelayed": _stop_relayed,

@@ -38,7 +38,7 @@ from zfabric.protocol.ids import (
 )
 from zfabric.protocol.machine import Machine, Refusal
 from zfabric.protocol.messages import Envelope
-from zfabric.protocol.node_fields import READ_TABLE
+from zfabric.protocol.node_fields import READ_TABLES, WRITE_TABLE
 
 SWEEP_EVERY = 5.0
 """Seconds between two sweeps for unregistered peers. The link of a peer that two sweeps find is closed. A driver waits less long for its
@@ -151,7 +151,9 @@ class NodeMachines:
         if isinstance(message, m.Heartbeat):
             allowed &= message.node == node  # No node speaks for another.
         elif isinstance(message, m.Read):
-            allowed &= message.table == READ_TABLE
+            allowed &= message.table in READ_TABLES
+        elif isinstance(message, m.Write | m.DeleteRows):
+            allowed &= _tables_of(message) <= {WRITE_TABLE}
         if not allowed:
             self.refused += 1
             return
@@ -325,3 +327,8 @@ class NodeMachines:
         before = self._strangers
         self._strangers = set() if self.scheduler.tables.recovering else set(peers) - self.registered()
         return before & self._strangers
+
+
+def _tables_of(message: m.Write | m.DeleteRows) -> set[str]:
+    """The tables that a message writes to."""
+    return {row[0] for row in (*message.puts, *message.deletes)} if isinstance(message, m.Write) else {message.table}

@@ -163,9 +163,12 @@ def _do_exit(state: _State) -> None:
     raise Left
 
 
-def _do_put(state: _State, slot: int, number: int, size: int, boxed: tuple[int, ...]) -> Running:
+def _do_put(state: _State, slot: int, number: int, size: int, boxed: tuple[int, ...], durable: bool = False) -> Running:
     value = Value(number, tuple(state.slots[each] for each in boxed))
-    if size:
+    if durable:
+        identifier = state.process.put_small(pack_value(value), value.refs, durable=True)
+        yield ("commit", identifier)
+    elif size:
         offset = yield from _room(size)
         identifier = state.process.put_large(offset, pack_value(value), size, value.refs)
     else:

@@ -379,6 +379,8 @@ class Process:
             self._wait(frame, request[1], request[2], request[3])
         elif kind == "room":
             self._room(frame, request[1])
+        elif kind == "commit":
+            frame.wait = Wait(lambda: request[1] in self.machine.committed, lambda _: self.machine.committed.pop(request[1]), None, False)
         elif kind == "ask":
             self._ask(frame, request[1], request[2])
         elif kind == "permission":
@@ -443,10 +445,10 @@ class Process:
             self.world.calls.over(actor_id)
         self.machine.calls.kill(actor_id, no_restart)
 
-    def put_small(self, value: bytes, contained: tuple[bytes, ...]) -> bytes:
+    def put_small(self, value: bytes, contained: tuple[bytes, ...], *, durable: bool = False) -> bytes:
         """Put an inline value; return its id."""
         identifier = self.top.namer.put()
-        self.machine.put(identifier, value, contained, False)
+        self.machine.put(identifier, value, contained, durable)
         return identifier
 
     def put_large(self, offset: int, value: bytes, size: int, contained: tuple[bytes, ...]) -> bytes:

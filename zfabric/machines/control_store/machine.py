@@ -189,6 +189,30 @@ class ControlStore:
             if message.token:
                 self._wait(source, message.token, m.Written(message.token, True, ""))
 
+    def on_delete_rows(self, now: float, source: Address, message: m.DeleteRows) -> None:
+        """Delete a range of rows; the answer, if wanted, follows the commit."""
+        refusal = "" if message.table in TABLES and message.table != META else f"there is no table {message.table!r} to write to"
+        if refusal:
+            self._refuse(source, message.token, refusal)
+            return
+        for key in self._keys_between(message.table, message.start, message.end):
+            self._write(now, message.table, key, None)
+        if message.token:
+            self._wait(source, message.token, m.Written(message.token, True, ""))
+
+    def _keys_between(self, table: str, start: bytes, end: bytes) -> list[bytes]:
+        """The keys of rows in a range that are committed, or will be. Values may be large: they are read one at a time."""
+        found: list[bytes] = []
+        row = [(start, b"")] if start and self._reader.get(table, start) is not None else self._reader.scan(table, b"", start, 1)
+        while row and row[0][0] < end:
+            found.append(row[0][0])
+            row = self._reader.scan(table, b"", found[-1], 1)
+        known = set(found)
+        for transaction in (self._in_flight, self._gathered):
+            rows = transaction.rows if transaction is not None else {}
+            found += [key for other, key in rows if other == table and start <= key < end and key not in known]
+        return found
+
     def on_create(self, now: float, source: Address, message: m.Create) -> None:
         """Put the row if its key is free. An equal row counts as put: the request came twice."""
         self._put_if(now, source, message, lambda current: "" if current is None else f"{message.table!r} has this key already")
@@ -405,6 +429,7 @@ class ControlStore:
         """The handler of each message that a control store accepts."""
         return {
             m.Write: self.on_write,
+            m.DeleteRows: self.on_delete_rows,
             m.Create: self.on_create,
             m.Swap: self.on_swap,
             m.NewJob: self.on_new_job,

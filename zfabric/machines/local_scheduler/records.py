@@ -89,6 +89,13 @@ def copies_of(value: Stored | Elsewhere) -> tuple[bytes, ...]:
     return getattr(value, "copies", ())
 
 
+NOT_DURABLE = 0
+DURABLE = 1
+"""The control store of the head has a copy of a value, or may have one; its row goes with the record."""
+FORMER = 2
+"""The same for a value that a process has asked for by its id: its row stays. An earlier program may have put it, or a dead node."""
+
+
 class ObjectRecord:
     """A value that exists or will exist. ``holders`` is None, one process incarnation, or a set of them.
 
@@ -109,8 +116,8 @@ class ObjectRecord:
         self.contained: tuple[bytes, ...] = ()
         self.dependents: list[TaskRecord] | None = None
         self.fetchers: set[bytes] | None = None
-        self.durable = False
-        """Whether the control store has a copy, or will."""
+        self.durable = NOT_DURABLE
+        """Whether the control store of the head has a copy, or will: ``DURABLE``, ``FORMER`` or ``NOT_DURABLE``."""
 
     home = b""
     """The node where the object is at home; empty if that is this one."""

@@ -11,7 +11,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.local_scheduler.records import DONE, NO_HOME, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored, TaskRecord
+from zfabric.machines.local_scheduler.records import (
+    DONE,
+    DURABLE,
+    NO_HOME,
+    PENDING,
+    AnyObject,
+    BorrowedRecord,
+    Elsewhere,
+    Stored,
+    TaskRecord,
+)
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_put
@@ -272,6 +282,8 @@ class References:
             self._free_borrowed(record)
         elif task is None:
             self.tables.objects.pop(record.object_id, None)
+            if record.durable == DURABLE:  # type: ignore[union-attr]
+                self.tables.durable_freed.append(record.object_id)
             if self.tables.orphans:
                 self._forget_orphan(record.object_id)
         elif task.state == DONE and self.tables.tasks.get(task.id) is task:  # Its job may have ended meanwhile.

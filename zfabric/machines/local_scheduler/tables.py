@@ -91,7 +91,7 @@ class Tables:
         self.store_address = store
         self.control_address = control
         self.head_control_address = control
-        """The control store that numbers the cluster's jobs: that of the head."""
+        """The control store of the head, which numbers the cluster's jobs and has durable values."""
         self.placers: tuple[Address, ...] = (placer,)
         """Global schedulers, in the order of their nodes' numbers."""
         self.labels: dict[str, str] = {NODE_ID: node.hex()}
@@ -201,8 +201,10 @@ class Tables:
         self.locates: list[m.Row] = []
         self.locating: dict[bytes, list[bytes]] = {}
         """Processes for which the store was asked to locate each value."""
-        self.durable_wanted: list[bytes] = []
-        """Durable values whose copy in the control store is to be read."""
+        self.durable_wanted: list[tuple[bytes, str]] = []
+        """Durable values whose copy in the control store is to be read, and why."""
+        self.durable_freed: list[bytes] = []
+        """Durable values whose copy in the control store nobody needs any more."""
         self.absorbed: list[m.Row] = []
         self.sealed: list[m.Row] = []
         self.freed: list[bytes] = []
@@ -278,6 +280,11 @@ class Tables:
     def send_to_peer(self, node: bytes, message: m.Message) -> None:
         """Decide to send ``message`` to the local scheduler of a node, which may be this one."""
         self.effects.append(Send(self.address if node == self.node else LOCAL_SCHEDULER + node, message))
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this node has the table of the cluster, or is all of it."""
+        return self.head_control_address == self.control_address
 
     def sender_of(self, source: Address) -> bytes | None:
         """The node of a local scheduler that sent a message, which may be this one; None if it is dead, or not known yet."""

@@ -96,6 +96,7 @@ from zfabric.protocol.messages.cluster import NodeTable as NodeTable
 from zfabric.protocol.messages.cluster import RenewLease as RenewLease
 from zfabric.protocol.messages.control_store import Committed as Committed
 from zfabric.protocol.messages.control_store import Create as Create
+from zfabric.protocol.messages.control_store import DeleteRows as DeleteRows
 from zfabric.protocol.messages.control_store import Found as Found
 from zfabric.protocol.messages.control_store import JobNumber as JobNumber
 from zfabric.protocol.messages.control_store import NewJob as NewJob

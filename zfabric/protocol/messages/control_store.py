@@ -19,6 +19,18 @@ class Write(NamedTuple):
     deletes: Rows
 
 
+class DeleteRows(NamedTuple):
+    """any -> control store. Delete the rows of ``table`` whose keys are at least ``start`` and less than ``end``. ``Written`` answers.
+
+    It covers rows whose commit is under way. ``token`` 0 requests no answer. To repeat it does no harm.
+    """
+
+    token: int
+    table: str
+    start: bytes
+    end: bytes
+
+
 class Written(NamedTuple):
     """control store -> writer. The write is committed. ``ok`` is False where a condition failed or the store is read-only; ``text`` says
     which.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zfabric.machines.common.row_format import pack_row, unpack_row
-from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE
+from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE, TOMBSTONES_KEPT
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, job_id, unpack_counter
 
 PAGE = 500
 """Rows of the control store per request."""
@@ -23,7 +24,10 @@ class _Clearing(NamedTuple):
 
 
 class FormerJobs:
-    """Ends former jobs as ``Jobs.end_job`` would have: only the row of the job remains."""
+    """Ends former jobs as ``Jobs.end_job`` would have: only the row of the job remains, and what it had put as durable.
+
+    Such a job did not end by itself: its cluster was lost. Its durable values remain for another program, as long as the rows of jobs do.
+    """
 
     def __init__(self, tables: Tables, requests: PendingRequests) -> None:
         self.tables = tables
@@ -39,8 +43,13 @@ class FormerJobs:
         for key, value in answer.rows:
             facts = unpack_row(value)
             if facts["status"] in ("running", ELSEWHERE) and key not in self.tables.jobs:
-                ended = pack_row({**facts, "status": "ended"}) if facts["status"] == "running" else b""
-                self._go_on(_Clearing(key, ended, ("task", "function", "object", "log", "checkpoint")))
+                is_own = facts["status"] == "running" or self.tables.is_head
+                ended = pack_row({**facts, "status": "ended"}) if is_own else b""
+                self._go_on(_Clearing(key, ended, ("task", "function", "log", "checkpoint")))
+        newest = max((unpack_counter(key)[0] for key, _ in answer.rows), default=0)
+        if newest > TOMBSTONES_KEPT:
+            oldest = job_id(newest - TOMBSTONES_KEPT)
+            self.tables.send(self.tables.control_address, m.DeleteRows(0, "object", bytes(JOB_BYTES), oldest))
 
     def _groups_found(self, now: float, about: None, message: m.Found) -> None:
         """Delete the rows of placement groups, detached ones too: what they had reserved is free."""

@@ -22,7 +22,7 @@ from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import JobOver
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import JOB_BYTES, Address, job_id
+from zfabric.protocol.ids import JOB_BYTES, Address, job_id, unpack_counter
 
 ELSEWHERE = "elsewhere"
 """The status of a job whose driver is on another node, in the row of a node that works for it."""
@@ -143,7 +143,7 @@ class Jobs:
             del tables.objects[identifier]
             if record.home:
                 tables.unwanted.append(identifier)
-            if record.task is None:
+            if record.task is None and not self._in_cluster:
                 deletes.append(("object", identifier))
         for retained in tables.retained_rows.values():
             retained.difference_update([each for each in retained if each[:JOB_BYTES] == job.id])
@@ -154,10 +154,9 @@ class Jobs:
         puts, more = self.blocks.flush(rows_max=1 << 30)
         # Its events are durable with its end, so that a timeline can be read as soon as the driver has exited.
         status = ("job", job.id, self.row(job, "ended"))
-        if job.number > TOMBSTONES_KEPT and job_id(job.number - TOMBSTONES_KEPT) not in tables.jobs:
-            deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
-        statuses = (status,) if not job.home else ()
-        if job.home:
+        deletes += self._oldest_tombstone(job.number)
+        statuses = (status,) if not job.home else (_tombstone(job.id, job.number),) if tables.is_head else ()
+        if not statuses:
             deletes.append(("job", job.id))
         ends = _LastRows(job, (*puts, *self.events.take(), *statuses), statuses, (*deletes, *more))
         given = self._nodes_of(job)
@@ -184,8 +183,31 @@ class Jobs:
                 found.append(node.token)
         return found
 
+    @property
+    def _in_cluster(self) -> bool:
+        """Whether other nodes may have put durable values, which are in the table of the head."""
+        return len(self.tables.node_table) > 1 or bool(self.tables.dead)
+
+    def _oldest_tombstone(self, number: int) -> list[tuple[str, bytes]]:
+        """The row of the job that is too old to be retained now that job ``number`` has ended, as ``deletes`` of ``Write``."""
+        oldest = job_id(max(number - TOMBSTONES_KEPT, 0))
+        return [("job", oldest)] if number > TOMBSTONES_KEPT and oldest not in self.tables.jobs else []
+
     def _write_end(self, ends: _LastRows) -> None:
         """Write that a job has ended. Its tombstone is the last that is written of it, on any node."""
+        job, next_job = ends.job, job_id(ends.job.number + 1)
+        if self._in_cluster and not job.home and not self.tables.is_head:
+            self.requests.ask_head(m.DeleteRows, "object", job.id, next_job, then=self._values_deleted, about=ends)
+            return
+        if self._in_cluster and not job.home:  # Nodes that have died may have put durable values.
+            self.tables.send(self.tables.control_address, m.DeleteRows(0, "object", job.id, next_job))
+        self._write_tombstone(ends)
+
+    def _values_deleted(self, now: float, ends: _LastRows, answer: m.Written) -> None:
+        """The head has none of the durable values of an ended job any more. (If its disk is full, it deletes them later.)"""
+        self._write_tombstone(ends)
+
+    def _write_tombstone(self, ends: _LastRows) -> None:
         self.requests.ask(m.Write, ends.first_puts, ends.deletes, then=self._job_ended, about=ends)
 
     def on_end_job(self, now: float, source: Address, message: m.EndJob) -> None:
@@ -196,6 +218,10 @@ class Jobs:
         job = self.tables.jobs.get(message.job)
         if job is not None:
             self.end_job(job, now)
+        elif self.tables.is_head:
+            number = unpack_counter(message.job)[0]
+            rows = (_tombstone(message.job, number),), tuple(self._oldest_tombstone(number))
+            self.tables.send(self.tables.control_address, m.Write(0, *rows))
         if job is None or job.home != source[1:]:  # Its home receives the answer once all is gone. Others know now that it ends here.
             self.tables.send_to_node(source[1:], m.JobGone(message.job))
 
@@ -282,3 +308,8 @@ class Jobs:
     def next_deadline(self) -> float | None:
         """When the next failed write is repeated."""
         return self.tombstones[0][0] if self.tombstones else None
+
+
+def _tombstone(job: bytes, number: int) -> m.Row:
+    """The row by which the head remembers a job of another node that has ended, as ``puts`` of ``Write``."""
+    return ("job", job, pack_row({"number": number, "status": "ended"}))

@@ -28,6 +28,7 @@ from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
 from zfabric.machines.local_scheduler.records import (
     DONE,
+    DURABLE,
     ENDING,
     HOSTING,
     LEASED,
@@ -481,7 +482,7 @@ class Recovery:
             self._take_value(source[1:], object_id, OK, value, contained)
             record = self.tables.find(object_id)
             if isinstance(record, ObjectRecord):
-                record.durable = record.durable or durable
+                record.durable = DURABLE if durable else record.durable
             if type(value) is tuple:
                 self.tables.locates.append((object_id, source[1:]))
         self.values.keep_durable(source[1:], message.rows)
@@ -637,7 +638,7 @@ class Recovery:
             record.status = OK  # Without a value: it is rebuilt when a process requests it.
         elif is_put(object_id):
             put = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-            put.durable = True  # If it was not durable, the control store will not find it.
+            put.durable = DURABLE  # If it was not durable, the control store will not find it.
             self.rebuilding.make_available(put, "its node's daemon died")
 
     def _orphan(self, object_id: bytes) -> ObjectRecord:

@@ -21,6 +21,8 @@ from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
     DONE,
+    DURABLE,
+    NOT_DURABLE,
     PENDING,
     READY,
     AnyObject,
@@ -41,7 +43,7 @@ from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_put, short
 from zfabric.protocol.messages import FAILED, LOST, OK
 from zfabric.protocol.messages.rows import DEPENDENCIES, OPTIONS
 from zfabric.protocol.options import option
@@ -417,7 +419,7 @@ class Failover:
         unknown = [each for each in named_by(task) if each not in elsewhere and self.tables.find(each) is None]
         for identifier in unknown:
             record = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
-            record.status = OK
+            record.status, record.durable = OK, _durability(identifier)
         return [self.tables.objects[each] for each in unknown]
 
     def _restore_objects(self, orphans: Iterable[BorrowedRecord]) -> list[AnyObject]:
@@ -425,6 +427,7 @@ class Failover:
         found: list[AnyObject] = []
         for orphan in orphans:
             record = ObjectRecord(orphan.id, None, None)
+            record.durable = _durability(orphan.id)
             self._replace(orphan, record)
             self.tables.objects[orphan.id] = record
             found.append(record)
@@ -549,6 +552,11 @@ def _is_to_run(task: TaskRecord) -> bool:
 def _is_lost(record: AnyObject) -> bool:
     """Whether a value existed, as far as is known, and no copy is left."""
     return record.status == OK and record.value is None
+
+
+def _durability(identifier: bytes) -> int:
+    """What there may be in the head's table of an object that no row makes. If it was not put as durable, nothing is found there."""
+    return DURABLE if is_put(identifier) else NOT_DURABLE
 
 
 def _named_in(row: m.Row) -> tuple[bytes, ...]:

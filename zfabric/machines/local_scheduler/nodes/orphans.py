@@ -15,7 +15,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
-from zfabric.protocol.ids import short
+from zfabric.protocol.ids import is_put, short
 from zfabric.protocol.messages import FAILED, OK
 
 OF_READERS = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError", "ObjectTooLargeError", "ObjectStoreFullError"})
@@ -99,8 +99,10 @@ class Orphans:
         return False
 
     def fail(self, record: BorrowedRecord) -> None:
-        """Give up a value that nothing can make again."""
-        if record.status == PENDING:
+        """Give up a value that nothing can make again, unless it was put: the head may have it."""
+        if record.status == PENDING and is_put(record.id):
+            self.tables.durable_wanted.append((record.id, "the node where it was made is dead"))
+        elif record.status == PENDING:
             text = f"object {short(record.id)} is lost: the node where it was made is dead, and no other node had the task that makes it"
             self.outcomes.set_failure(record, FAILED, pack_failure("ObjectLostError", text))
             self.outcomes.announce(record)

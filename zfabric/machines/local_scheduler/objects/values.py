@@ -7,8 +7,21 @@ to pin it for the process that wants it, and its answer is passed on.
 
 from __future__ import annotations
 
+from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, NO_HOME, PENDING, BorrowedRecord, Elsewhere, ObjectRecord, ProcessRecord, Stored
+from zfabric.machines.local_scheduler.records import (
+    DONE,
+    DURABLE,
+    FORMER,
+    NO_HOME,
+    NOT_DURABLE,
+    PENDING,
+    BorrowedRecord,
+    Elsewhere,
+    ObjectRecord,
+    ProcessRecord,
+    Stored,
+)
 from zfabric.machines.local_scheduler.references import References, add_holder, holders_of
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -18,7 +31,7 @@ from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import ReadValue
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_call, short
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_call, is_put, short
 from zfabric.protocol.messages import FAILED, OK
 
 
@@ -53,7 +66,7 @@ class Values:
         for object_id, value, contained, durable in message.rows:
             if self.tables.find(object_id) is None:
                 record = ObjectRecord(object_id, None, process.incarnation)
-                record.durable = durable
+                record.durable = DURABLE if durable else NOT_DURABLE
                 self.tables.objects[object_id] = record
                 self.outcomes.set_value(record, value, contained, process.incarnation, durable)
                 if type(value) is tuple:
@@ -89,13 +102,16 @@ class Values:
 
     def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
         """Record a process's refs. A process that is not registered is dead: its message arrived late."""
-        if source[1:] not in self.tables.processes:
+        process = self.tables.processes.get(source[1:])
+        if process is None:
             return
         if self.tables.streams:
             self.streams.claim(message.object_ids)
         unknown = self.references.hold(message.object_ids, source[1:])
         if unknown and self.tables.nodes:
             unknown = self.references.hold(self._expect_elsewhere(unknown), source[1:])
+        if unknown:
+            unknown = self.references.hold(self._expect_durable(unknown, process), source[1:])
         if unknown:
             self.tables.counts["holds_of_unknown"] += len(unknown)
 
@@ -201,10 +217,13 @@ class Values:
     # -- durable values --
 
     def keep_durable(self, incarnation: bytes, rows: m.Rows) -> None:
-        """Have the control store write durable values, and notify the process that put them. ``rows`` as in ``Put``."""
+        """Have the control store of the head write durable values, and notify the process that put them. ``rows`` as in ``Put``.
+
+        There they outlive this node, and the cluster.
+        """
         for object_id, value, _, durable in rows:
             if durable and type(value) is bytes:
-                self.requests.ask(m.Write, (("object", object_id, value),), (), then=self._kept, about=(incarnation, object_id))
+                self.requests.ask_head(m.Write, (("object", object_id, value),), (), then=self._kept, about=(incarnation, object_id))
 
     def _kept(self, now: float, about: tuple[bytes, bytes], answer: m.Written) -> None:
         """Notify the process that put a durable value whether it is committed."""
@@ -215,10 +234,26 @@ class Values:
         self.tables.send_to_client(process, m.PutCommitted((object_id,), "" if answer.ok else answer.text))
 
     def read_durable(self) -> None:
-        """Request the control store's copies of durable values whose other copies are lost."""
+        """Request the control store's copies of durable values whose other copies are lost; delete those that nobody needs any more."""
         wanted, self.tables.durable_wanted = self.tables.durable_wanted, []
-        for object_id in wanted:
-            self.requests.ask(m.Read, "object", (object_id,), then=self.rebuilding.durable_found, about=object_id)
+        for about in wanted:
+            self.requests.ask_head(m.Read, "object", (about[0],), then=self.rebuilding.durable_found, about=about)
+        freed, self.tables.durable_freed = self.tables.durable_freed, []
+        for start in range(0, len(freed), ROWS_MAX):
+            deletes = tuple(("object", object_id) for object_id in freed[start : start + ROWS_MAX])
+            self.tables.send(self.tables.head_control_address, m.Write(0, (), deletes))
+
+    def _expect_durable(self, object_ids: list[bytes], process: ProcessRecord) -> list[bytes]:
+        """Make records of values that may be left in the head's table: of a job that is over, or named inside a value of a dead node."""
+        own = process.job
+        if own is None:
+            return object_ids
+        for object_id in filter(is_put, object_ids):
+            job = object_id[:JOB_BYTES]
+            if self.tables.dead if job == own.id else job not in self.tables.jobs:
+                record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+                record.status, record.durable = OK, DURABLE if job == own.id and not own.home else FORMER
+        return object_ids
 
     # -- values whose rows were lost with a daemon --
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from zfabric.machines.local_scheduler.records import (
     DONE,
+    FORMER,
+    NOT_DURABLE,
     PENDING,
     AnyObject,
     BorrowedRecord,
@@ -25,6 +27,9 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import TASK_BYTES, index_of, is_call, is_put, short
 from zfabric.protocol.messages import FAILED, OK
+
+NOT_KEPT = ", not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
+"""Why a value that was put cannot be rebuilt."""
 
 
 class Rebuilding:
@@ -46,7 +51,7 @@ class Rebuilding:
             wanted = agenda[-1]
             task = wanted.task
             found = wanted is not record and not _is_lost(wanted)
-            if found or (task is None and self._remake(wanted, reason)) or (task is not None and task.state != DONE):
+            if found or (task is None and self._begin_without_task(wanted, reason)) or (task is not None and task.state != DONE):
                 agenda.pop()
                 continue
             if isinstance(wanted, BorrowedRecord):  # Its home has it, or decides what follows.
@@ -58,7 +63,7 @@ class Rebuilding:
             if task is None and not is_put(wanted.object_id):
                 return f"{reason}, and so is the only row of the task that makes it"
             if task is None:
-                return f"{reason}, and it was put, not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
+                return f"{reason}, and it was put{NOT_KEPT}"
             inputs: list[AnyObject] = []
             for object_id_ in task.row[3]:
                 needed = self.tables.find(object_id_)
@@ -77,6 +82,18 @@ class Rebuilding:
                 agenda.pop()
                 self._run_again(task, inputs)
         return ""
+
+    def _begin_without_task(self, record: AnyObject, reason: str) -> bool:
+        """Have a lost value that no task makes read or replayed: it becomes pending. Return False if nothing has it, or can make it."""
+        return self._read(record, reason) or self._remake(record, reason)
+
+    def _read(self, record: AnyObject, reason: str) -> bool:
+        """Request the control store's copy of a value. Return False if it was not put as durable."""
+        if isinstance(record, TaskRecord) or not record.durable:
+            return False
+        record.status = PENDING
+        self.tables.durable_wanted.append((record.object_id, reason))
+        return True
 
     def _remake(self, record: AnyObject, reason: str) -> bool:
         """Request a replay of an actor's calls for a value, which becomes pending. Return False if no log can make it."""
@@ -179,10 +196,11 @@ class Rebuilding:
             self.tables.want(record)
         return True
 
-    def durable_found(self, now: float, identifier: bytes, answer: m.Found) -> None:
+    def durable_found(self, now: float, about: tuple[bytes, str], answer: m.Found) -> None:
         """Store the control store's copy of a durable value whose other copies were lost."""
+        identifier, reason = about
         record = self.tables.find(identifier)
-        if record is None:
+        if record is None or record.status != PENDING:  # It was freed, or put again.
             return
         for key, value in answer.rows:
             if key == identifier:
@@ -190,8 +208,12 @@ class Rebuilding:
                 self.tables.inline.replace(record, value)
         if record.status != OK:
             record.status = FAILED
-            text = f"object {short(identifier)} is lost, and the control store has no copy of it"
-            self.tables.inline.replace(record, pack_failure("ObjectLostError", text))
+            kind, text = "ObjectLostError", f"is lost: {reason}, and it was put{NOT_KEPT}"
+            if isinstance(record, ObjectRecord) and record.durable == FORMER:
+                kind, text = "ObjectFreedError", "is not known here: its job has ended, or it was not put as durable"
+            elif isinstance(record, ObjectRecord):
+                record.durable = NOT_DURABLE
+            self.tables.inline.replace(record, pack_failure(kind, f"object {short(identifier)} {text}"))
         self.outcomes.announce(record)
         if record.holders is None:
             self.tables.spare.append(record)
@@ -223,9 +245,7 @@ class Rebuilding:
             record.asked = b""
             self.tables.want(record)
             return
-        if not isinstance(record, TaskRecord) and record.durable:
-            record.status = PENDING
-            self.tables.durable_wanted.append(record.object_id)
+        if self._read(record, reason):
             return
         if record.task is None and self._yield_again(record, reason):
             return
