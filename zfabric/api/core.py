@@ -153,9 +153,9 @@ def put(value: R, *, durable: bool = False) -> ObjectRef[R]:
     """Store ``value`` once, for many tasks or readers; return its ref.
 
     With ``durable``, the control store (in a cluster, that of the head) has the value when this returns, and retains it as long as the job
-    needs it, whatever happens to other copies and nodes. If the cluster itself is lost, one that is started on the same ``--store`` has it:
-    ``zf.ObjectRef(bytes.fromhex(text))`` is a ref to it, where ``text`` was ``ref.hex()``. Without, a lost value cannot be rebuilt, since no
-    task made it.
+    needs it, whatever happens to other copies and nodes. If the cluster is lost, one that is started on the same ``--store`` has the value:
+    ``zf.ObjectRef(bytes.fromhex(text))`` is a ref to it, where ``text`` was ``ref.hex()``. Without ``durable``, a lost value cannot be
+    rebuilt, since no task made it.
 
     Raises SerializationError if the value cannot be pickled, ObjectTooLargeError, ObjectStoreFullError, OutOfDiskError if a durable value
     cannot be written, and TypeError for a ref.
