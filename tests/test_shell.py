@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import time
 from typing import Any
 
 import pytest
@@ -12,8 +14,22 @@ from zfabric.machines.client import Client
 from zfabric.machines.worker import Worker
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, OBJECT_BYTES, OBJECT_STORE, SHELL, WORKER, control_of, is_control
-from zfabric.shell.node import NodeMachines
+from zfabric.protocol.ids import (
+    CLIENT,
+    HEAD,
+    JOINER,
+    LOCAL_SCHEDULER,
+    MEMBER,
+    OBJECT_BYTES,
+    OBJECT_STORE,
+    REGISTRY,
+    SHELL,
+    WORKER,
+    control_of,
+    is_control,
+)
+from zfabric.runtime import daemon
+from zfabric.shell.node import ClusterPart, NodeMachines
 from zfabric.shell.process import (
     admits_caller,
     batches,
@@ -210,3 +226,59 @@ def test_reports_that_a_daemon_has_not_acknowledged_are_for_the_next() -> None:
     kept = [m.Completed((1,), (0,), ((),), b"task", (), (), b""), m.Yielded(())]
     envelopes: list[Any] = [(LOCAL_SCHEDULER, WORKER, kept[0]), (LOCAL_SCHEDULER, CLIENT, m.Ready()), (LOCAL_SCHEDULER, WORKER, kept[1])]
     assert unacknowledged_reports(envelopes) == kept
+
+
+HEAD_NODE, JOIN = b"headnode", m.Join(m.PROTOCOL_VERSION, b"thisnode", 0, "this", 1, b"k" * 40, "tcp://1.2.3.4:5", "", (), (), ())
+
+
+def test_a_node_that_was_suspended_is_silent_and_ends_before_it_does_anything_else() -> None:
+    """The clock of leases runs on meanwhile; the shell's, by which tasks have their timeouts, does not."""
+    done: list[Any] = []
+    core = NodeMachines(OWN, b"thisnode", Config(), (), 2**20, MemoryJournal(), 0, ClusterPart(JOIN, False))
+    core.read_lease_clock(100.0, 5000.0)
+    core.decide(100.0, done.append)
+    core.receive_from_node(100.5, HEAD, MEMBER, REGISTRY, m.Joined(HEAD_NODE, 2, 10.0))
+    core.decide(100.5, done.append)
+    core.take_outgoing_to_nodes()
+    core.read_lease_clock(101.0, 5001.01)
+    core.tick(101.0)
+    assert core.lease_age(101.0) == pytest.approx(1.0, abs=0.05)
+    assert not core.member.silent, "reading one clock after the other is no jump"
+    for suspended, expected in ((8.5, e.Silence), (9.5, e.Freeze), (25.0, e.EndNode)):
+        done.clear()
+        core.read_lease_clock(101.0, 5000.0 + suspended)
+        core.tick(101.0)
+        core.decide(101.0, done.append)
+        assert expected in map(type, done)
+        assert all(type(each[2]) is m.RenewLease for envelopes in core.take_outgoing_to_nodes().values() for each in envelopes)
+
+
+def test_a_registry_that_was_suspended_declares_nobody_dead() -> None:
+    core = NodeMachines(OWN, b"thisnode", Config(), (), 2**20, journal := MemoryJournal(), 0, ClusterPart(JOIN, True))
+
+    def perform(effect: Any) -> None:
+        if isinstance(effect, e.Store):
+            journal.commit([effect], lambda error: core.committed(effect.sequence, error))
+
+    def turn(now: float, lease_now: float) -> None:
+        core.read_lease_clock(now, lease_now)
+        core.tick(now)
+        core.decide(now, perform)
+
+    turn(100.0, 5000.0)
+    core.receive_from_node(100.5, JOINER + b"other", REGISTRY, MEMBER, JOIN._replace(node=b"othernod"))
+    turn(100.5, 5000.5)
+    assert core.registry.statistics()["nodes"] == 2
+    turn(101.0, 6000.0)
+    turn(101.6, 6000.6)
+    assert core.registry.statistics()["stalls"] == 1
+    assert core.registry.statistics()["nodes"] == 2
+    for seconds in range(22):
+        turn(102.0 + seconds / 2, 6001.0 + seconds / 2)
+    assert core.registry.statistics()["nodes"] == 1, "it did not renew its lease after that"
+
+
+def test_a_daemon_measures_leases_by_the_clock_that_runs_while_the_machine_is_suspended() -> None:
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= daemon.lease_clock() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert "self.core.read_lease_clock(now, lease_clock())" in inspect.getsource(daemon.Daemon.run)

@@ -62,6 +62,11 @@ COLLECT_EVERY = 30.0
 """Seconds between passes of the cyclic garbage collector in an idle daemon. Records form no cycles; libraries may."""
 
 
+def lease_clock() -> float:
+    """The time by which leases are measured, in seconds: it runs on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Daemon:
     """One incarnation of a node's daemon; ``daemons`` counts the earlier ones."""
 
@@ -181,6 +186,7 @@ class Daemon:
         cluster = self.cluster
         if cluster is not None:
             polled += cluster.transport.sources
+            self.core.read_lease_clock(clock(), lease_clock())
             cluster.transport.tick(clock())
         self.turn(clock())
         if cluster is None or self._restarted:  # Else once the node has joined. Its living processes look for the next daemon at once.
@@ -195,6 +201,8 @@ class Daemon:
             timeout = max(0, min(60_000, int((deadline - now) * 1000 + 0.999)))
             ready: dict[Any, int] = dict(zmq_poll(polled, timeout))
             now = clock()
+            if cluster is not None:
+                self.core.read_lease_clock(now, lease_clock())
             if supervision in ready:
                 self._supervised(now)
             self._take_events(now, wakeup in ready)
@@ -290,7 +298,7 @@ class Daemon:
         if self.cluster is not None:
             dict.update(counts, self.cluster.refused())
         dict.update(counts, {name: many for name, many in self.core.control.statistics().items() if name != "refused"})
-        if self.core.member is not None and (age := self.core.member.lease_age(clock())) is not None:
+        if (age := self.core.lease_age(clock())) is not None:
             dict.update(counts, {"lease_age_seconds": age})
 
     def turn(self, now: float) -> None:

@@ -39,6 +39,7 @@ from zfabric.protocol.ids import (
 from zfabric.protocol.machine import Machine, Refusal
 from zfabric.protocol.messages import Envelope
 from zfabric.protocol.node_fields import READ_TABLES, WRITE_TABLE
+from zfabric.shell.lease_clock import LeaseClock, OnLeaseClock
 
 SWEEP_EVERY = 5.0
 """Seconds between two sweeps for unregistered peers. The link of a peer that two sweeps find is closed. A driver waits less long for its
@@ -90,15 +91,16 @@ class NodeMachines:
         """Machines by role."""
         self._own_nodes: frozenset[bytes] = frozenset((node,))
         """Node ids that stand for this node."""
+        self._lease_clock = LeaseClock()
         self.member: Member | None = None
         self.registry: Registry | None = None
         if part is not None:
-            self.member = self.machines[MEMBER] = Member(MEMBER + incarnation, scheduler, part.join, part.table, config.node_lease)
+            self.member = Member(MEMBER + incarnation, scheduler, part.join, part.table, config.node_lease)
+            self.machines[MEMBER] = OnLeaseClock(self.member, self._lease_clock)
             if part.head:
                 self._own_nodes |= {HEAD}
-                self.registry = self.machines[REGISTRY] = Registry(
-                    REGISTRY + incarnation, node, config, control, part.join.versions, daemons
-                )
+                self.registry = Registry(REGISTRY + incarnation, node, config, control, part.join.versions, daemons)
+                self.machines[REGISTRY] = OnLeaseClock(self.registry, self._lease_clock)
             else:  # Jobs are numbered there. What is sent before the way is known is repeated.
                 self.scheduler.tables.head_control_address = CONTROL_STORE + HEAD
         self.refused = 0
@@ -197,6 +199,19 @@ class NodeMachines:
         if self.registry is not None:
             return self.registry.ending
         return self.member is not None and self.member.leaving
+
+    # -- the clock of leases --
+
+    def read_lease_clock(self, now: float, lease_now: float) -> None:
+        """Note what time it is on the clock of leases, before anything else is done in a turn. Without this, that is the shell's clock."""
+        if self._lease_clock.read(now, lease_now):
+            for role in (MEMBER, REGISTRY):
+                if role in self.machines:
+                    self._due[role] = now
+
+    def lease_age(self, now: float) -> float | None:
+        """Seconds since the request that renewed the node's lease last; None if it has none."""
+        return None if self.member is None else self.member.lease_age(now + self._lease_clock.ahead)
 
     # -- turns --
 
