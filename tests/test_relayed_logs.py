@@ -190,3 +190,15 @@ def test_a_caller_has_one_name_in_the_log_wherever_the_actor_lives() -> None:
         assert all(log._here(names[at_home]) == name for log, name in names.items())
     on_a.acknowledged(CALLER, (CALL,), False)
     assert on_a._acknowledgements == [(remote_caller(CALLER, HOME_A), (CALL,), False)]
+
+
+def test_callers_that_are_gone_are_forgotten_wherever_they_were() -> None:
+    host = Host()
+    elsewhere, dead = remote_caller(CALLER, HOME_C), remote_caller(CALLER, b"\x02dead n.")
+    host.send(WORKER + host.worker, m.ReplayProgress(ACTOR_ID, 2, 2, (elsewhere, dead, CALLER)))
+    assert m.ReplayProgress(ACTOR_ID, 2, 2, ()) in host.told(HOME_A)
+    assert host.told(HOME_C) == [m.ReplayProgress(ACTOR_ID, 2, 2, (CALLER,))]
+    gone = [each.incarnation for each in host.sent_to(b"K" + control_of(host.worker)) if type(each) is m.CallerGone]
+    assert gone == [dead, CALLER], "its node is dead, and no process here has that name"
+    host.hear(HOME_C, m.ReplayProgress(OTHER[:16], 1, 1, (CALLER, DRIVER)))
+    assert host.told(HOME_C) == [m.CallerGone(CALLER)], "the driver lives"

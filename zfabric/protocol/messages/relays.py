@@ -6,8 +6,8 @@ is then "in" the node to which calls are to be sent.
 
 An actor may live on another node than its home: it is made there by a delegated task (``Delegate``, ``Ended``). The home ends it with
 ``RetireActor`` or, at once, with ``StopDelegated``; ``ActorExiting`` and ``LifeEnded`` are what the home receives. The home has its log,
-too: ``RelayedBlock``, ``RelayedCheckpoint`` and ``LogRecorded`` add to it, ``ReadLog`` and ``LogPage`` read it. ``ReplayProgress``, without
-callers, and ``CallCounts`` are passed on to the home as they are.
+too: ``RelayedBlock``, ``RelayedCheckpoint`` and ``LogRecorded`` add to it, ``ReadLog`` and ``LogPage`` read it. ``CallCounts`` and
+``ReplayProgress`` are passed on to it. Each node receives the latter with its processes for which the actor retains outcomes, too.
 """
 
 from __future__ import annotations

@@ -53,8 +53,6 @@ HELD = frozenset(
         m.RelayedBlock,
         m.RelayedCheckpoint,
         m.ReadLog,
-        m.ReplayProgress,
-        m.CallCounts,
     }
 )
 """Messages of other nodes that wait until all have registered; ``FetchValues`` until the homes of all objects are known as well, since a

@@ -13,7 +13,7 @@ process translates (``CallLog.places``): callers are recognised wherever the act
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 
 from zfabric.machines.common.log_format import LOG
 from zfabric.machines.common.row_format import unpack_row
@@ -24,7 +24,7 @@ from zfabric.machines.local_scheduler.records import TaskRecord, WorkerRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, Address, node_of_caller
+from zfabric.protocol.ids import FIRST_RETURN, INCARNATION_BYTES, JOB_BYTES, Address, node_of_caller
 
 
 class RemoteLogs:
@@ -135,18 +135,39 @@ class GuestLogs:
         self.to_send.append((life.home, message))
 
     def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
-        """Pass on how far a replay has come; at its end, notify the actor of callers that are gone."""
+        """Pass on how far a replay has come; at its end, find out which callers are gone. Those of other nodes these know."""
         life, worker = self._life_in(source, message.actor_id), self.tables.worker_of(source)
         if life is None or worker is None:
-            self.logs.on_replay_progress(now, source, message)
+            self._replays_elsewhere(now, source, message)
             return
         self.to_send.append((life.home, message._replace(callers=())))
+        self._ask(message)
+        for caller in message.callers:
+            node = node_of_caller(caller)
+            if node not in self.tables.nodes and (node or caller not in self.tables.processes):
+                self.tables.send_to_control(worker, m.CallerGone(caller))
+
+    def _ask(self, message: m.ReplayProgress) -> None:
+        """Ask other nodes which of their processes are gone that an actor here retains outcomes for."""
+        by_node: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for caller in message.callers:
             node = node_of_caller(caller)
             if node in self.tables.nodes:
                 self.callers.expect(caller)
-            elif node or caller not in self.tables.processes:
-                self.tables.send_to_control(worker, m.CallerGone(caller))
+                by_node[node].append(caller[:INCARNATION_BYTES])
+        self.to_send += [(node, message._replace(callers=tuple(callers))) for node, callers in by_node.items()]
+
+    def _replays_elsewhere(self, now: float, source: Address, message: m.ReplayProgress) -> None:
+        """An actor of this node replays, or one of another node that retains outcomes for processes of this one."""
+        node = source[1:]
+        if node not in self.tables.nodes:
+            self.logs.on_replay_progress(now, source, message)
+            self._ask(message)
+            return
+        self.logs.on_replay_progress(now, source, message._replace(callers=()))
+        for caller in message.callers:
+            if caller not in self.tables.processes:
+                self.tables.send_to_node(node, m.CallerGone(caller))
 
     def on_call_counts(self, now: float, source: Address, message: m.CallCounts) -> None:
         """Pass on how many calls have ended that are not logged."""
