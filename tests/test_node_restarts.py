@@ -18,7 +18,7 @@ from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.records import ENDING
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, child_prefix, first_attempt, object_id
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, call_value, child_prefix, first_attempt, object_id
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.sim.programs import ACTOR, Program, mix
 from zfabric.sim.scenarios import STEADY, get, invoke, task
@@ -570,6 +570,23 @@ def test_a_large_value_of_a_task_that_nobody_knows_any_more_is_released_where_it
     for other, said in ((A, (m.Ended(1, tuple(ended), ()),)), (C, ())):
         _, search, _ = node.register(other, *said)
         hear(node, other, m.Borrowed(search.number, (value,)))
+    assert m.Release((value,)) in told(node, A)
+
+
+def test_a_result_whose_home_had_to_be_found_is_retained_until_its_caller_releases_it() -> None:
+    """Its caller awaits another value of the call, too, and has no ref to this one."""
+    node = Anew(elsewhere=True)
+    call = JOB + b"parent X" + bytes(4)
+    value, other = call_value(call, 0), call_value(call, 1)
+    node.rejoin_worker((CLIENT, m.ExpectResults(((value, task_id(7)), (other, task_id(7))))), (CLIENT, m.Hold((other,))))
+    returned = m.CallsEnded(1, ((call, OLD, m.OK, (200_000, b"small"), ()),), ())
+    for home, said in ((C, ()), (A, (m.RetainedValues(((value, 200_000, ()),), ()), returned))):
+        _, search, _ = node.register(home, *said)
+        hear(node, home, m.Borrowed(search.number, search.object_ids))
+    node.turn()
+    assert node.scheduler.tables.find(value) is not None
+    assert m.Release((value,)) not in told(node, A)
+    node.send(CLIENT + OLD, m.Release((value,)))
     assert m.Release((value,)) in told(node, A)
 
 

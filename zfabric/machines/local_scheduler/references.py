@@ -291,6 +291,8 @@ class References:
 
     def _free_borrowed(self, record: BorrowedRecord) -> None:
         """Give up the hold on an object of another node. If rows name it that are retained, its home is to retain its row."""
+        if self.tables.objects.get(record.id) not in (record, None):
+            return  # It was replaced by another record, as its home was found.
         self.tables.unwanted.append(record.id)
         if record.borrowed:
             self.tables.given_up.append((record.home, record.id))
