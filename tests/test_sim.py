@@ -385,6 +385,23 @@ def test_only_what_attempts_have_submitted_that_died_with_their_node_is_void() -
     assert [each for each in (b"parent", b"child", b"call", b"again") if ancestry.is_void(each)] == [b"child", b"call"]
 
 
+def test_a_node_that_died_while_it_was_stopped_is_excused_until_the_first_turn_of_its_daemon() -> None:
+    world = World(0, faults=STEADY, program=Program((), 0), nodes=2)
+    node = world.nodes[1]
+    while not node.joined_as:
+        world.step()
+    node.stop(1.0)
+    world.invariants._members = {world.head}
+    assert not world.invariants.is_behind(node), "it does nothing"
+    while node.stopped_until:
+        world.step()
+    assert world.invariants.is_behind(node)
+    assert not world.invariants.is_behind(world.nodes[0])
+    while node.resuming:
+        world.step()
+    assert not world.invariants.is_behind(node)
+
+
 def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """The statements of a program, of all that it runs, of what that runs, and so on."""
     yield statements

@@ -86,9 +86,15 @@ class CallInvariants:
         self._made[caller, call_id] = Made(caller, actor_id, number, retries, unordered)
 
     def alone(self, worker: WorkerProcess, actor_id: bytes) -> None:
-        """Fail if another process is the actor that ``worker`` runs or is about to create: on any node whose processes act."""
+        """Fail if another process is the actor that ``worker`` runs or is about to create: on any node whose processes act.
+
+        What leaves a node that was stopped until it was dead is refused. Before the first turn of its daemon nothing does.
+        """
+        if self.world.invariants.is_behind(worker.node):
+            return
         for other in self.world.workers.values():
-            if other is not worker and other.alive and other.node.acts and actor_id in other.worker.mailbox.actors:
+            acts = other.alive and other.node.acts and not self.world.invariants.is_behind(other.node)
+            if other is not worker and acts and actor_id in other.worker.mailbox.actors:
                 self.world.fail(f"{worker.name} acts as actor {short(actor_id)}, and {other.name} is that actor")
 
     def killing(self, pid: int, reason: str) -> None:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from zfabric.sim.node import Node, Overview, SimDaemon
     from zfabric.sim.workers import WorkerProcess
 
-RESUMES = 0.01
-"""Seconds that a node has after a stop to find that its lease is over."""
-
 
 class Invariants:
     """Checks the tasks and values of one world."""
@@ -70,8 +67,8 @@ class Invariants:
             if task.rare is not None and (task.rare.stopped or task.rare.rebuilt):
                 continue
             own = next((node for node in self.world.nodes if worker.incarnation in node.workers), home)
-            if own is not home and own.identifier not in nodes and self.world.now <= own.went_on + RESUMES:
-                continue  # Its node is dead, and was stopped: it has yet to find that.
+            if own is not home and self.is_behind(own):
+                continue
             for node in self.world.living:
                 if node is home or node.identifier not in nodes or not node.up:
                     continue
@@ -80,6 +77,10 @@ class Invariants:
                 for other in node.workers.values():
                     if other is not worker and any(type(each.item) is Item and each.item.row[0] == task_id for each in other.stack):
                         self.world.fail(f"{short(task_id)} begins on {worker.name}, and runs on {other.name}")
+
+    def is_behind(self, node: Node) -> bool:
+        """Whether a node was declared dead while it was stopped, and its daemon has had no turn since: nobody there can know that."""
+        return node.resuming and node.identifier not in self._members
 
     def remains(self, daemon: SimDaemon, sender: bytes, message: m.Remains) -> None:
         """Check a report on a dead node: the home of a job waits for it before it takes over. Note the attempts that run on."""
@@ -157,7 +158,7 @@ class Invariants:
                 continue
             if member.silent and (node.frozen or not node.workers or member.unanswered(node.daemon.now)):
                 continue
-            if not node.stopped_until and self.world.now > node.went_on + RESUMES:
+            if not (node.stopped_until or node.resuming):
                 self.world.fail(f"node {node.number} is declared dead, and acts")
         if self._members - members:
             self._going_on.clear()

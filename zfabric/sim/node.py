@@ -72,8 +72,8 @@ class Node:
         """When all its processes go on, on the world's clock."""
         self.frozen = False
         """Whether its workers are stopped, since it has no lease."""
-        self.went_on = 0.0
-        """When it went on after its last stop."""
+        self.resuming = False
+        """Whether it has gone on after a stop, and its daemon has had no turn since."""
         self.restarts = 0
         self.agent: LinkedAgent | None = None
         """The transfer agent, once the daemon has requested one."""
@@ -139,7 +139,7 @@ class Node:
         """Let all processes of the node run, if they are stopped."""
         if self.stopped_until and not self.dead:
             self.stopped_until = 0.0
-            self.went_on = self.world.now
+            self.resuming = True
             self.world.note(f"node {self.number} goes on")
             self.daemon.wake()
             if self.agent is not None:
@@ -501,6 +501,7 @@ class SimDaemon:
             self._sweep_at = now + SWEEP_EVERY
             for incarnation in self.core.sweep(self.transport.peers):
                 self.transport.forget(incarnation)
+        self.node.resuming = False
         self.world.after_turn(self)
 
     def crash_point(self) -> None:
