@@ -134,6 +134,18 @@ def test_a_repeated_call_that_may_have_run_is_never_reported_as_not_run(client: 
     assert outcome(client, again) == ("ActorDiedError", "unknown")
 
 
+def test_a_call_that_is_repeated_by_way_of_the_next_daemon_may_have_run(client: Client) -> None:
+    """The actor is on another node, and dies before the repeated calls leave. The one that was made meanwhile has not run."""
+    first = call(client, 1)
+    lives(client, DAEMON)
+    assert sent(client) == [1]
+    client.step(0.0, b"L" + DAEMON, m.RepeatCalls(ACTOR))
+    second = call(client, 2)
+    lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "killed"))
+    assert outcome(client, first) == ("ActorDiedError", "unknown")
+    assert outcome(client, second) == ("ActorDiedError", "not run")
+
+
 def test_a_call_that_the_dead_incarnation_returned_is_not_repeated(client: Client) -> None:
     again = call(client, 1, retries=-1)
     lives(client, HOME)

@@ -630,6 +630,9 @@ class Calls:
     def _repeat(self, target: Target) -> None:
         """Send all calls again that were sent to the present life of an actor on another node, and what it retains outcomes for."""
         self.queued += len(target.sent) - len(target.outbox)
+        if not target.outbox:
+            target.repeated.clear()
+        target.repeated |= target.sent.keys() - {row[0] for row in target.outbox}
         target.outbox = list(target.sent.values())
         if target.outbox:
             self._full[target] = None
@@ -640,7 +643,9 @@ class Calls:
         """Repeat, ask about or fail the calls that were sent to a process which is gone. Some may have run."""
         rows = list(target.sent.values())
         self._full.pop(target, None)
-        unsent, target.outbox = {row[0] for row in target.outbox}, []
+        unsent = {row[0] for row in target.outbox} - target.repeated
+        target.outbox = []
+        target.repeated.clear()
         begun = next((index + 1 for index, row in enumerate(rows) if row[0] == executing), len(rows))
         again: list[Row] = []
         for index, row in enumerate(rows):

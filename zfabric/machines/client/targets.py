@@ -25,6 +25,7 @@ class Target:
         "leaving",
         "outbox",
         "parked",
+        "repeated",
         "retries",
         "sent",
         "state",
@@ -57,6 +58,8 @@ class Target:
         """Calls that were sent and have no outcome, in order."""
         self.outbox: list[Row] = []
         """Calls of ``sent`` that leave with the next frame."""
+        self.repeated: set[bytes] = set()
+        """Calls of ``outbox`` that were sent to this life before, by way of an earlier daemon."""
         self.leaving = False
         """Whether the program has dropped its last handle: the handle's ref is released once the last call has an outcome."""
         self.tried: dict[bytes, int] = {}
