@@ -18,7 +18,7 @@ from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.records import ENDING
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, call_value, child_prefix, first_attempt, object_id
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, call_value, child_prefix, first_attempt, object_id, remote_caller
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.sim.programs import ACTOR, Program, mix
 from zfabric.sim.scenarios import STEADY, get, invoke, task
@@ -588,6 +588,17 @@ def test_a_result_whose_home_had_to_be_found_is_retained_until_its_caller_releas
     assert m.Release((value,)) not in told(node, A)
     node.send(CLIENT + OLD, m.Release((value,)))
     assert m.Release((value,)) in told(node, A)
+
+
+def test_a_large_result_that_its_actor_reports_to_the_next_daemon_is_retained_before_the_callers_node_has_registered() -> None:
+    """The store drops what it has found in the arena and nobody retains, as soon as the processes of this node have registered."""
+    node = Anew(elsewhere=True)
+    call = JOB + b"parent X" + bytes(4)
+    outcome = (call, remote_caller(b"\x05caller.", A), m.OK, ((4096, 200_000),), ())
+    node.rejoin_worker((WORKER, m.CallOutcomes((outcome,))))
+    sealed = [row for to, message in node.sent if isinstance(message, m.Sealed) for row in message.rows]
+    assert sealed == [(call_value(call, 0), 4096, 200_000, OLD, False)]
+    assert not any(isinstance(message, m.CallsEnded) for message in told(node, A))
 
 
 def test_children_of_a_task_whose_function_is_lost_are_stopped() -> None:

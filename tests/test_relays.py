@@ -85,6 +85,19 @@ def test_a_large_result_stays_here_for_the_callers_node(node: Nodes) -> None:
     assert call_value(CALL, 0) not in node.scheduler.tables.objects
 
 
+def test_a_large_result_is_repeated_with_its_outcome_and_by_itself_once_that_is_acknowledged(node: Nodes) -> None:
+    """The next daemon of the caller's node would give up a value of a call of which it does not know."""
+    worker = node.actor()
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(),), CALLER, ()))
+    node.report(worker, (CALL, m.OK, ((4096, 300_000),), ()))
+    node.told(HOME_A)
+    for daemon, kind in ((b"daemon 2", m.CallsEnded), (b"daemon 3", m.RetainedValues)):
+        node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, daemon, node.scheduler.address[1:]), m.Ready())
+        told = node.told(HOME_A)
+        assert [type(each) for each in told if isinstance(each, m.CallsEnded | m.RetainedValues)] == [kind]
+        node.hear(HOME_A, m.EndsReceived(1))
+
+
 def test_calls_for_a_life_that_has_ended_are_dropped_and_the_callers_node_is_notified(node: Nodes) -> None:
     worker = node.actor()
     died(node, worker, None)

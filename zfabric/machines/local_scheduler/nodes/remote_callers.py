@@ -19,7 +19,6 @@ from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.transitions import ActorLifeEnded, CallsEndReceived
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import ACTOR, INCARNATION_BYTES, JOB_BYTES, WORKER, Address, call_value, daemons_of, node_of_caller, remote_caller
-from zfabric.protocol.messages import OK
 from zfabric.protocol.messages.rows import CALL_OPTIONS, DEPENDENCIES
 from zfabric.protocol.options import option
 
@@ -116,16 +115,10 @@ class RemoteCallers:
                 self.streams.dropped.pop(call_id, None)
                 job = self.tables.jobs.get(call_id[:JOB_BYTES])
                 if node is None or (job is not None and job.ended):
-                    self._drop(worker, call_id, outputs)
+                    self.references.release([call_value(call_id, index) for index, _ in enumerate(outputs)], token)
+                    self._confirm(worker, (call_id,))
                     self.references.unpin(inside)
                     continue
-                if status == OK:
-                    outputs = tuple(
-                        self.outcomes.retain_for_home(
-                            call_value(call_id, index), token, worker, value, contained[index] if index < len(contained) else ()
-                        )
-                        for index, value in enumerate(outputs)
-                    )
                 named += inside
                 rows.append((call_id, caller[:INCARNATION_BYTES], status, outputs, contained))
                 reporters[worker.token].append(call_id)
@@ -136,12 +129,6 @@ class RemoteCallers:
         for token, message in behind:
             if token in self.tables.nodes:
                 self.borrowing.send_behind(token, message)
-
-    def _drop(self, worker: WorkerRecord, call_id: bytes, outputs: m.Row) -> None:
-        """Drop an outcome that nobody waits for."""
-        for index, value in enumerate(outputs):
-            self.outcomes.drop_copy(worker, call_value(call_id, index), value)
-        self._confirm(worker, (call_id,))
 
     def on_end_received(self, received: CallsEndReceived) -> None:
         """Confirm outcomes to their actors: the callers' node has taken them in, or is dead."""

@@ -8,7 +8,7 @@ values that it retains for the other. What one side does not repeat, the other g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
@@ -30,7 +30,7 @@ from zfabric.machines.local_scheduler.references import References, add_holder, 
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import Address
+from zfabric.protocol.ids import Address, call_value, node_of_caller
 
 
 class Repeats:
@@ -101,10 +101,12 @@ class Repeats:
         claimed = [each for each in records if isinstance(each.value, Elsewhere) and each.value.place == token]
         for rows in _batches(tuple((each.object_id, each.contained) for each in claimed)):
             self.tables.send_to_node(token, m.ClaimValues(rows, self._homes(rows)))
+        in_outcomes = self._in_outcomes(token, node.unreceived)
         retained = [
             (each.object_id, each.value.size, each.contained)
             for each in records
             if isinstance(each, BorrowedRecord) and each.home == token and type(each.value) is Stored and token in holders_of(each)
+            if each.id not in in_outcomes
         ]
         for rows in _batches(tuple(retained)):
             self.tables.send_to_node(token, m.RetainedValues(rows, self._homes(rows)))
@@ -119,6 +121,12 @@ class Repeats:
         self.executions.repeat_ends(node)
         self.guest_logs.repeat(token)
         self.jobs.node_joined(token)
+
+    def _in_outcomes(self, home: bytes, unreceived: Iterable[m.Message]) -> set[bytes]:
+        """Values of calls whose outcomes a home has not acknowledged: it may not know that there are any, and receives them with these."""
+        rows = [row for message in unreceived if isinstance(message, m.CallsEnded) for row in message.rows]
+        rows += [row for _, row, _ in self.tables.relayed_ends if node_of_caller(row[1]) == home]
+        return {call_value(row[0], index) for row in rows for index, _ in enumerate(row[3])}
 
     def _homes(self, rows: m.Rows) -> m.Rows:
         return self.tables.homes_of(each for *_, contained in rows for each in contained)

@@ -70,7 +70,20 @@ class CallResults:
             self.requests.ask_store("nothing", (), then=self._taken_over, about=(worker.token, recorded))
 
     def _relay(self, worker: WorkerRecord, row: m.Row) -> None:
-        """Have an outcome sent to another node at the end of the turn. The actor may release at once what the outcome names."""
+        """Have an outcome sent to another node at the end of the turn. The actor may release at once what the outcome names.
+
+        Large values are retained at once: a restarted scheduler sends outcomes later, and drops what it finds that nobody retains.
+        """
+        call_id, caller, status, outputs, contained = row
+        home = node_of_caller(caller)
+        if status == OK:
+            outputs = tuple(
+                self.outcomes.retain_for_home(
+                    call_value(call_id, index), home, worker, value, contained[index] if index < len(contained) else ()
+                )
+                for index, value in enumerate(outputs)
+            )
+            row = (call_id, caller, status, outputs, contained)
         named = names_of_outcome(row)
         self.outcomes.references.pin(named)
         self.tables.relayed_ends.append((worker, row, named))
