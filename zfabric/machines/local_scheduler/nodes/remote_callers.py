@@ -114,9 +114,9 @@ class RemoteCallers:
                 self.tables.relayed_streams.pop(call_id, None)
                 self.streams.dropped.pop(call_id, None)
                 job = self.tables.jobs.get(call_id[:JOB_BYTES])
-                if node is None or (job is not None and job.ended):
-                    self.references.release([call_value(call_id, index) for index, _ in enumerate(outputs)], token)
-                    self._confirm(worker, (call_id,))
+                is_unknown = any(type(value) is tuple for value in outputs)  # No such node was known as it came.
+                if node is None or is_unknown or (job is not None and job.ended):
+                    self._drop(worker, token, call_id, outputs)
                     self.references.unpin(inside)
                     continue
                 named += inside
@@ -129,6 +129,13 @@ class RemoteCallers:
         for token, message in behind:
             if token in self.tables.nodes:
                 self.borrowing.send_behind(token, message)
+
+    def _drop(self, worker: WorkerRecord, node: bytes, call_id: bytes, outputs: m.Row) -> None:
+        """Drop an outcome that nobody waits for."""
+        for index, value in enumerate(outputs):
+            self.outcomes.drop_copy(worker, call_value(call_id, index), value)
+        self.references.release([call_value(call_id, index) for index, _ in enumerate(outputs)], node)
+        self._confirm(worker, (call_id,))
 
     def on_end_received(self, received: CallsEndReceived) -> None:
         """Confirm outcomes to their actors: the callers' node has taken them in, or is dead."""

@@ -74,19 +74,23 @@ class CallResults:
 
         Large values are retained at once: a restarted scheduler sends outcomes later, and drops what it finds that nobody retains.
         """
-        call_id, caller, status, outputs, contained = row
-        home = node_of_caller(caller)
-        if status == OK:
-            outputs = tuple(
-                self.outcomes.retain_for_home(
-                    call_value(call_id, index), home, worker, value, contained[index] if index < len(contained) else ()
-                )
-                for index, value in enumerate(outputs)
-            )
-            row = (call_id, caller, status, outputs, contained)
+        home = node_of_caller(row[1])
+        if home in self.tables.nodes:
+            row = self.retain_for(home, worker, row)
         named = names_of_outcome(row)
         self.outcomes.references.pin(named)
         self.tables.relayed_ends.append((worker, row, named))
+
+    def retain_for(self, home: bytes, worker: WorkerRecord, row: m.Row) -> m.Row:
+        """Retain the large values of an outcome for another node. Return the row with their sizes."""
+        call_id, caller, status, outputs, contained = row
+        if status == OK:
+            refs = (contained[index] if index < len(contained) else () for index, _ in enumerate(outputs))
+            outputs = tuple(
+                self.outcomes.retain_for_home(call_value(call_id, index), home, worker, value, inside)
+                for index, (value, inside) in enumerate(zip(outputs, refs, strict=True))
+            )
+        return call_id, caller, status, outputs, contained
 
     def take(self, worker: WorkerRecord, rows: m.Rows) -> None:
         """Record outcomes of calls that processes of this node made, and send them to the callers. ``worker`` is where the actor lives."""
