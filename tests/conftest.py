@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -125,6 +126,12 @@ def pytest_unconfigure() -> None:
 def side_by_side(config: pytest.Config) -> bool:
     """Whether this process is one of several that share the tests of a run."""
     return hasattr(config, "workerinput")
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector leave alone what is there now: thousands of tests, through which each collection of a test would go."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -996,7 +997,7 @@ def test_a_ready_task_at_the_end_of_a_long_chain_is_found(most: int) -> None:
 
 def test_a_lost_value_at_the_end_of_a_long_chain_is_rebuilt(node: Node) -> None:
     (worker,) = node.workers()
-    last = 1500
+    last = sys.getrecursionlimit() + 50
     for number in range(last + 1):
         node.submit(row(number, ref(number - 1)) if number else row(0))
         node.complete(worker, number, 0, m.OK, (4096, 100_000) if number == last else b"value")
