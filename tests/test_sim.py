@@ -219,8 +219,9 @@ def cluster_of(nodes: int, seed: int) -> WorldResult:
     return command.run_seed(seed, nodes=nodes)
 
 
-@pytest.mark.parametrize(("nodes", "seeds"), [(2, 15), (3, 50), (6, 6)])
+@pytest.mark.parametrize(("nodes", "seeds"), [(2, 5), (3, 15), (6, 6)])
 def test_programs_end_with_the_right_values_on_several_nodes(nodes: int, seeds: int) -> None:
+    """A few of those that ``scripts/worlds`` runs in the same check."""
     failures = {seed: outcome.failure for seed in range(seeds) if (outcome := cluster_of(nodes, seed)).failure}
     assert failures == {}
 
@@ -251,7 +252,8 @@ def test_streams_end_with_the_right_values_on_several_nodes() -> None:
 
 def test_every_kind_of_fault_of_nodes_is_reached() -> None:
     missing = set(command.EXPECTED_OF_NODES)
-    for seed in range(200):
+    hints = (0, 1, 2, 5, 8, 9, 11, 19, 38, 65, 131)  # The first that reached something, when this was written.
+    for seed in dict.fromkeys((*hints, *range(200))):
         missing -= {name for name, count in cluster_of(3, seed).states.items() if count > 0}
         if not missing:
             return
