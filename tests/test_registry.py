@@ -342,3 +342,167 @@ def test_a_restarted_daemon_ends_its_node_if_the_registry_does_not_answer_within
     assert Freeze(True) in step(machine, LEASE / 2)
     assert not any(isinstance(each, EndNode) for each in step(machine, 2 * LEASE - 0.1))
     assert any(isinstance(each, EndNode) for each in step(machine, 2 * LEASE))
+
+
+# --- pairs of nodes -----------------------------------------------------------------------------------------------------------
+
+
+def members(head: Head, *nodes: bytes) -> None:
+    """Have nodes join."""
+    for node in nodes:
+        head.say(node, join(node))
+    head.sent.clear()
+
+
+def probed(head: Head, complainer: bytes, of: bytes, **unreached: tuple[bytes, ...]) -> list[bytes]:
+    """Have a node complain of another one, and all living nodes answer the probe. Return who is dead then."""
+    before = head.registry._living().keys()
+    head.say(complainer, m.Complain((of,)))
+    probes = {to[1:]: message.number for to, message in head.sent if isinstance(message, m.ProbePairs)}
+    head.sent.clear()
+    assert probes.keys() == before, "every node probes its pairs"
+    for node, number in probes.items():
+        head.say(node, m.PairsProbed(number, unreached.get(node[5:6].decode(), ())))
+    return expelled(head, before)
+
+
+def expelled(head: Head, before: Any) -> list[bytes]:
+    """Return who ends: it is told at once, and is dead when its lease has run out. The others renew theirs."""
+    told = sorted({to[1:] for to, message in head.sent if isinstance(message, m.Expelled)})
+    assert before <= head.registry._living().keys(), "it may act as long as it has a lease"
+    for number in range(6):
+        for node in before - {NODE_A}:
+            renewed = [type(each) for each in head.say(node, m.RenewLease(node, number))]
+            assert renewed[:1] == [m.Expelled if node in told else m.LeaseRenewed]
+        head.wait(2.0)
+    assert sorted(before - head.registry._living().keys()) == told
+    return told
+
+
+def test_of_nodes_that_cannot_reach_each_other_the_one_goes_that_most_cannot_reach(head: Head) -> None:
+    """Whoever complains first: here it is a healthy node, of a healthy one that it does not reach either."""
+    members(head, NODE_B, NODE_C)
+    assert probed(head, NODE_C, NODE_B, A=(NODE_B,), B=(NODE_A, NODE_C), C=(NODE_B,)) == [NODE_B]
+    told = [message.reason for _, message in head.sent if isinstance(message, m.Expelled)]
+    assert told[0] == "2 of 2 other nodes cannot reach it, or it them, and no node is worse connected"
+
+
+def test_of_two_nodes_that_are_as_badly_connected_the_younger_goes(head: Head) -> None:
+    members(head, NODE_B, NODE_C)
+    assert probed(head, NODE_B, NODE_C, B=(NODE_C,)) == [NODE_C], "one that reaches others, and is not reached"
+
+
+def test_the_head_is_not_ended_and_nobody_else_for_it(head: Head) -> None:
+    members(head, NODE_B, NODE_C)
+    assert probed(head, NODE_B, NODE_A, B=(NODE_A,), C=(NODE_A,)) == []
+    assert probed(head, NODE_B, NODE_A, B=(NODE_A,)) == [NODE_B], "it is as badly connected as the head, and younger"
+
+
+def test_pairs_that_have_recovered_cost_nobody_its_life(head: Head) -> None:
+    members(head, NODE_B, NODE_C)
+    assert probed(head, NODE_B, NODE_C) == []
+
+
+def test_a_node_that_does_not_answer_a_probe_is_not_waited_for(head: Head) -> None:
+    members(head, NODE_B, NODE_C)
+    head.say(NODE_B, m.Complain((NODE_C,)))
+    head.say(NODE_B, m.Complain((NODE_C,)))
+    (number,) = {message.number for _, message in head.sent if isinstance(message, m.ProbePairs)}
+    head.say(NODE_B, m.PairsProbed(number, (NODE_C,)))
+    head.say(NODE_A, m.PairsProbed(number - 1, (NODE_B,)))
+    for _ in range(6):
+        head.wait(4.0)
+        for node in (NODE_B, NODE_C):
+            head.say(node, m.RenewLease(node, 1))
+    assert NODE_C not in head.registry._acting(), "there was time enough"
+    head.say(NODE_A, m.PairsProbed(number, (NODE_B,)))
+    head.wait(2.0)
+    assert not head.registry._acting().keys() ^ {NODE_A, NODE_B}, "an answer that is late counts no more"
+
+
+def test_a_registry_that_stalls_ends_no_node_for_what_it_has_been_told_before(head: Head) -> None:
+    members(head, NODE_B, NODE_C)
+    head.say(NODE_B, m.Complain((NODE_C,)))
+    head.now += 60.0
+    head.wait(0.5)
+    (number,) = {message.number for _, message in head.sent if isinstance(message, m.ProbePairs)}
+    for node in (NODE_A, NODE_B, NODE_C):
+        head.say(node, m.PairsProbed(number, (NODE_C,)))
+    assert len(head.registry._acting()) == 3
+
+
+def test_complaints_of_strangers_and_of_dead_nodes_are_ignored(head: Head) -> None:
+    members(head, NODE_B)
+    head.say(NODE_C, m.Complain((NODE_B,)))
+    head.say(NODE_B, m.Complain((NODE_C,)))
+    assert not [message for _, message in head.sent if isinstance(message, m.ProbePairs)]
+
+
+class Joined:
+    """The member of a node that has joined. Its lease is renewed as soon as it asks."""
+
+    def __init__(self) -> None:
+        self.member = member()
+        self.now = 100.0
+        self.sent: list[tuple[bytes, Any]] = []
+        self.member.take_effects(self.now)
+        self.member.step(self.now, REGISTRY + NODE_A, m.Joined(NODE_A, 2, LEASE))
+
+    def take(self) -> list[tuple[bytes, Any]]:
+        """Take what it has sent, besides what concerns the lease."""
+        for effect in self.member.take_effects(self.now):
+            if isinstance(effect, Send) and isinstance(effect.message, m.RenewLease):
+                self.member.step(self.now, REGISTRY + NODE_A, m.LeaseRenewed(effect.message.number))
+            elif isinstance(effect, Send):
+                self.sent.append((effect.to, effect.message))
+        sent, self.sent = self.sent, []
+        return sent
+
+    def complaints(self) -> list[m.Message]:
+        """Take its complaints, which go to the registry."""
+        sent = self.take()
+        assert {to for to, _ in sent} <= {REGISTRY + NODE_A}
+        return [message for _, message in sent]
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass; it is asked when it wants to be."""
+        until = self.now + seconds
+        while (due := self.member.next_deadline()) is not None and due <= until:
+            self.now = max(self.now, due)
+            self.member.tick(self.now)
+            self.sent = self.take()
+        self.now = until
+
+
+def test_a_member_complains_of_nodes_out_of_reach_until_they_are_reached() -> None:
+    node = Joined()
+    node.member.step(node.now, SHELL + OWN, m.Unreachable((NODE_B,)))
+    node.wait(29.0)
+    node.member.step(node.now, SHELL + OWN, m.Unreachable((NODE_B, NODE_C)))
+    node.wait(2.0)
+    assert node.complaints() == [m.Complain((NODE_B,))]
+    node.wait(30.0)
+    assert node.complaints() == [m.Complain((NODE_B, NODE_C))]
+    node.member.step(node.now, SHELL + OWN, m.Unreachable(()))
+    node.wait(60.0)
+    assert node.complaints() == []
+    node.member.step(node.now, LOCAL_SCHEDULER + OWN, m.PeersSilent((NODE_C,)))
+    assert node.complaints() == [m.Complain((NODE_C,))]
+
+
+def test_a_member_answers_a_probe_for_its_agent_and_for_itself() -> None:
+    node = Joined()
+    node.member.step(node.now, SHELL + OWN, m.Unreachable((NODE_B,)))
+    node.wait(11.0)
+    node.member.step(node.now, SHELL + OWN, m.Unreachable((NODE_B, NODE_C)))
+    node.member.step(node.now, REGISTRY + NODE_A, m.ProbePairs(7))
+    assert (LOCAL_SCHEDULER + OWN, m.ProbePairs(7)) in node.take()
+    node.member.step(node.now, LOCAL_SCHEDULER + OWN, m.PairsProbed(6, ()))
+    node.member.step(node.now, LOCAL_SCHEDULER + OWN, m.PairsProbed(7, (NODE_A,)))
+    assert [message for _, message in node.take()] == [m.PairsProbed(7, (NODE_A, NODE_B))], (
+        "the other one is out of reach for a moment only"
+    )
+    node.member.step(node.now, REGISTRY + NODE_A, m.ProbePairs(8))
+    node.take()
+    node.wait(13.0)
+    assert m.PairsProbed(8, (NODE_B, NODE_C)) in [message for _, message in node.take()], "the agent does not answer"

@@ -127,6 +127,9 @@ class Config:
     # -- several nodes --
     node_lease: float = 10.0
     """A node of a cluster that cannot renew its lease for this long is dead: others run what it ran, and its own supervisor ends it."""
+    pair_patience: float = 30.0
+    """Two nodes that cannot reach each other for this long have all pairs of nodes probed. The node that most others cannot reach is then
+    ended, unless that is the head."""
 
     # -- environments --
     package_bytes: int = 512 * MiB

@@ -246,6 +246,10 @@ class NodeTransport:
         connection = peer.dialled if peer is not None else self._join if node == HEAD else None
         return f"{connection.address}: {connection.trouble}" if connection is not None and connection.trouble else ""
 
+    def unreachable(self) -> tuple[bytes, ...]:
+        """The nodes that this one dials, and with which there is no open connection."""
+        return tuple(node for node, peer in self.peers.items() if peer.dialled is not None and not peer.link.open)
+
     # -- sending --
 
     def send_envelopes(self, node: bytes, envelopes: list[Envelope], now: float) -> None:

@@ -58,6 +58,8 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.HostDelays,
             m.Pulled,
             m.PullFailed,
+            m.PairsProbed,
+            m.PeersSilent,
         }
     ),
     OBJECT_STORE: frozenset({m.Reserve, m.ReturnGrant, m.GrantsHeld, m.Pinned, m.Unpin}),
@@ -144,8 +146,8 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
     ),
     CONTROL_STORE: frozenset({m.NewJob, m.Read, m.Write, m.DeleteRows}),
     GLOBAL_SCHEDULER: frozenset({m.Heartbeat, m.Place}),
-    REGISTRY: frozenset({m.Join, m.RenewLease, m.Leave}),
-    MEMBER: frozenset({m.Joined, m.Refused, m.NodeTable, m.LeaseRenewed, m.Expelled}),
+    REGISTRY: frozenset({m.Join, m.RenewLease, m.Leave, m.Complain, m.PairsProbed}),
+    MEMBER: frozenset({m.Joined, m.Refused, m.NodeTable, m.LeaseRenewed, m.Expelled, m.ProbePairs}),
 }
 """Messages that the daemons of other nodes may send, by the receiving role."""
 
@@ -156,5 +158,5 @@ FROM_PEERS: dict[bytes, frozenset[type[Any]]] = {
 }
 """Messages that a process may send to another process of its node, by the receiving role."""
 
-FROM_AGENTS: frozenset[type[Any]] = frozenset({m.Want, m.Credit, m.StopWant, m.Chunk, m.Queued, m.Redirect, m.Unavailable})
+FROM_AGENTS: frozenset[type[Any]] = frozenset({m.Want, m.Credit, m.StopWant, m.Chunk, m.Queued, m.Redirect, m.Unavailable, m.Ping, m.Pong})
 """Messages that the transfer agents of other nodes may send to that of this one. They have sockets of their own."""

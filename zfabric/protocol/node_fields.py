@@ -345,6 +345,15 @@ def _read(name: str, fields: tuple[Any, ...]) -> None:
         _refuse(name, f"at most {READ_MAX} keys are bytes")
 
 
+def _nodes(name: str, fields: tuple[Any, ...]) -> None:
+    check_ids(name, fields[0], NODE_BYTES)
+
+
+def _probed(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+    check_ids(name, fields[1], NODE_BYTES)
+
+
 def _delete_rows(name: str, fields: tuple[Any, ...]) -> None:
     _numbers(name, fields[0])
     if not all(len(key) <= OBJECT_BYTES for key in fields[2:]):
@@ -705,6 +714,11 @@ NODE_CHECKS: dict[str, Check] = {
     "RenewLease": _renew,
     "LeaseRenewed": _number,
     "Leave": _about_node,
+    "Complain": _nodes,
+    "ProbePairs": _number,
+    "PairsProbed": _probed,
+    "Ping": _number,
+    "Pong": _number,
     "Want": _want,
     "Credit": _all_numbers,
     "StopWant": _number,

@@ -12,7 +12,7 @@ from zfabric.machines.common.row_format import pack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_NODES
 from zfabric.protocol.effects import ConnectNodes
-from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER
+from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, MEMBER
 from zfabric.protocol.messages import Envelope
 from zfabric.runtime.cluster import bound_address, head_address, join_message, own_address, parse_address
 from zfabric.runtime.keys import read_keys, read_server_pair
@@ -66,6 +66,7 @@ class ClusterConnection:
         )
         self.joined = False
         """Whether the node is in the newest table."""
+        self._unreachable: tuple[bytes, ...] = ()
         self._silent = False
         self._held: dict[bytes, list[Envelope]] = {}
         """Messages that wait until the node may send again, by node."""
@@ -118,6 +119,13 @@ class ClusterConnection:
             self.joined = True
             addresses = tuple(row[3] for row in effect.rows)
             self._session.write_membership(JoinedNode(number, self.address, addresses, pack_row(tuple(effect)).hex()))
+
+    def look_at_pairs(self, now: float, core: NodeMachines) -> None:
+        """Report to the member to which nodes there is no connection, if that has changed."""
+        unreachable = self.transport.unreachable()
+        if unreachable != self._unreachable:
+            self._unreachable = unreachable
+            core.step(now, MEMBER, m.Unreachable(unreachable))
 
     def reason(self, reason: str) -> str:
         """Say why the node ends, for people: with what was tried, if it has not joined."""

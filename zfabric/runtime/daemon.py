@@ -48,6 +48,8 @@ RECEIVE_SECONDS = 0.01
 """Most seconds spent on receiving before the machines decide."""
 LOGS_EVERY = 0.1
 """Seconds between reads of workers' output while a worker is busy or has just written some."""
+PAIRS_EVERY = 1.0
+"""Least seconds between two looks at which nodes are out of reach. An idle daemon wakes up for its lease, and looks then."""
 LOGS_SELDOM = 0.5
 """Seconds between reads while none is. A task's last output may arrive after its end, and its threads may outlive it."""
 MEMORY_SECONDS = 0.004
@@ -88,6 +90,7 @@ class Daemon:
         self._logs_at = 0.0
         self._memory_at = 0.0
         self._sweep_at = 0.0
+        self._pairs_at = 0.0
         self._collect_at = 0.0
         self._collector = IdleCollector(clock)
         self._published = False
@@ -403,6 +406,9 @@ class Daemon:
         if self._busy and now >= self._memory_at:
             self._memory_at = now + max(self.config.memory_check_every, MEMORY_SECONDS * len(self.scheduler.tables.workers))
             self._check_memory(now)
+        if self.cluster is not None and now >= self._pairs_at:
+            self._pairs_at = now + PAIRS_EVERY
+            self.cluster.look_at_pairs(now, self.core)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
             for incarnation in self.core.sweep(self.transport.peers):

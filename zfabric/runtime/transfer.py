@@ -37,8 +37,8 @@ FRAMES_PER_TURN = 32
 """Frames of the daemon received before the machine decides."""
 SENT_EVERY = 0.005
 """Seconds between looks whether chunks have left, while some have not: their values stay pinned for so much longer."""
-_TO_SOURCE = (m.Want, m.Credit, m.StopWant)
-"""Messages to the agent of a node that has the value; all others go to one that reads it."""
+_TO_SOURCE = (m.Want, m.Credit, m.StopWant, m.Ping)
+"""Messages that go over the connection to another node's agent which this one dials; all others answer over the one that it has dialled."""
 
 
 class ValueFiles:

@@ -95,7 +95,7 @@ class NodeMachines:
         self.member: Member | None = None
         self.registry: Registry | None = None
         if part is not None:
-            self.member = Member(MEMBER + incarnation, scheduler, part.join, part.table, config.node_lease)
+            self.member = Member(MEMBER + incarnation, scheduler, part.join, part.table, config.node_lease, config.pair_patience)
             self.machines[MEMBER] = OnLeaseClock(self.member, self._lease_clock)
             if part.head:
                 self._own_nodes |= {HEAD}

@@ -16,7 +16,7 @@ from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
-from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, OBJECT_STORE, REGISTRY, Address
+from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, REGISTRY, Address
 from zfabric.protocol.machine import InvariantViolation, Machine
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.shell.node import SWEEP_EVERY, ClusterPart, NodeMachines
@@ -384,6 +384,7 @@ class SimDaemon:
         self._node_frames: deque[tuple[NodeConnection, bytes, bytes]] = deque()
         self._awake_at = float("inf")
         self._sweep_at = self.now + SWEEP_EVERY
+        self._unreachable: tuple[bytes, ...] = ()
         total = (("CPU", node.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
         self.core = NodeMachines(incarnation, node.identifier, self.config, total, node.arena.capacity, journal, daemons, node.part)
         self.scheduler, self.store = self.core.scheduler, self.core.store
@@ -486,6 +487,10 @@ class SimDaemon:
                 self.core.receive_from_node(now, sender, to, role, message)
                 if self.core.refused > refused:
                     self.world.fail(f"a daemon refuses {type(message).__name__} of another node")
+        if self.core.member is not None and (unreachable := self.node_transport.unreachable()) != self._unreachable:
+            self._unreachable = unreachable
+            self.core.member.step(now, self.core.shell, m.Unreachable(unreachable))
+            self.core.stir(MEMBER)
         self.core.tick(now)
         self.core.decide(now, self._perform)
         for incarnation, envelopes in self.core.take_outgoing().items():

@@ -54,9 +54,11 @@ class SimNodeTransport:
         self.clock = clock
         self.wake = wake
         self.peers: dict[bytes, LinkedNode] = {}
+        self._members: set[bytes] = set()
 
     def connect(self, rows: tuple[Row, ...], now: float) -> None:
         """Take in the rows of a ``NodeTable``: dial the nodes that are new."""
+        self._members = {row[0] for row in rows}
         for row in rows:
             if row[0] != self.node:
                 self._peer(row[0], now)
@@ -127,6 +129,10 @@ class SimNodeTransport:
         dials = [peer.dial_at for peer in self.peers.values() if peer.dial_at is not None]
         links = [due for peer in self.peers.values() if (due := peer.link.next_deadline()) is not None]
         return min(dials + links, default=None)
+
+    def unreachable(self) -> tuple[bytes, ...]:
+        """The nodes that this one dials, and with which there is no open connection."""
+        return tuple(node for node, peer in self.peers.items() if node in self._members and self.node > node and not peer.link.open)
 
     @property
     def unsettled(self) -> set[bytes]:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from zfabric.machines.member.pairs import Pairs
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import ConnectNodes, Effect, EndNode, Freeze, Log, Send, Silence
 from zfabric.protocol.ids import HEAD, REGISTRY, Address
@@ -39,10 +40,19 @@ JOIN_SECONDS = 6.0
 class Member:
     """One per node of a cluster. ``join`` is what the node says of itself; ``scheduler`` its local scheduler.
 
-    ``former`` is the last table of the daemon before, if the node had joined; ``lease`` is how long its lease then was, in seconds.
+    ``former`` is the last table of the daemon before, if the node had joined; ``lease`` is how long its lease then was, and
+    ``pair_patience`` how long another node may be out of reach, in seconds.
     """
 
-    def __init__(self, address: Address, scheduler: Address, join: m.Join, former: m.NodeTable | None = None, lease: float = 0.0) -> None:
+    def __init__(
+        self,
+        address: Address,
+        scheduler: Address,
+        join: m.Join,
+        former: m.NodeTable | None = None,
+        lease: float = 0.0,
+        pair_patience: float = 30.0,
+    ) -> None:
         self.address = address
         self._scheduler = scheduler
         self._join = join
@@ -71,13 +81,14 @@ class Member:
         self._counts = {"renewals": 0, "refused": 0}
         self.number = join.number
         """The node's number in the cluster; 0 until it has joined."""
+        self._pairs = Pairs(pair_patience, self._tell_registry, self._tell_scheduler)
         self.handlers = Handlers(self._counts, self._accepted())
 
     # -- the contract --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Process one message. Once the node has joined, only the head decides for it."""
-        if self._lease is not None and source[1:] not in (self._registry[1:], self._join.node, HEAD):
+        """Process one message. Once the node has joined, only the head decides for it; others of its daemon report to it."""
+        if self._lease is not None and source[1:] not in (self._registry[1:], self._join.node, HEAD, self.address[1:]):
             self._counts["refused"] += 1
             return
         self.handlers[type(message)](now, source, message)
@@ -88,6 +99,8 @@ class Member:
             self._try_to_join(now)
         else:
             self._watch_lease(now, self._lease)
+            if not self._ended:
+                self._pairs.tick(now)
 
     def next_deadline(self) -> float | None:
         """When ``tick`` is wanted next."""
@@ -96,7 +109,9 @@ class Member:
         if self._lease is None:
             return self._ask_at if self._began is None else min(self._ask_at, self._began + self._patience, self._freeze_at())
         share = ENDS_AFTER if self.frozen else FROZEN_SHARE if self.silent else SILENT_SHARE
-        return min(self._ask_at, self._until - self._lease + share * self._lease)
+        due = min(self._ask_at, self._until - self._lease + share * self._lease)
+        pairs = self._pairs.next_deadline()
+        return due if pairs is None else min(due, pairs)
 
     def take_effects(self, now: float) -> list[Effect]:
         """Return what was decided."""
@@ -246,6 +261,30 @@ class Member:
             self._effects.append(Silence(True))
             self._effects.append(EndNode(reason))
 
+    # -- pairs of nodes --
+
+    def on_unreachable(self, now: float, source: Address, message: m.Unreachable) -> None:
+        """There is no connection to these nodes."""
+        self._pairs.on_unreachable(now, message.nodes)
+
+    def on_peers_silent(self, now: float, source: Address, message: m.PeersSilent) -> None:
+        """These nodes do not answer the transfer agent."""
+        self._pairs.on_peers_silent(now, message.nodes)
+
+    def on_probe_pairs(self, now: float, source: Address, message: m.ProbePairs) -> None:
+        """The registry has all pairs probed."""
+        self._pairs.on_probe(now, message)
+
+    def on_pairs_probed(self, now: float, source: Address, message: m.PairsProbed) -> None:
+        """The transfer agent has probed its pairs."""
+        self._pairs.on_probed(now, message.number, message.nodes)
+
+    def _tell_registry(self, message: m.Message) -> None:
+        self._effects.append(Send(self._registry, message))
+
+    def _tell_scheduler(self, message: m.Message) -> None:
+        self._effects.append(Send(self._scheduler, message))
+
     def _accepted(self) -> dict[type[Any], Handler]:
         """The handler of each message that a member accepts."""
         return {
@@ -254,4 +293,8 @@ class Member:
             m.NodeTable: self.on_node_table,
             m.LeaseRenewed: self.on_lease_renewed,
             m.Expelled: self.on_expelled,
+            m.Unreachable: self.on_unreachable,
+            m.PeersSilent: self.on_peers_silent,
+            m.ProbePairs: self.on_probe_pairs,
+            m.PairsProbed: self.on_pairs_probed,
         }

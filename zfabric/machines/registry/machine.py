@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from zfabric.config import Config
 from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.registry.probes import Probes
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Log, Send
 from zfabric.protocol.ids import JOINER, MEMBER, Address
@@ -35,7 +36,7 @@ RETRY_EVERY = 1.0
 class _Node:
     """A node whose row is in the control store, or about to be."""
 
-    __slots__ = ("deadline", "durable", "ending", "retry_at", "row")
+    __slots__ = ("condemned", "deadline", "durable", "ending", "retry_at", "row")
 
     def __init__(self, row: Row, durable: bool, deadline: float) -> None:
         self.row = row
@@ -43,6 +44,8 @@ class _Node:
         self.durable = durable
         self.deadline = deadline
         """When its lease ends."""
+        self.condemned = ""
+        """Why its lease is not renewed any more; empty if it is."""
         self.ending = ""
         """Why its row is being deleted; empty if it is not."""
         self.retry_at: float | None = None
@@ -77,9 +80,10 @@ class Registry:
         self._look_at = 0.0
         self._changed = False
         self._closing = False
+        self._probes = Probes(config.pair_patience, daemons << 32)
         self._welcomed: list[Address] = []
         """Names under which nodes have joined since the last table: they receive it there, as they do not know the way to the head yet."""
-        self._counts = dict.fromkeys(("joined", "died", "left", "expelled", "refused", "stalls"), 0)
+        self._counts = dict.fromkeys(("joined", "died", "left", "expelled", "refused", "stalls", "unreachable"), 0)
         self.handlers = Handlers(self._counts, self._accepted())
         self._ask(m.Scan, TABLE, b"", b"", NODES_MAX + 1, then=self._rows_found)
 
@@ -98,11 +102,13 @@ class Registry:
                 if node.retry_at is not None and now >= node.retry_at:
                     self._delete(identifier, node)
             elif node.durable and now >= node.deadline and identifier != self._node:
-                self._end(identifier, node, f"it did not renew its lease for {self._config.node_lease} s")
+                self._end(identifier, node, node.condemned or f"it did not renew its lease for {self._config.node_lease} s")
+        self._end_probe(now)
 
     def next_deadline(self) -> float | None:
-        """When the leases are looked at next. The head alone needs none."""
-        return self._look_at if len(self._nodes) > 1 else None
+        """When the leases are looked at next, or a probe ends. The head alone needs none."""
+        until = self._probes.until
+        return None if len(self._nodes) < 2 else self._look_at if until is None else min(self._look_at, until)
 
     def take_effects(self, now: float) -> list[Effect]:
         """Send every node the table, if that has changed."""
@@ -214,7 +220,9 @@ class Registry:
         if self._is_other(source, message.node):
             return
         node = self._nodes.get(message.node)
-        if node is not None and node.durable and not node.ending:
+        if node is not None and node.condemned:
+            self._effects.append(Send(source, m.Expelled(node.condemned)))
+        elif node is not None and node.durable and not node.ending:
             node.deadline = now + self._config.node_lease
             self._effects.append(Send(source, m.LeaseRenewed(message.number)))
         elif self._read and node is None:
@@ -236,11 +244,52 @@ class Registry:
             if identifier != self._node and node.durable and not node.ending:
                 self._end(identifier, node, reason or "the head was stopped")
 
+    # -- pairs of nodes --
+
+    def on_complain(self, now: float, source: Address, message: m.Complain) -> None:
+        """A node cannot reach others, or they cannot reach it: have all pairs probed, to find out which of them it is."""
+        living = self._acting()
+        if source[1:] in living and not living.keys().isdisjoint(message.nodes) and self._probes.begin(now):
+            others = ", ".join(living[node].row[2] for node in message.nodes if node in living)
+            self._effects.append(Log("warning", f"node {living[source[1:]].row[2]} cannot reach {others}: all pairs of nodes are probed"))
+            self._effects += [Send(MEMBER + identifier, m.ProbePairs(self._probes.number)) for identifier in living]
+
+    def on_pairs_probed(self, now: float, source: Address, message: m.PairsProbed) -> None:
+        """A node has probed its pairs."""
+        self._probes.answer(message.number, source[1:], message.nodes)
+        self._end_probe(now)
+
+    def _end_probe(self, now: float) -> None:
+        """End the node that most others cannot reach, once all have answered."""
+        living = self._acting()
+        worst = self._probes.end(now, {identifier: node.row[1] for identifier, node in living.items()})
+        if worst is None:
+            return
+        node = living[worst.node]
+        text = f"{worst.pairs} of {worst.living - 1} other nodes cannot reach it, or it them"
+        if worst.node == self._node:
+            self._effects.append(Log("error", f"node {node.row[2]}, the head, is badly connected: {text}; nobody is ended"))
+        else:
+            self._counts["unreachable"] += 1
+            self._condemn(worst.node, node, f"{text}, and no node is worse connected")
+
+    def _condemn(self, identifier: bytes, node: _Node, reason: str) -> None:
+        """Have a node end. Until its lease has run out it may not have been notified, and act."""
+        node.condemned = reason
+        self._effects.append(Log("warning", f"node {node.row[2]} ({identifier.hex()}) is to end: {reason}"))
+        self._effects.append(Send(MEMBER + identifier, m.Expelled(reason)))
+
+    def _acting(self) -> dict[bytes, _Node]:
+        """Living nodes whose end is not decided."""
+        acting = self._living().items()
+        return {identifier: node for identifier, node in acting if not node.ending and not node.condemned}
+
     def _notice_stall(self, now: float) -> None:
         """Begin all leases anew if the registry itself was held up: renewals may have arrived that it has not read."""
         if self._look_at and now > self._look_at + STALL_SECONDS and len(self._nodes) > 1:
             self._counts["stalls"] += 1
-            for node in self._nodes.values():
+            self._probes.give_up()
+            for node in self._nodes.values():  # One that is to end may have missed that.
                 node.deadline = now + self._config.node_lease
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
@@ -300,6 +349,8 @@ class Registry:
             m.Join: self.on_join,
             m.RenewLease: self.on_renew_lease,
             m.Leave: self.on_leave,
+            m.Complain: self.on_complain,
+            m.PairsProbed: self.on_pairs_probed,
             m.Written: self.on_answer,
             m.Found: self.on_answer,
         }

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zfabric.config import Config
+from zfabric.machines.transfer.probing import Probing
 from zfabric.machines.transfer.pulls import Pulls
 from zfabric.machines.transfer.supplies import Supplies
 from zfabric.protocol import effects as e
@@ -41,6 +42,7 @@ class TransferAgent:
         first_token = int.from_bytes(address[1:5], "big") * NUMBERS_OF_A_RUN >> 1
         self.pulls = Pulls(config, first_token, self.counts, self._is_member, self._tell_scheduler, self._tell_store, self._effects.append)
         self.supplies = Supplies(config, self.counts, self._tell_scheduler, self._tell_store, self._effects.append)
+        self.probing = Probing(config.pair_patience, lambda: self.peers, lambda: self.node, self._tell_scheduler, self._effects.append)
         self.handlers = Handlers(self.counts, self._accepted())
 
     def register(self, register: m.Register) -> None:
@@ -67,10 +69,13 @@ class TransferAgent:
         """Repeat requests that were not answered, and drop readers that are silent."""
         self.pulls.tick(now)
         self.supplies.tick(now)
+        self.probing.tick(now)
 
     def next_deadline(self) -> float | None:
         """When ``tick`` is due next."""
-        due = [each for each in (self.pulls.next_deadline(), self.supplies.next_deadline()) if each is not None]
+        due = [
+            each for each in (self.pulls.next_deadline(), self.supplies.next_deadline(), self.probing.next_deadline()) if each is not None
+        ]
         return min(due, default=None)
 
     def take_effects(self, now: float) -> list[e.Effect]:
@@ -122,6 +127,9 @@ class TransferAgent:
             m.NodeTable: self.on_node_table,
             m.RecallPins: self.on_recall,
             m.RecallGrant: self.on_recall,
+            m.ProbePairs: self.probing.on_probe_pairs,
+            m.Ping: self.probing.on_ping,
+            m.Pong: self.probing.on_pong,
             m.Pull: self.pulls.on_pull,
             m.StopPull: self.pulls.on_stop_pull,
             m.Granted: self.pulls.on_granted,

@@ -108,6 +108,8 @@ class Pulls:
         """Pulls that have room and no request, for want of credit or of a source."""
         self._hungry: dict[int, Request] = {}
         """Requests that received something and may get more credit."""
+        self._unanswered: dict[bytes, float] = {}
+        """Since when sources have not answered, or since the last complaint."""
         self._received: dict[int, Request] = {}
         """Requests by token, while their chunks are accepted."""
 
@@ -326,6 +328,7 @@ class Pulls:
         if request is None or request.source != source[1:]:
             self._counts["late"] += 1
             return None
+        self._unanswered.pop(source[1:], None)
         return request
 
     def on_chunk(self, now: float, source: Address, message: m.Chunk) -> None:
@@ -429,6 +432,18 @@ class Pulls:
         for pull in list(self._active.values()):
             for request in [each for each in pull.requests.values() if each.due <= now]:
                 self._silent(pull, request, now)
+        self._complain(now)
+
+    def _complain(self, now: float) -> None:
+        """Report the sources that have not answered for ``pair_patience``."""
+        if not self._unanswered:
+            return
+        asked = {request.source for pull in self._active.values() for request in pull.requests.values() if request.outstanding}
+        self._unanswered = {source: since for source, since in self._unanswered.items() if source in asked}
+        late = tuple(source for source, since in self._unanswered.items() if now >= since + self._config.pair_patience)
+        if late:
+            self._unanswered.update(dict.fromkeys(late, now))
+            self._tell_scheduler(m.PeersSilent(late))
 
     def _silent(self, pull: PullRecord, request: Request, now: float) -> None:
         """Ask another source if there is one; else the same one again, under a new token unless nothing has come under this one."""
@@ -437,6 +452,7 @@ class Pulls:
         if not request.outstanding:
             return  # It has no credit, and will have some once chunks of other values have come.
         self._counts["stalls"] += 1
+        self._unanswered.setdefault(request.source, now)
         pull.next_source += 1
         asked = self._ask_another(pull, now)
         if request.received == request.start:
@@ -449,7 +465,8 @@ class Pulls:
     def next_deadline(self) -> float | None:
         """When the next request is repeated, or the next pause ends."""
         requests = [request.due for pull in self._active.values() for request in pull.requests.values()]
-        return min([*requests, *(due for due, _ in self._paused.values())], default=None)
+        complaints = [since + self._config.pair_patience for since in self._unanswered.values()]
+        return min([*requests, *complaints, *(due for due, _ in self._paused.values())], default=None)
 
     def check_invariants(self) -> None:
         """Check that credit is bounded, and that every pull has what its state asks for."""

@@ -87,13 +87,17 @@ from zfabric.protocol.messages.arena import ReturnGrant as ReturnGrant
 from zfabric.protocol.messages.arena import Sealed as Sealed
 from zfabric.protocol.messages.arena import Spilled as Spilled
 from zfabric.protocol.messages.arena import Unpin as Unpin
+from zfabric.protocol.messages.cluster import Complain as Complain
 from zfabric.protocol.messages.cluster import Expelled as Expelled
 from zfabric.protocol.messages.cluster import Join as Join
 from zfabric.protocol.messages.cluster import Joined as Joined
 from zfabric.protocol.messages.cluster import LeaseRenewed as LeaseRenewed
 from zfabric.protocol.messages.cluster import Leave as Leave
 from zfabric.protocol.messages.cluster import NodeTable as NodeTable
+from zfabric.protocol.messages.cluster import PairsProbed as PairsProbed
+from zfabric.protocol.messages.cluster import ProbePairs as ProbePairs
 from zfabric.protocol.messages.cluster import RenewLease as RenewLease
+from zfabric.protocol.messages.cluster import Unreachable as Unreachable
 from zfabric.protocol.messages.control_store import Committed as Committed
 from zfabric.protocol.messages.control_store import Create as Create
 from zfabric.protocol.messages.control_store import DeleteRows as DeleteRows
@@ -233,6 +237,9 @@ from zfabric.protocol.messages.transfer import Chunk as Chunk
 from zfabric.protocol.messages.transfer import ChunkFailed as ChunkFailed
 from zfabric.protocol.messages.transfer import ChunkSent as ChunkSent
 from zfabric.protocol.messages.transfer import Credit as Credit
+from zfabric.protocol.messages.transfer import PeersSilent as PeersSilent
+from zfabric.protocol.messages.transfer import Ping as Ping
+from zfabric.protocol.messages.transfer import Pong as Pong
 from zfabric.protocol.messages.transfer import Pull as Pull
 from zfabric.protocol.messages.transfer import Pulled as Pulled
 from zfabric.protocol.messages.transfer import PullFailed as PullFailed

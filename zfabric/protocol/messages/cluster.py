@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zfabric.protocol.messages.rows import Rows
+from zfabric.protocol.messages.rows import Ids, Rows
 
 
 class Join(NamedTuple):
@@ -78,3 +78,31 @@ class Expelled(NamedTuple):
     """registry -> member. The node is dead for the cluster: it is to end, and does not come back. ``reason`` is for people."""
 
     reason: str
+
+
+class Unreachable(NamedTuple):
+    """shell -> member. The nodes to which this one has no connection at present, among those that it dials; after each change."""
+
+    nodes: Ids
+
+
+class Complain(NamedTuple):
+    """member -> registry. These nodes could not be reached for ``pair_patience``. It is repeated as long as that is so."""
+
+    nodes: Ids
+
+
+class ProbePairs(NamedTuple):
+    """registry -> member -> local scheduler -> transfer agent. Find out which nodes this one does not reach.
+
+    ``PairsProbed`` is the answer. ``number`` names the probe. If the message or the answer is lost, the registry decides without it.
+    """
+
+    number: int
+
+
+class PairsProbed(NamedTuple):
+    """transfer agent -> local scheduler -> member -> registry. The nodes that were not reached; the member adds those of its own."""
+
+    number: int
+    nodes: Ids

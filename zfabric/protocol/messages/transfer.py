@@ -106,6 +106,24 @@ class Unavailable(NamedTuple):
     reason: str
 
 
+class PeersSilent(NamedTuple):
+    """transfer agent -> local scheduler -> member. These nodes were asked for values, and have not answered for ``pair_patience``."""
+
+    nodes: Ids
+
+
+class Ping(NamedTuple):
+    """transfer agent -> transfer agent. Answer: all pairs are probed. Lost pings are repeated."""
+
+    number: int
+
+
+class Pong(NamedTuple):
+    """transfer agent -> transfer agent. The answer to ``Ping``."""
+
+    number: int
+
+
 class ChunkSent(NamedTuple):
     """shell -> transfer agent. The bytes of one chunk of this object have left the arena, or will never be sent."""
 

@@ -17,7 +17,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import AgentReady
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import StartAgent
-from zfabric.protocol.ids import Address
+from zfabric.protocol.ids import MEMBER, Address
 
 Ended = Callable[[float, m.Pulled | m.PullFailed, bytes], None]
 """Called with (now, how a copy ended, incarnation of the agent). A copy that was made is not sealed yet."""
@@ -127,3 +127,20 @@ class Copies:
         copy = self._wanted.pop(message.object_id, None)
         if copy is not None:
             copy.ended(now, message, source[1:])
+
+    # -- pairs of nodes --
+
+    def on_probe_pairs(self, now: float, source: Address, message: m.ProbePairs) -> None:
+        """Have the agent probe all pairs of this node. Without one it is the others that notice."""
+        if self._agent is not None and self._agent.incarnation in self.tables.processes:
+            self._tell(message)
+        else:
+            self._tell_member(m.PairsProbed(message.number, ()))
+
+    def on_agent_reports(self, now: float, source: Address, message: m.PairsProbed | m.PeersSilent) -> None:
+        """Pass on which nodes the agent does not reach."""
+        if self._agent is not None and source[1:] == self._agent.incarnation:
+            self._tell_member(message)
+
+    def _tell_member(self, message: m.Message) -> None:
+        self.tables.send(MEMBER + self.tables.address[1:], message)
