@@ -30,9 +30,12 @@ import zfabric as zf
 GONE_SECONDS = 15  # how long the last processes may take to end; the fabric promises ten
 
 LONGEST = (
-    "test_bad_days", "test_perf", "test_sim", "test_examples", "test_cli_live", "test_own_calls", "test_actor_quiescence",
-    "test_failures_objects", "test_failures_processes", "test_actor_replay", "test_cli", "test_failures_actors", "test_codec",
-    "test_leaks", "test_programs", "test_failures_tasks", "test_actors", "test_failures_disk", "test_supervisor",
+    "test_bad_days", "test_perf", "test_sim", "test_cli_live", "test_joblib", "test_own_calls", "test_examples", "test_dask",
+    "test_actor_quiescence", "test_failures_objects", "test_node_fields", "test_codec", "test_actor_replay", "test_local_cluster",
+    "test_transfer_machine", "test_cli", "test_failures_processes", "test_transfer", "test_page", "test_executor",
+    "test_failures_actors", "test_programs", "test_local_scheduler", "test_leaks", "test_unread_failures", "test_node_links",
+    "test_lost_nodes", "test_pool", "test_placement_groups", "test_actors", "test_streams_between_nodes", "test_failures_tasks",
+    "test_failures_disk", "test_supervisor",
 )  # fmt: skip
 """The files that take longest, in the order in which a run side by side begins with them."""
 
