@@ -131,9 +131,12 @@ class Restarted(Node):
             self.send(b"S" + OWN, m.Found(message.token, rows, False))
         super().answer(message)
 
+    found: tuple[Any, ...] = ()
+    """Values that are in the arena: (object, offset, size)."""
+
     def rejoin(self, rows: tuple[Any, ...] = (), *reports: Any, functions: tuple[Any, ...] = (), held: tuple[Any, ...] = ()) -> None:
         """The worker sends its reports, then the driver its rows, and messages with all else that it holds."""
-        self.send(b"X" + OWN, m.ArenaFound((), ()))
+        self.send(b"X" + OWN, m.ArenaFound(self.found, ()))
         self.send(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
         control = control_of(OLD)
         self.send(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))

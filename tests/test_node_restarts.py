@@ -469,6 +469,19 @@ def test_values_of_a_stream_that_nobody_has_read_are_released_unless_their_node_
     assert (node.scheduler.tables.find(value) is not None) is goes_on
 
 
+def test_a_stream_whose_values_went_with_a_daemon_is_made_again_for_a_reader_on_another_node() -> None:
+    """It has its end, and its reader asks for no more values than were permitted before."""
+    node = Anew()
+    stream = b"\x09" * len(FUNCTION)
+    node.found = ((ref(1), 64, 100),)
+    node.rejoin(((task_id(1), stream, b"", ()),), functions=((stream, "s", b"payload", (("stream", 4),)),))
+    for other in (A, C):
+        node.register(other)
+    assert node.dispatched() == []
+    hear(node, C, m.Borrow(1, (object_id(task_id(1), 1),), True), m.FetchValues((object_id(task_id(1), 1),)))
+    assert [number for _, number, _ in node.dispatched()] == [1]
+
+
 def test_a_worker_that_is_to_end_gets_no_more_tasks_though_it_reports_the_outcome_of_one() -> None:
     node = Anew(elsewhere=True)
     unknown = (task_id(5), b"\x07" * len(FUNCTION), b"", ())

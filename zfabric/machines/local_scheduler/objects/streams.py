@@ -72,6 +72,7 @@ class Streams:
     def claim(self, object_ids: Iterable[bytes]) -> None:
         """Handle a process's holds of values of streams: the streams release those values, and may go on as far as was requested."""
         touched: dict[StreamRecord, None] = {}
+        expected: dict[StreamRecord, None] = {}
         for identifier in object_ids:
             stream = self.records.get(identifier[:TASK_BYTES])
             if stream is None or identifier == stream.owner.object_id:
@@ -79,14 +80,15 @@ class Streams:
             index = index_of(identifier) - 1
             if identifier not in self.tables.objects:
                 self._expect(stream, index, identifier)
+                expected[stream] = None
             self._release(stream, index)
             if index >= stream.upto:
                 stream.upto = index + 1
                 touched[stream] = None
         for stream in touched:
             self._allow(stream)
-            if not self.tables.recovering:
-                self._rebuild(stream)
+        for stream in {**touched, **expected} if not self.tables.recovering else ():
+            self._rebuild(stream)
 
     def _rebuild(self, stream: StreamRecord) -> None:
         """Run a task again of which an earlier daemon knew the end, and of which values are missing."""
