@@ -269,6 +269,9 @@ class Place:
     def node(self) -> str:
         return zf.get_runtime_context().get_node_id()
 
+    def stay(self) -> None:
+        time.sleep(600)
+
 
 def places_of(group: PlacementGroup) -> list[str]:
     return list(placement_group_table(group)["bundles_to_node_id"].values())
@@ -305,10 +308,11 @@ def test_bundles_of_several_nodes_are_reserved_together_and_made_whole_after_a_d
     assert places_of(group)[index] == new.node_id
     assert zf.get([waiting, run_in(group, index)], timeout=PATIENCE)[1][0] == new.node_id
     assert zf.get(mover.node.remote(), timeout=PATIENCE) == new.node_id
+    calls = [actor.stay.remote() for actor in (mover, stays)]  # Others could be answered before the removal reaches their node.
     remove_placement_group(group)
-    for actor in (mover, stays):
+    for call in calls:
         with pytest.raises((ActorDiedError, PlacementGroupRemovedError), match="placement group"):
-            zf.get(actor.node.remote(), timeout=PATIENCE)
+            zf.get(call, timeout=PATIENCE)
     assert other.wait(PATIENCE)
     assert zf.get(outside, timeout=PATIENCE)[1] is None
     remove_placement_group(other)
