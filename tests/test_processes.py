@@ -126,6 +126,21 @@ def test_limits_of_a_worker() -> None:
     assert in_child(body) == 0
 
 
+def test_memory_of_freed_blocks_is_returned() -> None:
+    """Blocks between which others live on: without help, glibc keeps them all."""
+    code = """if True:
+        import os
+        from zfabric.adapters.processes import resident_bytes, return_free_memory
+        blocks = [b"x" * 100_000 for _ in range(400)]
+        del blocks[:-1:2], blocks[:-1:2]
+        before = resident_bytes(os.getpid())
+        return_free_memory()
+        print(before - resident_bytes(os.getpid()))
+    """
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert int(ran.stdout) > 5_000_000
+
+
 def test_memory_of_a_process_is_its_own() -> None:
     before = processes.resident_bytes(os.getpid())
     shared = mmap.mmap(-1, 64 << 20)  # as the arena is: shared pages do not count

@@ -14,6 +14,7 @@ import zfabric as zf
 from perf import machine
 from perf.nodes import Nodes, until
 from perf.question import Aim, Question, Run, Samples
+from zfabric.runtime.daemon import COLLECT_EVERY
 
 
 def hold(refs: list[Any], there: str, gone: str) -> None:
@@ -38,6 +39,7 @@ def measure(run: Run) -> dict[str, Samples]:
             task = zf.remote(hold).options(scheduling_strategy=two.on(1)).remote(refs, there, gone)
             until(Path(there).exists, "the refs are held")
             machine.wait_until_quiet(daemons.values())
+            time.sleep(run.pick(int(1.5 * COLLECT_EVERY), 0))  # Idle daemons return memory that they do not need now and then.
             for figure, pid in daemons.items():
                 samples[figure].values.append((machine.status_bytes(pid, "RssAnon") - before[figure]) / count)
             Path(gone).touch()

@@ -20,7 +20,7 @@ from zmq import zmq_poll
 
 from zfabric.adapters.collector import IdleCollector
 from zfabric.adapters.journal import Journal
-from zfabric.adapters.processes import memory_available, memory_total, open_more_files, resident_bytes
+from zfabric.adapters.processes import memory_available, memory_total, open_more_files, resident_bytes, return_free_memory
 from zfabric.adapters.sockets import Transport
 from zfabric.exceptions import ConnectionLostError, FabricError
 from zfabric.machines.local_scheduler import JobRecord, WorkerRecord
@@ -61,7 +61,8 @@ STOP_SECONDS = 0.5
 STOP_TICK = 0.02
 """Seconds between looks at connections meanwhile."""
 COLLECT_EVERY = 30.0
-"""Seconds between passes of the cyclic garbage collector in an idle daemon. Records form no cycles; libraries may."""
+"""Seconds between passes of the cyclic garbage collector in an idle daemon, which then returns memory that it does not need. Records form
+no cycles; libraries may."""
 
 
 def lease_clock() -> float:
@@ -419,6 +420,7 @@ class Daemon:
             self._collect_at = now + COLLECT_EVERY
             if not active:
                 self._collector.run()
+                return_free_memory()
 
     def _pass_on_output(self, now: float, last_of: JobRecord | None = None) -> bool:
         """Pass on new output of workers, with the unfinished lines of a job that ends. Return whether there was any."""
