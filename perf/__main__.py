@@ -18,6 +18,19 @@ from perf.questions import load
 QUIET_LOAD = 0.3
 """Load for each core above which a run warns that its figures will be off."""
 
+MORE = """
+Questions that are easily forgotten, since they need peers or several nodes:
+
+  python -m perf joblib dask_graphs nodes_restart nodes_peers --peers --repeat 3
+
+asks for joblib beside loky and Dask, for graphs of Dask beside distributed, for a writer through the restart of the head's daemon
+(< 300 ms), for the restart of a daemon with two peers beside one without (<= 1.5), and for two nodes beside two of Ray and of Dask.
+
+  python -m perf.scaling --write docs/performance.md
+
+simulates clusters of 1 to 1,000 nodes by measured costs, and draws a picture.
+"""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 1 if a question gave no figure. Missed budgets are no failure: machines differ."""
@@ -41,7 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser(questions: dict[str, Question]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m perf", description="How fast it is, beside floors measured in the same run.")
+    parser = argparse.ArgumentParser(
+        "python -m perf",
+        description="How fast it is, beside floors measured in the same run.",
+        epilog=MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"questions, or all: {', '.join(questions)}; none lists them")
     parser.add_argument("--json", action="store_true", help="print all samples as JSON")
     parser.add_argument("--markdown", action="store_true", help="print the tables of docs/performance.md")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -100,10 +101,17 @@ class Echo:
 
     def cpu_us_per_message(self, count: int = 100_000) -> float:
         """CPU time of both processes, all threads, for one message there and back, pipelined."""
+        return self._cpu_us(count, self.messages_per_second)
+
+    def cpu_us_per_round_trip(self, count: int = 10_000) -> float:
+        """The same, one after the other: each wakes a process up."""
+        return self._cpu_us(count, self.round_trip_us)
+
+    def _cpu_us(self, count: int, work: Callable[[int], float]) -> float:
         pids = (os.getpid(), self._process.pid)
-        before = sum(map(machine.cpu_seconds, pids))
-        self.messages_per_second(count)
-        return (sum(map(machine.cpu_seconds, pids)) - before) / count * 1e6
+        before = machine.cpu_seconds_fine(pids)
+        work(count)
+        return (machine.cpu_seconds_fine(pids) - before) / count * 1e6
 
 
 def _serve(address: str, public: str = "", secret: str = "") -> None:

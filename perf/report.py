@@ -149,11 +149,11 @@ def _cell(value: str) -> str:
     return re.sub(r"\s+", " ", value.replace("|", "\\|"))
 
 
-def write_into(path: Path, results: str) -> None:
-    """Replace what stands between the two marks of the page at ``path``."""
+def write_into(path: Path, results: str, begin: str = BEGIN, end: str = END) -> None:
+    """Replace what stands between two marks of the page at ``path``."""
     page = path.read_text()
-    before, mark, rest = page.partition(BEGIN)
-    _, other, after = rest.partition(END)
+    before, mark, rest = page.partition(begin)
+    _, other, after = rest.partition(end)
     if not mark or not other:
-        raise ValueError(f"{path} has no place for results: a line {BEGIN} and a line {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{results}\n{END}{after}")
+        raise ValueError(f"{path} has no place for results: a line {begin} and a line {end}")
+    path.write_text(f"{before}{begin}\n\n{results}\n{end}{after}")
