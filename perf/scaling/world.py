@@ -261,6 +261,7 @@ class Cluster:
         self.cancel_forgotten = False
         self.cancellers: dict[bytes, set[bytes]] = {}
         self.calls: Any = Nobody()
+        self.ancestry: Any = Nobody()
         self.wait_graph: Any = NoGraph()
         self.invariants: Any = BeginTask(self)
         self.rate = 1000.0 * MiB
