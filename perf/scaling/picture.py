@@ -12,7 +12,7 @@ from perf.scaling.costs import Costs
 from perf.scaling.loads import Result
 
 WIDTH, HEIGHT = 400, 300
-LEFT, TOP, RIGHT, BOTTOM = 62, 36, 14, 92
+LEFT, TOP, RIGHT, BOTTOM = 74, 36, 14, 92
 INK, GRID = "#333333", "#dddddd"
 COLOURS = ("#1f6fb4", "#d2601a", "#3a8f3a", "#8a4fb0", "#b03a4e")
 ROLES = ("driver", "driver's daemon", "head's daemon", "other daemons", "workers")
