@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -199,6 +200,10 @@ def test_where_a_process_spends_its_time(tmp_path: Path) -> None:
         first, second = client.query("stacks", pid, 0.2), sample_report(client, pid, True, 0.2)
         with pytest.raises(zf.exceptions.FabricError, match=r"0 to 1.5 seconds, not 10.0; ask again"):
             client.query("stacks", pid, 10.0)
+    printed = looked(str(pid), "--seconds", "0.3").splitlines()
+    assert [line.split()[1] for line in printed if " busy (" in line or " deeper (" in line][:3] == ["busy", "deeper", "deeper"]
+    assert json.loads(looked(str(pid), "--seconds", "0.1", "--json"))[0]["stacks"][0]["samples"] > 0
+    assert "needs the PID or ID of one process" in looked("--seconds", "1", code=2)
     (tmp_path / "end").touch()
     zf.get(ref, timeout=PATIENCE)
     stacks = ["/".join(function for _, _, function in frames) for _, frames, _ in first]

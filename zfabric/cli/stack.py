@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -11,29 +13,47 @@ import click
 from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import print_json
 from zfabric.cli.sessions import chosen_session, connected, seconds
+from zfabric.exceptions import GetTimeoutError
 from zfabric.protocol.names import brief, is_text
 from zfabric.runtime.driver import DriverClient
-from zfabric.runtime.stack_report import process_report
+from zfabric.runtime.sampling import SECONDS_MOST
+from zfabric.runtime.stack_report import process_report, sample_report
 
 NATIVE_SECONDS = 30.0
+SAMPLED_MOST = 3600.0
+"""Longest time for which a process is sampled."""
+SHOWN_LEAST = 0.01
+"""The share of the time from which on a frame is shown."""
 
 
 @click.command(short_help="Show the stacks of all threads of workers and drivers.")
 @click.argument("subject", metavar="[PID|ID]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Show the fabric's own frames and threads, too.")
 @click.option("--native", is_flag=True, help="Show frames of C code, too; needs py-spy.")
+@click.option(
+    "--seconds",
+    "sampled",
+    type=click.FloatRange(0.0, SAMPLED_MOST, min_open=True),
+    metavar="N",
+    help="Show where the process PID, or that of ID, spends the next N seconds.",
+)
 @address_option
 @json_option
-def stack(subject: str | None, everything: bool, native: bool, address: str | None, as_json: bool) -> None:
+def stack(subject: str | None, everything: bool, native: bool, sampled: float | None, address: str | None, as_json: bool) -> None:
     """Show the stacks of all threads of workers and drivers, with what they run and for how long.
 
     Show all processes, or the process PID, or the one that runs the task or actor ID.
 
     A worker whose C code lets no Python code run is shown, too, without the names of its tasks.
     """
+    if sampled is not None and (subject is None or native or everything):
+        raise click.UsageError("--seconds needs the PID or ID of one process, and goes with neither --native nor --all")
     session = chosen_session(address)
     with connected(session) as client:
         pids = _pids(client, subject)
+        if sampled is not None:
+            _show_samples(client, pids, sampled, as_json)
+            return
         if native:
             _show_native(pids)
             return
@@ -96,3 +116,48 @@ def _show_native(pids: list[int]) -> None:
             click.echo(f"{pid}: py-spy did not end within {NATIVE_SECONDS:.0f} s\n")
             continue
         click.echo(done.stdout or f"{pid}: py-spy failed: {done.stderr.strip()}\n")
+
+
+def _show_samples(client: DriverClient, pids: list[int], whole: float, as_json: bool) -> None:
+    """Show where processes spend the next seconds, the one after the other: a task or an actor is in one."""
+    workers = {row["pid"] for row in client.query("workers")}
+    found = [_samples_of(client, pid, pid in workers, whole) for pid in pids]
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        counts = {(row["thread"], *row["frames"]): row["samples"] for row in each["stacks"]}
+        click.echo(f"process {each['pid']}, {each['seconds']:g} s")
+        click.echo("\n".join(_tree(counts, sum(counts.values()), 0)) or "  runs no Python code of the program")
+
+
+def _samples_of(client: DriverClient, pid: int, is_worker: bool, whole: float) -> dict[str, Any]:
+    """Sample a process for as long as it takes: an answer covers a part of the time."""
+    counts: Counter[tuple[Any, ...]] = Counter()
+    left, idle = whole, 0
+    while left > 0:
+        part = min(left, SECONDS_MOST)
+        try:
+            report = sample_report(client, pid, is_worker, part)
+        except GetTimeoutError:
+            raise click.ClickException(f"process {pid} does not answer: it is stopped, or runs code that lets no Python code run") from None
+        idle += report["idle"]
+        counts.update({(row["thread"], *row["frames"]): row["samples"] for row in report["stacks"]})
+        left -= part
+    rows = [{"thread": key[0], "frames": key[1:], "samples": samples} for key, samples in counts.most_common()]
+    return {"pid": pid, "seconds": whole, "idle": idle, "stacks": rows}
+
+
+def _tree(counts: dict[tuple[Any, ...], int], whole: int, depth: int) -> Iterator[str]:
+    """Lines of a tree of frames, the longest first, each with its share of the time of all threads."""
+    below: dict[Any, dict[tuple[Any, ...], int]] = {}
+    for key, samples in counts.items():
+        if key:
+            rest = below.setdefault(key[0], {})
+            rest[key[1:]] = rest.get(key[1:], 0) + samples
+    for frame, rest in sorted(below.items(), key=lambda pair: -sum(pair[1].values())):
+        share = sum(rest.values()) / whole
+        if share >= SHOWN_LEAST:
+            name = frame if isinstance(frame, str) else f"{frame[2]} ({frame[0]}:{frame[1]})"
+            yield f"{share:6.1%}  {'  ' * depth}{name}"
+            yield from _tree(rest, whole, depth + 1)
