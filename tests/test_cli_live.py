@@ -534,7 +534,7 @@ def test_a_job_that_runs_when_its_cluster_ends_is_recorded_as_ended(place: Place
     if end == "killed":
         assert left("kept")["running"] == 1
         place.run(*start)
-        eventually(lambda: left() == {"ended": 1}, "the next node ends the job of the one before")
+        eventually(lambda: left() == {"ended": 1, "object": 1}, "the next node ends the job of the one before, but for what is durable")
         Path(place.directory, "p.py").write_text("import zfabric as zf\nprint(zf.get(zf.remote(abs).remote(-1)))")
         assert place.run("submit", "--address", "auto", "p.py").stdout == "1\n"
         place.run("stop")

@@ -168,6 +168,10 @@ class Wires:
         """None: nothing is repeated."""
         return None
 
+    def unreachable(self) -> tuple[bytes, ...]:
+        """Empty: there is a wire to every node."""
+        return ()
+
 
 @lru_cache(maxsize=2)
 def _large(frame: bytes) -> list[Envelope]:
