@@ -493,7 +493,7 @@ class LocalScheduler:
             self.actors.end_of_turn()
         if self.jobs.without_driver or self.job_shutdown.until or self.detached.over:
             self.jobs.end_of_turn(now)
-        if tables.durable_wanted:
+        if tables.durable_wanted or tables.durable_freed:
             self.values.read_durable()
         if tables.transitions:
             self.deliver()
