@@ -349,9 +349,10 @@ def test_checkpoints_survive_the_daemon(kind: Any, both: bool, tmp_path: Path, c
 
 def test_counts_of_an_earlier_life_are_not_counted_twice(tmp_path: Path) -> None:
     book = Looped.options(max_task_retries=-1).remote(str(tmp_path / "note"))
-    for number in range(EVERY + 5):
+    for number in range(EVERY):
         get(book.write.remote(number))
     eventually(lambda: row_of(book)["checkpoint"] == EVERY, "the checkpoint is committed")
+    get([book.write.remote(number) for number in range(EVERY, EVERY + 5)])
     kill(book)
     assert restarted(book, 1)["lost_calls"] == 5
     old = kill_daemon()
@@ -402,9 +403,9 @@ def test_an_endless_call_holds_others_back_once_and_not_for_ever(kind: Any, tmp_
 def test_readonly_calls_run_beside_checkpoints_and_are_repeated(kind: Any, tmp_path: Path) -> None:
     book, gate = kind.options(checkpoint_every=2).remote(str(tmp_path / "note")), tmp_path / "gate"
     watching = book.look.remote(str(gate))
-    for number in range(4):
-        get(book.write.remote(number))
-    eventually(lambda: row_of(book)["checkpoint"] == 4, "it is not waited for")
+    for calls in (2, 4):
+        get([book.write.remote(number) for number in range(calls - 2, calls)])
+        eventually(lambda calls=calls: row_of(book)["checkpoint"] == calls, "it is not waited for")
     kill(book)
     restarted(book, 1)
     gate.touch()
