@@ -40,11 +40,11 @@ def failure(ref: Any, timeout: float = PATIENCE) -> BaseException:
     return caught.value
 
 
-def query(what: str) -> Any:
+def query(what: str, *arguments: Any) -> Any:
     """The answer of the node's daemon to a query."""
     client = interface.current()
     assert client is not None
-    return client.query(what, timeout=PATIENCE)
+    return client.query(what, *arguments, timeout=PATIENCE)
 
 
 def worker_rows() -> tuple[dict[str, Any], ...]:

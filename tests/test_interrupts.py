@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import running_cluster
-from faults import PATIENCE, eventually, gone
+from faults import PATIENCE, eventually, gone, query
 
 import zfabric as zf
 from zfabric.runtime.interrupts import Fence, Fences, TaskInterrupt, _raise_in
@@ -341,6 +341,32 @@ def test_the_worker_of_a_task_in_c_code_is_killed_after_the_grace_period(tmp_pat
         with pytest.raises(zf.TaskTimeoutError):
             zf.get(ref, timeout=PATIENCE)
         assert zf.get(one.remote(), timeout=PATIENCE) == 1
+
+
+@zf.remote
+def cleans_up(path: Any) -> None:
+    (path / "begun").write_text(str(os.getpid()))
+    try:
+        time.sleep(600.0)
+    except KeyboardInterrupt:
+        (path / "stopping").touch()
+        while not (path / "go on").exists():
+            time.sleep(0.01)
+        (path / "clean").touch()
+        raise
+
+
+def test_a_task_that_cleans_up_is_not_interrupted_by_further_requests(tmp_path: Any) -> None:
+    """On several nodes one cancel may be several requests at once: of the task's home, and of that of its parent."""
+    with running_cluster(num_cpus=1, config={"interrupt_every": 30.0}):
+        ref = cleans_up.remote(tmp_path)
+        eventually((tmp_path / "begun").exists, "it runs")
+        zf.cancel(ref)
+        eventually((tmp_path / "stopping").exists, "it is interrupted")
+        zf.cancel(ref)
+        query("stacks", int((tmp_path / "begun").read_text()), 0.0)  # Answered by its process, behind the second request.
+        (tmp_path / "go on").touch()
+        eventually((tmp_path / "clean").exists, "it cleans up")
 
 
 @zf.remote

@@ -89,9 +89,9 @@ class ControlThread:
             os._exit(0)
         connection.flush()
         if type(message) is m.Interrupt:
-            interrupter.stop(message.task_id)
+            interrupter.begin(message.task_id)
         elif type(message) is m.StopCall:
-            interrupter.stop(message.call_id)
+            interrupter.begin(message.call_id)
         elif type(message) is m.RetireActor:
             if worker.baton is not None:
                 interrupter.stop(worker.baton.busy.get(message.actor_id, b""))

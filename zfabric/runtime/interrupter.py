@@ -53,6 +53,14 @@ class Interrupter:
         for stopped in [each for each, due in self._due.items() if due <= clock()]:
             self.stop(stopped)
 
+    def begin(self, stopped: bytes) -> None:
+        """Interrupt a task or call, unless that goes on already: a second request must not interrupt what cleans up after the first.
+
+        Called as ``stop`` is.
+        """
+        if stopped not in self._due:
+            self.stop(stopped)
+
     def stop(self, stopped: bytes) -> None:
         """Interrupt a task or call, if it is in ``worker.interrupts``. Called by the control thread; the caller holds the lock."""
         connection, worker = self._connection, self._worker
