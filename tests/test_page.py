@@ -104,6 +104,9 @@ class Counter:
         self.n += 1
         return self.n
 
+    def pid(self) -> int:
+        return os.getpid()
+
 
 @zf.remote
 class Slow:
@@ -344,10 +347,12 @@ def test_output_is_followed_and_searched(page: Page) -> None:
 
 
 def test_stacks_of_all_processes(page: Page) -> None:
+    counter = Counter.remote()  # The processes of tasks may end at any time.
+    pid = zf.get(counter.pid.remote(), timeout=PATIENCE)
     found = page.ask("stacks")
     assert {each["kind"] for each in found} == {"driver", "worker"}
-    worker = next(each for each in found if each["kind"] == "worker")
-    assert page.ask(f"samples?pid={worker['pid']}")["idle"] > 0
+    assert [each["kind"] for each in found if each["pid"] == pid] == ["worker"]
+    assert page.ask(f"samples?pid={pid}")["idle"] > 0
 
 
 def test_the_page_outlives_a_daemon(page: Page) -> None:
