@@ -20,6 +20,7 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure, with_refs
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, WORKER, child_prefix, job_id, object_id, pack_counter
+from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.options import RESOURCE_UNIT
 
 
@@ -1232,3 +1233,15 @@ def test_a_worker_whose_environment_takes_long_is_not_late_before_it_runs() -> N
     node.scheduler.tick(node.now)
     node.turn()
     assert [effect.pid for effect in node.effects if isinstance(effect, e.KillProcess)] == [7]
+
+
+def test_work_that_a_turn_has_left_undone_is_found() -> None:
+    """The guards in ``LocalScheduler.take_effects`` repeat what parts have to do; the simulator checks them after each turn."""
+    node = Node()
+    node.driver()
+    node.scheduler.check_invariants()
+    node.scheduler.tables.durable_freed.append(ref(1))
+    with pytest.raises(InvariantViolation, match="a turn has ended, and there are durable rows to delete"):
+        node.scheduler.check_invariants()
+    node.turn()
+    node.scheduler.check_invariants()

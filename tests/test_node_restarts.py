@@ -68,7 +68,7 @@ def test_a_job_goes_on_when_the_daemons_of_executor_home_and_head_are_killed() -
             for node in (executor, home, head):
                 refs = [twice.remote(number, shared) for number in range(TASKS)]
                 zf.get(refs[0], timeout=60)
-                before = daemon_of(node)
+                before = eventually(lambda node=node: daemon_of(node), "it has a daemon")  # Pid 0 would be this whole run.
                 os.kill(before, signal.SIGKILL)
                 values = zf.get(refs, timeout=60)
                 assert [value for value, _ in values] == [2 * number for number in range(TASKS)]
@@ -89,7 +89,7 @@ def test_when_the_daemons_of_two_nodes_die_at_once_what_tasks_made_is_there_or_m
             assert len(zf.wait(made, num_returns=20, timeout=60, fetch_local=False)[0]) == 20
             refs = [twice.remote(number, made[0]) for number in range(TASKS)]
             zf.get(refs[0], timeout=60)
-            before = [daemon_of(home), daemon_of(executor)]
+            before = [eventually(lambda node=node: daemon_of(node), "it has a daemon") for node in (home, executor)]
             for pid in before:
                 os.kill(pid, signal.SIGKILL)
             assert [(value, len(data)) for value, data in zf.get(made, timeout=60)] == [(10 * number, 200_000) for number in range(20)]

@@ -414,7 +414,7 @@ def mode_of(options: Mapping[str, Any]) -> str:
 
 
 def pairs_of(options: Mapping[str, Any], default_env: RuntimeEnv = NO_RUNTIME_ENV) -> Pairs:
-    """Encode checked options; only those that are set. A ``runtime_env`` extends ``default_env``."""
+    """Encode the checked options that are set. A ``runtime_env`` extends ``default_env``."""
 
     def value(name: str) -> Any:
         return options.get(name)

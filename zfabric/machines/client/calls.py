@@ -685,7 +685,7 @@ class Calls:
         self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),), is_local=True)
 
     def callees(self, object_ids: Iterable[bytes]) -> m.Rows:
-        """Rows (object id, actor id) for those of these objects that pending calls of this process will make."""
+        """Return rows ``(object id, actor id)`` of the objects among these that pending calls of this process will make."""
         pending = self.pending
         if not pending:
             return ()

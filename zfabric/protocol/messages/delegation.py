@@ -171,7 +171,7 @@ class Borrow(NamedTuple):
 class Borrowed(NamedTuple):
     """home of objects -> borrower. The node is registered as a holder; it releases the objects by ``Release``.
 
-    ``unknown`` are those that are not at home here, or not any more.
+    ``unknown`` are the objects whose home is not, or is no longer, the sender.
     """
 
     number: int

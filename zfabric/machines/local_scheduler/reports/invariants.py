@@ -15,6 +15,7 @@ from zfabric.protocol.machine import InvariantViolation
 
 def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
     """Raise InvariantViolation where two facts disagree. ``lineage_bytes`` is the count of ``References``."""
+    _check_turn(tables)
     held: dict[int, dict[str, int]] = {}
     for worker in tables.workers.values():
         for task in worker.inflight.values():
@@ -66,3 +67,22 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
             raise InvariantViolation(f"{short(task.id)} waits for nothing")
         if task.state == READY and task not in tables.queue_of(task).tasks:
             raise InvariantViolation(f"{short(task.id)} is ready and in no queue")
+
+
+def _check_turn(tables: Tables) -> None:
+    """A turn calls only the parts that have work: none must be left that another turn would do."""
+    left: dict[str, object] = {
+        "transitions": tables.transitions,
+        "results": tables.touched,
+        "durable values to read": tables.durable_wanted,
+        "durable rows to delete": tables.durable_freed,
+    }
+    if tables.node_table and not tables.recovering and tables.unsettled is None:
+        left["holds to send"] = [*tables.first_held, *tables.to_borrow, *tables.to_retain]
+        left["holds to give up"] = [*tables.given_up, *tables.rows_given_up, *tables.unwanted]
+        left["children to enter or to report"] = [*tables.submitted_here, *tables.finished]
+        left["rows to withdraw"] = tables.withdrawn
+        left["values to send"] = tables.for_nodes
+    for what, each in left.items():
+        if each:
+            raise InvariantViolation(f"a turn has ended, and there are {what}")
