@@ -42,8 +42,9 @@ LONGEST = (
 # Every process this run starts inherits this, however often it forks or changes its name, and no process of another run has it.
 MARK = uuid.uuid4().hex
 
-# Examples have no deadline: tests do not measure speed.
-hypothesis.settings.register_profile("patient", deadline=None)
+# Examples have no deadline: tests do not measure speed. In CI they are the same for the same code, as the simulator's seeds are there:
+# what lands is not decided by chance. Everybody else's runs search on.
+hypothesis.settings.register_profile("patient", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("patient")
 
 # A shell without job control starts what it puts in the background with Ctrl-C ignored, for all its descendants; tests press it.

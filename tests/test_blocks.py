@@ -194,6 +194,17 @@ def test_a_withdrawn_row_is_deleted_by_the_next_flush_whatever_else_is_in_its_bl
     assert len(read_block(table[task(0)])) == 98
 
 
+def test_a_withdrawn_row_that_was_dropped_before_does_not_come_back():
+    writer, table = BlockWriter(), Table()
+    first = writer.add(row(0))
+    writer.add(row(1))
+    table.apply(writer.flush())
+    writer.drop(task(0), first)
+    writer.withdraw(task(0), writer.add(row(0)))
+    table.apply(writer.flush())
+    assert table.rows(task(0), task(1)) == {task(1): row(1)}
+
+
 class Writing(RuleBasedStateMachine):
     """A writer and the table it feeds, against a plain dict of what is alive."""
 

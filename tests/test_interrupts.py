@@ -370,6 +370,29 @@ def test_a_task_that_cleans_up_is_not_interrupted_by_further_requests(tmp_path: 
 
 
 @zf.remote
+def touches(path: Any, waits: bool) -> None:
+    path.touch()
+    if waits:
+        time.sleep(600.0)
+
+
+def test_a_task_cancelled_behind_one_that_runs_never_starts(tmp_path: Any) -> None:
+    """It is in the socket of a process whose only thread for tasks is busy: the request to stop it is read first."""
+    with running_cluster(num_cpus=1, config={"take_back_after": 60.0}):
+        zf.get([touches.remote(tmp_path / "short", False) for _ in range(50)], timeout=PATIENCE)  # So that the next ones are expected short.
+        running = touches.remote(tmp_path / "running", True)
+        eventually((tmp_path / "running").exists, "it runs")
+        queued = touches.remote(tmp_path / "queued", False)
+        eventually(lambda: zf.explain(queued).state == "assigned", "it is behind the running one")
+        zf.cancel(queued)
+        with pytest.raises(zf.TaskCancelledError, match=r"touches was cancelled$"):
+            zf.get(queued, timeout=PATIENCE)
+        zf.cancel(running)
+        zf.get(touches.remote(tmp_path / "last", False), timeout=PATIENCE)
+        assert not (tmp_path / "queued").exists()
+
+
+@zf.remote
 def may_hold_the_interpreter(number: int, path: Any) -> int:
     if number == 50:
         path.touch()

@@ -49,7 +49,10 @@ class ControlThread:
             found = (transport.next_deadline(), worker.next_deadline(), *self._interrupter.deadlines())
             dues = [due for due in found if due is not None]
             transport.poll(max(0.0, min(dues) - clock()) if dues else CHECK_EVERY * 10)
-            for sender, frame in transport.receive():
+            frames = transport.receive()
+            if frames:
+                connection.look()  # A request to stop or to return a task may have overtaken it: user code runs, and nobody reads.
+            for sender, frame in frames:
                 with connection.lock:
                     now = clock()
                     from_peer, from_daemon = connection.classify(sender)

@@ -4,12 +4,14 @@ A row of the "task" table is not one task but up to 1,024 successive children of
 counters agree but for the lowest ten bits). Its key is the id of its first task, so the block that holds a task is found
 by one ordered look-up: the largest key that is not past the task's id.
 
-Three rules make that complete:
+Four rules make that complete:
 
 - A block is written once; rows of the same run that come later go into a further block. Blocks of one run may therefore
   interleave, and a look-up that misses goes on to the block before, to the beginning of the run.
 - A row dropped before its block was written is never written (most tasks of most programs end that way). Once a block is
   written, dropping its last row deletes it, and a block under a quarter alive is written again without its dead.
+- A row that is withdrawn is gone with the next flush. So are rows of that task which were dropped before, and which are still in written
+  blocks of its run: the task may have come again in between.
 - If a block would begin with the id under which another block is kept (a task whose row was dropped and came again),
   one more byte is appended to its key, which sorts directly behind.
 
@@ -18,7 +20,7 @@ One writer owns the blocks of a parent; the control store only looks into them (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 import msgpack
 
@@ -105,6 +107,12 @@ def _before(key: bytes) -> bytes | None:
     return key[:PREFIX_BYTES] + pack_counter(counter - 1) + _LAST_SUFFIX if counter else None
 
 
+def _free_key(task_id: bytes, kept: Container[bytes]) -> bytes:
+    if task_id not in kept:
+        return task_id
+    return next(key for suffix in range(255) if (key := task_id + bytes((suffix,))) not in kept)
+
+
 class BlockWriter:
     """The blocks of one local scheduler.
 
@@ -118,7 +126,8 @@ class BlockWriter:
 
     def __init__(self) -> None:
         self._open: dict[bytes, LineageBlock] = {}
-        self._kept: dict[bytes, LineageBlock] = {}
+        self._kept: dict[bytes, dict[bytes, LineageBlock]] = {}
+        """Written blocks by their run (``low``), then by key."""
         self._changed: dict[bytes, LineageBlock] = {}
         self._current = _NOTHING
         self.now: float | None = None
@@ -149,8 +158,9 @@ class BlockWriter:
         """Withdraw a row that no later daemon may run again: the next flush removes it, whatever else is in its block."""
         if task_id in block.rows:
             self.drop(task_id, block)
-            if block.written:
-                self._changed[block.key] = block
+            for each in self._kept.get(block.low, {}).values():
+                if each.written > len(each.rows):
+                    self._changed[each.key] = each
 
     def flush(self, rows_max: int = 16 * BLOCK_ROWS) -> tuple[list[tuple[str, bytes, bytes]], list[tuple[str, bytes]]]:
         """Puts and deletes for the control store, of about ``rows_max`` rows; ``pending`` says whether any are left."""
@@ -163,12 +173,16 @@ class BlockWriter:
             if block.rows:
                 puts.append(self._written(block))
             else:
-                del self._kept[key]
+                kept = self._kept[block.low]
+                del kept[key]
+                if not kept:
+                    del self._kept[block.low]
                 deletes.append((TABLE, key))
         while self._open and rows_max > 0:
             block = self._open.pop(next(iter(self._open)))
-            block.key = self._free_key(min(block.rows))
-            self._kept[block.key] = block
+            kept = self._kept.setdefault(block.low, {})
+            block.key = _free_key(min(block.rows), kept)
+            kept[block.key] = block
             rows_max -= len(block.rows)
             puts.append(self._written(block))
         freed = {key for _, key, _ in puts}
@@ -185,14 +199,14 @@ class BlockWriter:
         block.key = key
         block.rows = {row[0]: row for row in read_block(value)}
         block.written = len(block.rows)
-        self._kept[key] = block
+        self._kept.setdefault(block.low, {})[key] = block
         return block
 
     def statistics(self) -> dict[str, float]:
         """Blocks and rows kept, and rows not written yet."""
         return {
-            "lineage_blocks": len(self._kept),
-            "lineage_rows": sum(len(block.rows) for block in self._kept.values()),
+            "lineage_blocks": sum(map(len, self._kept.values())),
+            "lineage_rows": sum(len(block.rows) for kept in self._kept.values() for block in kept.values()),
             "lineage_unwritten": sum(len(block.rows) for block in self._open.values()),
         }
 
@@ -207,11 +221,6 @@ class BlockWriter:
     def _written(self, block: LineageBlock) -> tuple[str, bytes, bytes]:
         block.written = len(block.rows)
         return TABLE, block.key, pack_block(list(block.rows.values()))
-
-    def _free_key(self, task_id: bytes) -> bytes:
-        if task_id not in self._kept:
-            return task_id
-        return next(key for suffix in range(255) if (key := task_id + bytes((suffix,))) not in self._kept)
 
 
 _NOTHING = LineageBlock(b"\xff", b"")
