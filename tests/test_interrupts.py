@@ -379,7 +379,8 @@ def touches(path: Any, waits: bool) -> None:
 def test_a_task_cancelled_behind_one_that_runs_never_starts(tmp_path: Any) -> None:
     """It is in the socket of a process whose only thread for tasks is busy: the request to stop it is read first."""
     with running_cluster(num_cpus=1, config={"take_back_after": 60.0}):
-        zf.get([touches.remote(tmp_path / "short", False) for _ in range(50)], timeout=PATIENCE)  # So that the next ones are expected short.
+        # The next ones are expected to be short.
+        zf.get([touches.remote(tmp_path / "short", False) for _ in range(50)], timeout=PATIENCE)
         running = touches.remote(tmp_path / "running", True)
         eventually((tmp_path / "running").exists, "it runs")
         queued = touches.remote(tmp_path / "queued", False)
