@@ -52,6 +52,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def kill_one(kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """``os.kill`` or ``os.killpg`` for tests. 0 is often a pid that was not found, and to the kernel the group of this run."""
+
+    def checked(pid: int, number: int) -> None:
+        if pid <= 1:
+            raise ValueError(f"signal {number} to {pid}, which is no process of a test")
+        kill(pid, number)
+
+    return checked
+
+
+os.kill, os.killpg = kill_one(os.kill), kill_one(os.killpg)
+
+
 @contextmanager
 def running_cluster(**options: Any) -> Iterator[Any]:
     """A cluster as ``zf.init`` makes it, of two CPUs by default; shut down afterwards, whatever happened."""

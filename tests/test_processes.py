@@ -94,6 +94,17 @@ def test_children_of_children_are_inherited_and_killed() -> None:
     assert in_child(body) == 0
 
 
+@pytest.mark.parametrize("pid", [1, 0, -1])
+def test_no_signal_goes_to_whole_groups_that_were_not_meant(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[object] = []
+    monkeypatch.setattr(os, "kill", lambda *call: sent.append(call))
+    monkeypatch.setattr(os, "killpg", lambda *call: sent.append(call))
+    for send in (processes.kill_group, lambda pid: processes.stop_group(pid, True)):
+        with pytest.raises(ValueError, match="no child of ours"):
+            send(pid)
+    assert sent == []
+
+
 def test_a_process_dies_with_its_parent() -> None:
     reading, writing = os.pipe()
 

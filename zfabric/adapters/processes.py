@@ -203,18 +203,20 @@ def signal_pidfd(descriptor: int, number: int) -> bool:
 
 def kill_group(pid: int) -> None:
     """Send SIGKILL to an unreaped child of ours, and to the process group that it leads."""
-    for kill in (os.kill, os.killpg):
-        try:
-            kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # It leads no group yet, or only set-uid programs are left in it.
-            pass
+    _signal_group(pid, signal.SIGKILL)
 
 
 def stop_group(pid: int, stopped: bool) -> None:
     """Stop an unreaped child of ours, and the process group that it leads, or have them go on."""
+    _signal_group(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    if pid <= 1:  # To the kernel, 0 is our own group and -1 is every process of this user.
+        raise ValueError(f"{pid} is no child of ours")
     for kill in (os.kill, os.killpg):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # As in ``kill_group``.
-            kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # It leads no group yet, or only set-uid programs are left in it.
+            kill(pid, number)
 
 
 def children(pid: int) -> list[int]:

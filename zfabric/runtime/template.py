@@ -158,7 +158,7 @@ def _make_environment(
         found = environment_with(requirements, dict(environment), root, session.config())
     except RuntimeEnvSetupError as error:
         channel.send("failed", token, str(error))
-        os.killpg(0, signal.SIGKILL)  # What pip has started and left behind, too.
+        os.killpg(os.getpid(), signal.SIGKILL)  # What pip has started and left behind, too: the group that this process leads.
     processes.limit_worker()
     channel.send("spawned", token, os.getpid())
     become(specification, found, request)

@@ -65,13 +65,13 @@ class LocalNode:
 
     def kill(self) -> None:
         """Kill the node as a power failure would: all its processes at once. Returns when its supervisor is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if self.alive():  # Else its pid may be another process's by now.
+            _signal(self.pid, signal.SIGKILL)
         self._launched.close()
 
     def pause(self) -> None:
         """Stop all its processes (SIGSTOP). After ``node_lease`` seconds the others declare it dead."""
-        while new := [pid for pid in processes.descendants(self.pid) if pid not in self._paused]:
+        while self.alive() and (new := [pid for pid in processes.descendants(self.pid) if pid not in self._paused]):
             for pid in new:
                 _signal(pid, signal.SIGSTOP)
             self._paused += new
