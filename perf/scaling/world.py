@@ -9,7 +9,6 @@ Left out: what the network and the kernel do, connecting (all nodes join at once
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -21,9 +20,10 @@ from zfabric.config import Config, MiB
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
 from zfabric.protocol.ids import FIRST_RETURN, Address
-from zfabric.protocol.machine import Machine
+from zfabric.protocol.machine import Machine, WrappedMachine
 from zfabric.protocol.messages import Envelope, Row
 from zfabric.shell.process import FRAME_ROWS
+from zfabric.sim.agenda import Agenda
 from zfabric.sim.bodies import StackFrame
 from zfabric.sim.drivers import Driver
 from zfabric.sim.network import Faults, Network
@@ -104,20 +104,13 @@ class BeginTask(Nobody):
         self._cluster.charge(self._cluster.costs.worker)
 
 
-class BusyMachine:
+class BusyMachine(WrappedMachine):
     """A machine of a daemon whose work takes time."""
 
     def __init__(self, cluster: Cluster, node: Node, machine: Machine) -> None:
+        super().__init__(machine)
         self._cluster = cluster
         self._node = node
-        self._machine = machine
-        self.address = machine.address
-        self.handlers = machine.handlers
-        self.tick = machine.tick
-        self.next_deadline = machine.next_deadline
-        self.take_effects = machine.take_effects
-        self.statistics = machine.statistics
-        self.check_invariants = machine.check_invariants
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
         """Take the time for one message, and pass it on."""
@@ -125,7 +118,7 @@ class BusyMachine:
             self._cluster.received(message)
         elif type(message) is m.Place:
             self._cluster.placing(message)
-        self._machine.step(now, source, message)
+        self.machine.step(now, source, message)
 
 
 class Wires:
@@ -242,13 +235,13 @@ class Jobs(Driver):
         return tuple(refs)
 
 
-class Cluster:
+class Cluster(Agenda):
     """Some nodes of ``cpus`` CPUs that have joined, and the drivers on them."""
 
     def __init__(self, nodes: int, costs: Costs, cpus: int = 2) -> None:
+        super().__init__()
         self.costs = costs
         self.cpus = cpus
-        self.now = 100.0
         self.running: Core | None = None
         self.spent = 0.0
         """Seconds that the turn under way has lasted."""
@@ -269,8 +262,6 @@ class Cluster:
         self.wait_graph: Any = NoGraph()
         self.invariants: Any = BeginTask(self)
         self.rate = 1000.0 * MiB
-        self._queue: list[tuple[float, int, Callable[[], object]]] = []
-        self._order = 0
         self._names = 0
         self.network = Network(self._after_turn, self.fail, self.config.frame_bytes_max, self.faults, "network")
         self.network.lossy = False
@@ -289,7 +280,7 @@ class Cluster:
         daemon.node_transport = Wires(self, node)  # type: ignore[assignment]
         core = daemon.core
         for role, machine in core.machines.items():
-            core.machines[role] = BusyMachine(self, node, machine._machine)  # type: ignore[attr-defined]
+            core.machines[role] = BusyMachine(self, node, machine.machine)  # type: ignore[attr-defined]
         self.nodes.append(node)
         self.by_identifier[node.identifier] = node
 
@@ -321,14 +312,11 @@ class Cluster:
         """Run until a condition holds."""
         steps = 0
         while not (steps % 64 == 0 and done()):
-            if not self._queue:
+            if not self.step():
                 if done():
                     return
                 self.fail(f"nothing happens any more, and this has not: {what}")
             steps += 1
-            time, _, action = heapq.heappop(self._queue)
-            self.now = max(self.now, time)
-            action()
 
     # -- costs --
 
@@ -376,15 +364,6 @@ class Cluster:
     def head(self) -> bytes:
         """The node id of the head."""
         return self.nodes[0].identifier
-
-    def at(self, time: float, action: Callable[[], object]) -> None:
-        """Schedule an action at a time."""
-        self._order += 1
-        heapq.heappush(self._queue, (time, self._order, action))
-
-    def after(self, delay: float, action: Callable[[], object]) -> None:
-        """Schedule an action in ``delay`` seconds."""
-        self.at(self.now + delay, action)
 
     def _after_turn(self, delay: float, action: Callable[[], object]) -> None:
         """Schedule what follows from something that the turn under way does now."""

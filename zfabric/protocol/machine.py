@@ -73,3 +73,30 @@ class Machine(Protocol):
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation if two facts disagree. Slow; for tests and the simulator."""
+
+
+class WrappedMachine:
+    """A machine around another one, to which it passes on whatever a subclass does not do itself."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.address = machine.address
+        self.handlers = machine.handlers
+        self.statistics = machine.statistics
+        self.check_invariants = machine.check_invariants
+
+    def step(self, now: float, source: Address, message: Message) -> None:
+        """Process one message."""
+        self.machine.step(now, source, message)
+
+    def tick(self, now: float) -> None:
+        """Act on deadlines that have passed."""
+        self.machine.tick(now)
+
+    def next_deadline(self) -> float | None:
+        """The time at which ``tick`` is due next; None for never."""
+        return self.machine.next_deadline()
+
+    def take_effects(self, now: float) -> Iterable[Effect]:
+        """Return what the machine decides."""
+        return self.machine.take_effects(now)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from zfabric.protocol.effects import Effect
 from zfabric.protocol.ids import Address
-from zfabric.protocol.machine import Machine
+from zfabric.protocol.machine import Machine, WrappedMachine
 from zfabric.protocol.messages import Message
 
 NOTICED_SECONDS = 0.05
@@ -31,16 +31,12 @@ class LeaseClock:
         return changed
 
 
-class OnLeaseClock:
+class OnLeaseClock(WrappedMachine):
     """A machine that is given the time on the clock of leases."""
 
     def __init__(self, machine: Machine, clock: LeaseClock) -> None:
-        self.machine = machine
+        super().__init__(machine)
         self.clock = clock
-        self.address = machine.address
-        self.handlers = machine.handlers
-        self.statistics = machine.statistics
-        self.check_invariants = machine.check_invariants
 
     def step(self, now: float, source: Address, message: Message) -> None:
         """Process one message."""

@@ -17,7 +17,7 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
 from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, REGISTRY, Address
-from zfabric.protocol.machine import InvariantViolation, Machine
+from zfabric.protocol.machine import InvariantViolation, Machine, WrappedMachine
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.shell.node import SWEEP_EVERY, ClusterPart, NodeMachines
 from zfabric.sim.agents import LinkedAgent, SimAgent
@@ -318,18 +318,12 @@ class SimSupervisor:
         daemon.event(LOCAL_SCHEDULER, m.ProcessTable(tuple((worker.incarnation, pid) for pid, worker in self.workers.items()), left))
 
 
-class ObservedMachine:
+class ObservedMachine(WrappedMachine):
     """Wraps a machine of a daemon: observers see each message, and the daemon may crash between two effects."""
 
     def __init__(self, daemon: SimDaemon, machine: Machine) -> None:
+        super().__init__(machine)
         self._daemon = daemon
-        self._machine = machine
-        self.address = machine.address
-        self.handlers = machine.handlers
-        self.tick = machine.tick
-        self.next_deadline = machine.next_deadline
-        self.statistics = machine.statistics
-        self.check_invariants = machine.check_invariants
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
         """Pass one message to the machine, observed."""
@@ -344,14 +338,14 @@ class ObservedMachine:
             world.invariants.ends_received(self._daemon, source[1:], message.number)
         elif type(message) is m.Ended:
             late = world.invariants.late_attempts(self._daemon, source, m.Completed(*message.completed))
-        self._machine.step(now, source, message)
+        self.machine.step(now, source, message)
         if late:
             world.invariants.not_accepted(late)
 
     def take_effects(self, now: float) -> Iterator[e.Effect]:
         """Yield the machine's effects. The daemon may crash before each."""
         daemon = self._daemon
-        for effect in self._machine.take_effects(now):
+        for effect in self.machine.take_effects(now):
             daemon.crash_point()
             if type(effect) is e.Send:
                 ((to, _, message),) = decode_messages(encode_messages([(effect.to[:1], self.address[:1], effect.message)]))

@@ -7,7 +7,6 @@ in the same way.
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -23,6 +22,7 @@ from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.messages import Envelope
 from zfabric.shell.process import FRAME_ROWS
 from zfabric.sim.actors import ActorAuthor, TravellingActorAuthor
+from zfabric.sim.agenda import Agenda
 from zfabric.sim.bodies import Ancestry, StackFrame
 from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.circles import CircleAuthor, WaitGraph
@@ -72,7 +72,7 @@ class WorldResult(NamedTuple):
     """How often each state was reached, by name."""
 
 
-class World:
+class World(Agenda):
     """One world. ``observer`` is called with (time, from, to, message) for every message that is delivered.
 
     With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
@@ -100,9 +100,9 @@ class World:
         streams: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
+        super().__init__()
         self.seed = seed
         self._clocks = random.Random(f"{seed}/clocks") if clocks else None
-        self.now = 100.0
         self.shape = random.Random(f"{seed}/shape")
         self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"), seed, actors)
         self.circling = circles
@@ -122,9 +122,6 @@ class World:
         self.observer = observer
         self.notes: list[str] = []
         self.states: Counter[str] = Counter()
-        self.events = 0
-        self._queue: list[tuple[float, int, Callable[[], object]]] = []
-        self._order = 0
         self._crashes = random.Random(f"{seed}/crashes")
         self._losses = random.Random(f"{seed}/losses")
         self.orders = random.Random(f"{seed}/orders")
@@ -223,25 +220,6 @@ class World:
         return self.nodes[0].identifier
 
     # -- time --
-
-    def at(self, time: float, action: Callable[[], object]) -> None:
-        """Schedule an action at a time."""
-        self._order += 1
-        heapq.heappush(self._queue, (time, self._order, action))
-
-    def after(self, delay: float, action: Callable[[], object]) -> None:
-        """Schedule an action in ``delay`` seconds."""
-        self.at(self.now + delay, action)
-
-    def step(self) -> bool:
-        """Run the next event. Return False if there is none."""
-        if not self._queue:
-            return False
-        time, _, action = heapq.heappop(self._queue)
-        self.now = max(self.now, time)
-        self.events += 1
-        action()
-        return True
 
     def clock(self) -> Clock:
         """Make the clock of a new process."""
