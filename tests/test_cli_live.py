@@ -37,7 +37,7 @@ def place() -> Iterator[Place]:
 
 LIVE = """
     import sys, time, numpy as np, zfabric as zf
-    zf.init(num_cpus=2, object_store_memory=100 * 2**20, config={"register_seconds": 1.0})
+    zf.init(num_cpus=2, object_store_memory=100 * 2**20)
 
     @zf.remote
     def slow(seconds):
@@ -521,9 +521,7 @@ def test_a_job_that_runs_when_its_cluster_ends_is_recorded_as_ended(place: Place
     with place.program(UNFINISHED) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
-        rows = eventually(lambda: len(found := left()) == 4 and found, "all of it is in the store")
-        assert (rows["running"], rows["object"], rows["function"]) == (1, 1, 2)
-        assert rows["task"] >= 2000
+        eventually(lambda: left() == {"running": 1, "object": 1, "function": 2, "task": 2001}, "all of it is in the store")
         if end == "stopped":
             place.run("stop")
             assert left("kept") == {"ended": 1}
@@ -590,18 +588,21 @@ def test_following_logs_until_the_cluster_ends(place: Place) -> None:
 
 
 def test_a_daemon_that_is_stopped_gives_a_clear_error(place: Place) -> None:
-    source = IDLE.replace("2**26", "2**26, config={'register_seconds': 0.5}")
-    with place.program(source) as running:
+    with place.program(IDLE) as running:
         assert running.stdout is not None
         running.stdout.readline()
-        supervisor = Session(f"{place.sessions}/{place.left()[0]}").describe()["supervisor"]
-        (daemon,) = (pid for pid in children(supervisor) if Path(f"/proc/{pid}/comm").read_text() == "zf-daemon\n")
+        description = Path(place.sessions, place.left()[0], "session.json")
+        written = description.read_text()
+        found = json.loads(written)
+        (daemon,) = (pid for pid in children(found["supervisor"]) if Path(f"/proc/{pid}/comm").read_text() == "zf-daemon\n")
         os.kill(daemon, signal.SIGSTOP)
-        try:
+        try:  # Tools alone are to be so impatient: the program and its workers register on a busy machine.
+            description.write_text(json.dumps({**found, "config": {**dict(found["config"]), "register_seconds": 0.5}}))
             assert "did not answer within 0.5 s" in place.run("status", code=1).stderr
             found = place.run("doctor", "--no-try", code=1).stdout
             assert re.search(r"^clusters +problem +\S+, of program \d+, .* does not answer", found, flags=re.MULTILINE)
             assert "zfabric stop --address" in found
         finally:
+            description.write_text(written)
             os.kill(daemon, signal.SIGCONT)
         assert place.json("status")["jobs"][0]["pid"] == running.pid

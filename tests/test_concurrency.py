@@ -522,6 +522,7 @@ class Slow:
 
 def test_a_method_that_takes_too_long_is_stopped() -> None:
     slow = Slow.remote()
+    assert value(slow.ping.remote()) == "pong", "it is there"
     with pytest.raises(zf.TaskTimeoutError, match="while it ran"):
         value(slow.impatient.remote())
     assert value(slow.ping.remote()) == "pong"

@@ -728,7 +728,7 @@ def test_the_driver_is_warned_of_a_circle_of_actors_and_can_break_it(capfd: pyte
     two, three = a.ask.remote(b, a), c.ask.remote(d, e, c)
     light = shared[0].ask.remote(shared[1], shared[0])
     by_argument = (own := Asker.options(name="own").remote()).by_an_argument.remote(own)
-    by_task = (other := Asker.options(name="other").remote()).by_a_task.options(timeout=20).remote(other)
+    by_task = (other := Asker.options(name="other").remote()).by_a_task.options(timeout=600).remote(other)
     output = ""
 
     def shown(*circles: str) -> bool:

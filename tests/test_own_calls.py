@@ -209,7 +209,7 @@ def test_own_calls_that_need_values_of_others_continue(shared: Any, every: int) 
     actor.step_with.remote(80, 0)
     for at in (10, 30, 60):
         kill_when(actor, at)
-    eventually(lambda: len(get(actor.read.remote())[1]) >= 81, "all steps are taken", 10)
+    eventually(lambda: len(get(actor.read.remote())[1]) >= 81, "all steps are taken")
     assert get(actor.read.remote())[1] == list(range(80, -1, -1))
 
 
