@@ -574,6 +574,20 @@ def test_a_task_whose_argument_is_being_located_does_not_run_on_top(node: Node, 
     assert node.dispatched() == []
 
 
+def test_a_value_that_a_process_requested_before_it_died_is_freed_though_it_is_lost_meanwhile(node: Node) -> None:
+    (worker,) = node.workers()
+    large = ref(900, 2**31)
+    node.send(CLIENT + DRIVER, m.Put(((large, (4096, 100_000), (), False),)))
+    node.send(CLIENT + worker, m.Hold((large,)))
+    node.send(CLIENT + worker, m.Fetch((large,)))
+    assert node.take(m.Locate)[-1][1].rows == ((large, worker),)
+    node.send(b"X" + OWN, m.ProcessDied(node.scheduler.tables.workers[worker].pid, 0, 9, 0, ""))
+    assert not node.scheduler.tables.locating
+    node.send(b"O" + OWN, m.ObjectsLost(((large, "unreadable"),)))
+    node.send(CLIENT + DRIVER, m.Release((large,)))
+    assert node.scheduler.tables.find(large) is None
+
+
 def test_an_argument_pinned_for_a_task_that_is_not_dispatched_is_unpinned(node: Node) -> None:
     (worker,) = node.workers()
     here, lost = ref(900, 2**31), ref(901, 2**31)

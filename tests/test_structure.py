@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("client", "worker", "object_store", "control_store", "global_scheduler", "supervisor", "local_scheduler", "transfer")
-INSIDE = ("zfabric.sim.variants", "zfabric.sim.invariants", "zfabric.sim.call_invariants")
+INSIDE = ("zfabric.sim.variants", "zfabric.sim.invariants", "zfabric.sim.call_invariants", "zfabric.sim.node_invariants")
 """Modules outside ``machines`` that look inside a role: they break it on purpose, or check its tables."""
 
 

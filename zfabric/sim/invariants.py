@@ -19,6 +19,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import REGISTRY, TASK_BYTES, object_id, short
 from zfabric.protocol.messages import FAILED, OK, Envelope
+from zfabric.sim.node_invariants import NodeInvariants
 from zfabric.sim.programs import LOST, unpack_value
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Invariants:
         """Values that nodes have reported then, and do not release: (object, node), by task."""
         self._members: set[bytes] = set()
         """Nodes of the last table that a registry has sent."""
+        self.of_nodes = NodeInvariants(world)
 
     def begun(self, worker: WorkerProcess, item: Item) -> None:
         """Check an attempt that a worker begins."""
@@ -211,6 +213,8 @@ class Invariants:
             machine.check_invariants()
         if not daemon.scheduler.tables.recovering:
             self._in_flight(daemon)
+        if len(self.world.nodes) > 1:
+            self.of_nodes.after_turn(daemon, self._members)
 
     def _in_flight(self, daemon: SimDaemon) -> None:
         """Fail if the daemon does not record a running task as in flight: its resources would be free."""
@@ -231,6 +235,7 @@ class Invariants:
         for node in self.world.living:
             self._calm(node)
         self._groups_are_whole_or_nowhere()
+        self.of_nodes.calm()
 
     def _groups_are_whole_or_nowhere(self) -> None:
         """Fail if a placement group has bundles at nodes that its home does not know, or if one that waits for room has some."""
@@ -308,6 +313,7 @@ class Invariants:
             left.append(f"the agent of node {node.number} is not idle: {dict(node.agent.machine.statistics())}")
         left += [f"the actor {short(each)} of another node on node {node.number}" for each in tables.guests]
         left += [f"{len(node.daemon.scheduler.copies)} copies under way"] if len(node.daemon.scheduler.copies) else []
+        left += self.of_nodes.for_the_dead(node)
         for record in tables.nodes.values():
             left += [f"task {short(each)} on node {record.name}" for each in record.inflight]
             left += [f"the actor {short(each)} on node {record.name}" for each in record.actors]

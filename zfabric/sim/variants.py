@@ -765,6 +765,42 @@ def _relayed_arguments_not_pinned(right: Any) -> Any:
     return on_relayed_calls
 
 
+def _children_adopted_early(right: Any) -> Any:
+    """The home of a job runs tasks whose parent has ended although their own home lives."""
+
+    def on_entrust(self: Failover, now: float, source: bytes, message: m.Entrust) -> None:
+        right(self, now, source, message)
+        rows = self.tables.entrusted.get(source[1:], {})
+        for task in self._restore_tasks(source[1:], rows, list(message.unfinished), now).values():
+            self._run(task, "its parent has ended")
+
+    return on_entrust
+
+
+def _adopted_as_own(right: Any) -> Any:
+    """A restarted executor takes the tasks of other nodes that its workers run for its own."""
+
+    def adopt(self: Executions, row: m.Row, attempt: int, job: Any) -> Any:
+        task = right(self, row, attempt, job)
+        if task is not None and row[1] in job.functions:
+            task.function.unfinished -= 1
+            task.function, task.outputs = job.functions[row[1]], None
+            task.function.unfinished += 1
+        return task
+
+    return adopt
+
+
+def _ends_pinned_for_the_dead(right: Any) -> Any:
+    """What ends of attempts name stays pinned if the home dies that has not acknowledged them."""
+
+    def died(self: Peers, node: NodeRecord, survivors: set[bytes], now: float) -> None:
+        node.pinned.clear()
+        right(self, node, survivors, now)
+
+    return died
+
+
 def _committed_too_early(right: Any) -> Any:
     """A group counts as whole once its first bundles are prepared."""
 
@@ -850,12 +886,15 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "places-sent-abroad": ((Outcomes, "retain_for_home", _places_sent_abroad),),
     "attempts-without-node": ((Peers, "on_node_table", _numbers_without_node),),
     "stalled-registry-kills": ((Registry, "_notice_stall", _stall_not_noticed),),
+    "children-adopted-early": ((Failover, "on_entrust", _children_adopted_early),),
+    "adopted-as-own": ((Executions, "adopt", _adopted_as_own),),
+    "ends-pinned-for-the-dead": ((Peers, "_died", _ends_pinned_for_the_dead),),
     "fence-by-time-only": ((Registry, "on_renew_lease", _dead_nodes_renew), (Registry, "_row_deleted", _dead_nodes_not_told)),
 }
 """name -> patches"""
 WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("second-hop") :])
 """Variants whose mistake needs several nodes."""
-WITH_RESTARTS = frozenset({"places-not-repeated"})
+WITH_RESTARTS = frozenset({"places-not-repeated", "adopted-as-own"})
 """Those of them that are found best where all faults are restarts of daemons."""
 OF_BOTH = frozenset({"fence-by-time-only"})
 """Those of them that are found where programs have actors, too: their tasks are spread over all nodes."""

@@ -131,6 +131,11 @@ class References:
                 if holders == process or (type(holders) is set and process in holders):
                     drop_holder(record, process)
                     self.tables.spare.append(record)
+        locating = self.tables.locating
+        for object_id in [each for each, askers in locating.items() if process in askers]:
+            left = [asker for asker in locating.pop(object_id) if asker != process]  # The store answers the living only.
+            if left:
+                locating[object_id] = left
 
     def may_travel(self, object_id: bytes) -> bool:
         """Whether a ref to an object may be sent to another node: this one must know its home."""
