@@ -164,8 +164,8 @@ def receive(sockets: ChunkSockets, done: Callable[[list[Received]], bool], secon
     deadline = time.monotonic() + seconds
     while not done(found):
         assert time.monotonic() < deadline
-        zmq.zmq_poll(sockets.sources, 20)
-        found += [each._replace(data=memoryview(bytes(each.data))) for each in sockets.receive(time.monotonic())]
+        ready = dict(zmq.zmq_poll(sockets.sources, 20))
+        found += [each._replace(data=memoryview(bytes(each.data))) for each in sockets.receive(time.monotonic(), ready)]
     return found
 
 
@@ -192,8 +192,8 @@ def test_what_an_agent_does_not_send_is_refused_and_the_sender_is_whose_key_it_i
     want = m.Want(1, bytes(20), MiB, 0, MiB)
     good = encode(0, 0, [(TRANSFER_AGENT, TRANSFER_AGENT, want)])
     strange = encode(0, 0, [(b"L", b"F", m.Pulled(bytes(20), 64, MiB))])
-    several = encode(0, 0, [(TRANSFER_AGENT, TRANSFER_AGENT, want)] * 2)
-    for parts in ([b""], [b"\x00junk"], [strange], [several], [good, b"data"], [good, b"", b"", b"", b"", b""], [bytes(5000)]):
+    with_chunk = encode(0, 0, [(TRANSFER_AGENT, TRANSFER_AGENT, each) for each in (want, m.Chunk(1, 0, 4))])
+    for parts in ([b""], [b"\x00junk"], [strange], [with_chunk, b"data"], [good, b"data"], [good, b"", b"", b"", b"", b""], [bytes(5000)]):
         dealer.send_multipart(parts)
     dealer.send(good)
     found = receive(sockets, lambda found: bool(found))
@@ -215,8 +215,9 @@ def test_memory_is_read_until_it_is_sent_and_dropped_chunks_count_as_sent(contex
     data = memoryview(bytes(range(256)) * (CHUNK_BYTES // 256))
     source.send_chunk(B, chunk, value, data)
     assert list(source.sent()) == [value]  # Nobody has asked.
-    reader.ask(A, m.Want(1, value, CHUNK_BYTES, 0, CHUNK_BYTES), time.monotonic())
-    assert [each.node for each in receive(source, bool)] == [B]
+    requests = [m.Want(1, value, CHUNK_BYTES, 0, CHUNK_BYTES), *(m.Credit(1, number) for number in range(99))]
+    reader.ask(A, requests, time.monotonic())
+    assert [(each.node, each.message) for each in receive(source, lambda found: len(found) >= 100)] == [(B, each) for each in requests]
     source.send_chunk(B, chunk, value, data)
     (found,) = receive(reader, bool)
     assert (found.node, found.message, found.data) == (A, chunk, data)

@@ -1,14 +1,14 @@
 """The TCP sockets of a transfer agent: one that others dial for values of this node, and one to each node that has values for it.
 
-A frame is an encoded message, behind a ``Chunk`` a second part with its bytes. These are sent from the memory where they lie, without a
-copy: whoever sends them learns when that memory may change (``sent``). Frames may be lost, with a connection or for want of room in a
-queue. Agents repeat what they want, so ZeroMQ may make connections again by itself.
+A frame has one message, behind a ``Chunk`` a second part with its bytes, or some requests to a source. Bytes of values are sent from the
+memory where they lie, without a copy: whoever sends them learns when that memory may change (``sent``). Frames may be lost, with a
+connection or for want of room in a queue. Agents repeat what they want, so ZeroMQ may make connections again by itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,8 +27,10 @@ QUEUED_MAX = 64
 """Frames that a socket queues for one connection. Chunks are bounded by credit, and messages are few."""
 FRAMES_PER_TURN = 16
 """Most frames that one ``receive`` reads from each socket: their chunks are in memory until they are written."""
+MESSAGES_MAX = 32
+"""Most requests in one frame."""
 MESSAGE_BYTES_MAX = 4096
-"""Largest message of an agent."""
+"""Most bytes of the messages in a frame."""
 RECONNECT_MS, RECONNECT_MS_MAX = 100, 2000
 REDIAL_SECONDS = 5.0
 """A connection over which nothing has come for so long, although requests were sent, is made anew: ZeroMQ gives up one that was refused."""
@@ -147,12 +149,13 @@ class ChunkSockets:
 
     # -- sending --
 
-    def ask(self, node: bytes, message: Message, now: float) -> None:
-        """Send a message to the agent of a node that has values."""
+    def ask(self, node: bytes, messages: list[Message], now: float) -> None:
+        """Send messages to the agent of a node that has values."""
         source = self._source(node, now)
         if source is not None:
             source.asked_at = now
-            self._write(source.socket, (_encoded(message),))
+            for start in range(0, len(messages), MESSAGES_MAX):
+                self._write(source.socket, (_encoded(*messages[start : start + MESSAGES_MAX]),))
 
     def answer(self, node: bytes, message: Message) -> None:
         """Send a message to the agent of a node that reads values of this one."""
@@ -190,12 +193,17 @@ class ChunkSockets:
 
     # -- receiving --
 
-    def receive(self, now: float) -> Iterator[Received]:
-        """What other agents have sent, up to a limit. The sender is whose key it is."""
+    def receive(self, now: float, ready: Container[Any]) -> Iterator[Received]:
+        """What other agents have sent, up to a limit, over those of ``sources`` that are ready. The sender is whose key it is."""
         if self.authenticator is not None:
-            self._authenticate(now)
-        yield from self._take(self.server, self._from_reader)
+            if self.authenticator.socket in ready:
+                self._authenticate(now)
+            self.authenticator.expire(now)
+        if self.server in ready:
+            yield from self._take(self.server, self._from_reader)
         for node, source in list(self._sources.items()):
+            if source.socket not in ready:
+                continue
             for received in self._take(source.socket, partial(_from_source, node)):
                 source.received_at = now
                 yield received
@@ -206,7 +214,6 @@ class ChunkSockets:
             if not _readable(self.authenticator.socket):
                 break
             self.authenticator.answer(now)
-        self.authenticator.expire(now)
 
     def next_deadline(self) -> float | None:
         """When ``receive`` is due even if nothing has arrived."""
@@ -230,11 +237,10 @@ class ChunkSockets:
                 if len(parts) > 4:
                     parts[3:] = parts[-1:]
             found = sender_of(parts)
-            received = _decoded(*found) if found is not None else None
-            if received is None:
+            received = _decoded(*found) if found is not None else ()
+            if not received:
                 self.refused["frames_refused"] += 1
-            else:
-                yield received
+            yield from received
 
     def close(self) -> None:
         """Close every socket."""
@@ -255,22 +261,22 @@ def _from_source(node: bytes, parts: list[Any]) -> tuple[bytes, list[Any]]:
     return node, parts
 
 
-def _encoded(message: Message) -> bytes:
-    return encode(0, 0, [(TRANSFER_AGENT, TRANSFER_AGENT, message)])
+def _encoded(*messages: Message) -> bytes:
+    return encode(0, 0, [(TRANSFER_AGENT, TRANSFER_AGENT, message) for message in messages])
 
 
-def _decoded(node: bytes, parts: list[Any]) -> Received | None:
-    """The message in these parts; None for anything that an agent does not send."""
+def _decoded(node: bytes, parts: list[Any]) -> Sequence[Received]:
+    """The messages in these parts; none for anything that an agent does not send."""
     if not parts or len(parts[0].buffer) > MESSAGE_BYTES_MAX:
-        return None
+        return ()
     try:
         _, _, body = decode(parts[0].bytes)
     except MalformedFrame:
-        return None
-    if not isinstance(body, list) or len(body) != 1 or type(body[0][2]) not in FROM_AGENTS:
-        return None
-    message = body[0][2]
+        return ()
+    if not isinstance(body, list) or any(type(each[2]) not in FROM_AGENTS for each in body):
+        return ()
     data = parts[1].buffer if len(parts) == 2 else memoryview(b"")
-    if len(data) != (message.size if isinstance(message, Chunk) else 0) or len(parts) > 2:
-        return None
-    return Received(node, message, data)
+    chunk = body[0][2] if len(body) == 1 and isinstance(body[0][2], Chunk) else None  # Only one that is alone has its bytes behind it.
+    if len(data) != (chunk.size if chunk is not None else 0) or len(parts) > 2:
+        return ()
+    return [Received(node, each[2], data) for each in body]

@@ -26,6 +26,7 @@ WORKER_OOM_SCORE = 500
 """Makes the kernel's out-of-memory killer choose workers rather than the processes that would retry their tasks."""
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -262,6 +263,16 @@ def return_free_memory() -> None:
     """Return memory of freed blocks to the system. glibc keeps what is not at the end of its heap: the room of large frames, for one."""
     with contextlib.suppress(AttributeError):  # Other libraries do without.
         _libc.malloc_trim(0)
+
+
+def retain_free_memory(block: int, total: int) -> None:
+    """Have glibc retain freed blocks of up to ``block`` bytes, and up to ``total`` bytes at the end of each heap.
+
+    Else it returns them to the system, and the pages of each new block come from there.
+    """
+    with contextlib.suppress(AttributeError):  # as above
+        _libc.mallopt(_M_MMAP_THRESHOLD, block)
+        _libc.mallopt(_M_TRIM_THRESHOLD, total)
 
 
 def resident_bytes(pid: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Container
 from typing import Any
 
 import zmq
@@ -18,9 +19,10 @@ from zmq import zmq_poll
 from zfabric.adapters.arena import Arena
 from zfabric.adapters.chunk_sockets import ChunkSockets
 from zfabric.adapters.curve import Context, KeyPair
-from zfabric.adapters.processes import open_more_files, start_ticks
+from zfabric.adapters.processes import open_more_files, retain_free_memory, start_ticks
 from zfabric.adapters.sockets import Transport
 from zfabric.adapters.spill import SpillFiles, SpillWriter
+from zfabric.config import CHUNK_BYTES
 from zfabric.exceptions import ConnectionLostError
 from zfabric.machines.common.extents import file_number
 from zfabric.machines.transfer import TransferAgent
@@ -37,6 +39,9 @@ FRAMES_PER_TURN = 32
 """Frames of the daemon received before the machine decides."""
 SENT_EVERY = 0.005
 """Seconds between looks whether chunks have left, while some have not: their values stay pinned for so much longer."""
+PAUSE = 0.002
+"""Seconds before the next turn while many chunks are on their way here. What arrives meanwhile is one turn's work, and its requests and
+reports are one turn's work of the source and of both daemons. The rest of the credit lasts longer than that."""
 _TO_SOURCE = (m.Want, m.Credit, m.StopWant, m.Ping)
 """Messages that go over the connection to another node's agent which this one dials; all others answer over the one that it has dialled."""
 
@@ -90,6 +95,7 @@ class TransferProcess:
     def __init__(self, session: Session, daemon: bytes, keys: KeyPair, endpoint: str, bound: int = -1) -> None:
         description = session.describe()
         config = session.config()
+        self._credit = config.transfer_credit
         self.incarnation = new_incarnation()
         self._daemon = daemon
         self._context: Context = zmq.Context(1)
@@ -110,6 +116,7 @@ class TransferProcess:
 
     def run(self) -> None:
         """Run until the daemon refuses this process. The supervisor ends it with the daemon."""
+        retain_free_memory(2 * CHUNK_BYTES, 2 * self._credit * CHUNK_BYTES)
         self.turn(clock())
         while not self.machine.refused:
             self.step(60.0)
@@ -125,11 +132,13 @@ class TransferProcess:
             wait = min(wait, SENT_EVERY)
         if self._transport.congested:
             wait = min(wait, 0.002)
+        if self.machine.pulls.under_way > self._credit // 2:
+            time.sleep(PAUSE)
         ready: dict[Any, int] = dict(zmq_poll(self._transport.sources + self.sockets.sources, int(wait * 1000 + 0.999)))
         now = clock()
         if self._transport.polled(ready):
             self._receive(now)
-        self._receive_chunks(now)
+        self._receive_chunks(now, ready)
         for object_id in self.sockets.sent():
             self.machine.step(now, self._shell, m.ChunkSent(object_id))
         self.machine.tick(now)
@@ -152,8 +161,8 @@ class TransferProcess:
             if not self._transport.readable:
                 return
 
-    def _receive_chunks(self, now: float) -> None:
-        for node, message, data in self.sockets.receive(now):
+    def _receive_chunks(self, now: float, ready: Container[Any]) -> None:
+        for node, message, data in self.sockets.receive(now, ready):
             source = TRANSFER_AGENT + node
             if isinstance(message, m.Chunk):
                 self._chunks[source, message.token, message.position] = data
@@ -162,6 +171,7 @@ class TransferProcess:
     def turn(self, now: float) -> None:
         """Perform what the machine decides."""
         outgoing: list[Envelope] = []
+        requests: dict[bytes, list[m.Message]] = {}
         while True:
             for effect in self.machine.take_effects(now):
                 if isinstance(effect, e.WriteChunk):
@@ -173,7 +183,7 @@ class TransferProcess:
                 elif isinstance(effect, e.Send) and effect.to[:1] != TRANSFER_AGENT:
                     outgoing.append((effect.to[:1], TRANSFER_AGENT, effect.message))
                 elif isinstance(effect, e.Send) and isinstance(effect.message, _TO_SOURCE):
-                    self.sockets.ask(effect.to[1:], effect.message, now)
+                    requests.setdefault(effect.to[1:], []).append(effect.message)
                 elif isinstance(effect, e.Send):
                     self.sockets.answer(effect.to[1:], effect.message)
             if not self._events:
@@ -182,6 +192,8 @@ class TransferProcess:
             for message in events:
                 self.machine.step(now, self._shell, message)
         self._chunks.clear()
+        for node, messages in requests.items():
+            self.sockets.ask(node, messages, now)
         if outgoing:
             self._transport.send_envelopes(self._daemon, outgoing, now)
 

@@ -116,6 +116,11 @@ class Pulls:
     def __len__(self) -> int:
         return len(self._active) + len(self._waiting) + len(self._paused) + len(self._sealing)
 
+    @property
+    def under_way(self) -> int:
+        """Chunks that may be on their way here."""
+        return sum(request.outstanding for pull in self._active.values() for request in pull.requests.values())
+
     def _token(self) -> int:
         self._next_token += 1
         return self._next_token
