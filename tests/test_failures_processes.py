@@ -131,6 +131,20 @@ def test_neighbours_of_a_task_that_kills_its_worker_are_unharmed() -> None:
     assert values == [index for index in range(2000) if index % 500 != 250]
 
 
+def test_an_actor_whose_constructor_always_kills_its_worker_has_died() -> None:
+    @zf.remote(max_restarts=-1)
+    class Dying:
+        def __init__(self) -> None:
+            exit_at_once()
+
+        def look(self) -> None:
+            pass
+
+    error = failure(Dying.remote().look.remote())
+    assert type(error) is zf.ActorDiedError
+    assert "Dying killed every worker it was given" in str(error)
+
+
 def test_a_task_that_always_kills_its_worker_fails_whatever_its_retries() -> None:
     @zf.remote(max_retries=-1)
     def die() -> None:

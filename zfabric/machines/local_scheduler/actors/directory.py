@@ -54,6 +54,9 @@ DETACHED = b"detached"
 """The holder of the handles of detached actors: no process has this incarnation."""
 STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
 
+_CRASHES = frozenset({"WorkerCrashedError", "PoisonedTaskError", "OutOfMemoryError"})
+"""How a task fails whose workers died: to who calls an actor, the actor died."""
+
 
 class ActorDirectory:
     """All actors of this node."""
@@ -624,4 +627,4 @@ def _is_elsewhere(record: ActorRecord) -> bool:
 def _as_death(payload: bytes) -> bytes:
     """The failure of the task that makes an actor, converted to the failure of the actor."""
     kind, text, facts = unpack_failure(payload)
-    return pack_failure("ActorDiedError" if kind == "WorkerCrashedError" else kind, text, facts)
+    return pack_failure("ActorDiedError" if kind in _CRASHES else kind, text, facts)
