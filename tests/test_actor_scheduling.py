@@ -175,6 +175,18 @@ def test_the_process_of_a_failed_init_lives_while_its_promises_are_pending() -> 
     assert sum(type(each) is e.KillProcess and each.pid == node.pids[worker] for each in node.effects) == 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "signal", "counted"),
+    [("", 9, 1), ("", 0, 0), ("idle", 9, 0), ("its last handle was dropped", 9, 0), ("memory", 9, 1)],
+)
+def test_only_workers_that_were_not_to_end_count_as_died(node: Node, reason: str, signal: int, counted: int) -> None:
+    node.submit(row(1))
+    worker, *_ = node.workers()
+    node.scheduler.tables.workers[worker].kill_reason = reason
+    died(node, worker, None, signal)
+    assert node.scheduler.tables.counts["workers_died"] == counted
+
+
 def test_workers_with_pending_promises_do_not_delay_other_environments() -> None:
     """They may owe for ever, and run nothing of those."""
     node = made(2, workers_max=2)

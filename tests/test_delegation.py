@@ -15,7 +15,7 @@ from zfabric.machines.local_scheduler.nodes.crowding import PATIENCE
 from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS
 from zfabric.machines.local_scheduler.nodes.strategies import TRIED_MOST
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import (
     CLIENT,
     DAEMONS_MAX,
@@ -965,6 +965,29 @@ def test_the_end_of_an_attempt_counts_for_nothing_once_its_node_is_dead() -> Non
     home.send(b"L" + NODES[1], m.Ended(1, tuple(late), ()))
     assert home.results() == {}
     assert home.scheduler.tables.counts["refused"] == 1
+
+
+def test_tasks_are_counted_once_at_their_home_whatever_their_attempts_came_to() -> None:
+    def counts(node: Home, source: bytes = b"L" + NODES[1]) -> dict[str, int]:
+        node.send(source, m.Query(7, "functions", ()))
+        ((_, answer),) = node.take(m.Answer)
+        (found,) = answer.payload
+        return {name: found[name] for name in ("waiting", "running", "finished", "failed")}
+
+    home = Home()
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    home.submit(*(row(number, strategy=on(NODES[1])) for number in (1, 2, 3)))
+    assert home.delegated() == {NODES[1]: [1, 2, 3]}
+    assert counts(home) == {"waiting": 3, "running": 0, "finished": 1, "failed": 0}
+    first = first_attempt(0, 1)
+    refused = pack_failure("RuntimeEnvSetupError", "it never ran")
+    ends = ((task_id(1), first, m.LOST, ()), (task_id(2), first, m.FAILED, (refused,)), (task_id(3), first, m.OK, (b"value",)))
+    home.send(b"L" + NODES[1], m.Ended(1, tuple(m.Completed.of(ends)), ()))
+    assert counts(home) == {"waiting": 1, "running": 0, "finished": 2, "failed": 1}
+    again = home.scheduler.tables.tasks[task_id(1)].attempt
+    home.send(b"L" + NODES[1], m.Ended(2, tuple(m.Completed.of(((task_id(1), again, m.OK, (b"value",)),))), ()))
+    assert counts(home) == {"waiting": 0, "running": 0, "finished": 3, "failed": 1}
+    assert home.scheduler.tables.counts["tasks_finished"] == 1, "the other node has counted its attempts"
 
 
 def test_a_missing_fence_is_found() -> None:

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,20 @@ from typing import Any
 import pytest
 from conftest import running_cluster
 from faults import PATIENCE, eventually, kill_daemon
+from prometheus_client.parser import text_string_to_metric_families
 
 import zfabric as zf
 from zfabric.page.errors import ErrorGroups
 from zfabric.page.lines import Output
+from zfabric.page.metrics import exposition
 from zfabric.page.spans import LANE_MOST, Attempt, TaskStream, _bars
+from zfabric.page.views import Views
 from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.messages.queries import TASK_STATES
+from zfabric.runtime.connect import attach
 from zfabric.runtime.log_files import LocalLogFiles
 from zfabric.runtime.logs import log_path, note_worker
+from zfabric.runtime.session import Session
 from zfabric.runtime.timeline import TimelineNode
 from zfabric.util.local_cluster import LocalCluster
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -521,6 +528,12 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
             lambda: browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth + 1"),
             "a page as wide as the window",
         )
+        # An update takes neither the focus away nor the place to which a table was scrolled.
+        eventually(lambda: browser.find_elements(By.CSS_SELECTOR, "#view .scroll"), "a table")
+        place = "const [table] = document.querySelectorAll('#view .scroll'); "
+        browser.execute_script(place + "table.focus(); table.scrollLeft = 40; table.firstChild.id = 'before'")
+        eventually(lambda: not browser.find_elements(By.ID, "before"), "an update")
+        assert browser.execute_script(place + "return [document.activeElement === table, table.scrollLeft]") == [True, 40]
     eventually(lambda: "ended" in browser.find_element(By.ID, "link").text or served.process.poll() is not None, "the end")
     assert served.process.wait(PATIENCE) == 0
 
@@ -544,7 +557,90 @@ def test_the_page_shows_all_nodes() -> None:
         assert [node["name"] for node in update["nodes"]] == ["node1", "node2"]
         assert update["resources"]["CPU"] == 2
         assert {row["name"]: row["finished"] for row in update["progress"]} == {"speak": 20}
+        assert [(node["silent"], node["memory"] > 0) for node in update["nodes"]] == [(False, True)] * 2
+        _values_have_the_names_of_their_makers(served, places)
+        _nodes_serve_their_own_metrics(nodes, {"speak": 20, "make": 2})
         served.close()
+
+
+@zf.remote
+def make() -> bytes:
+    return b"x" * 300_000
+
+
+def _values_have_the_names_of_their_makers(page: Page, places: list[Any]) -> None:
+    """Also those that tasks made on another node, and copies."""
+    refs = [make.options(scheduling_strategy=place).remote() for place in places]
+    zf.wait(refs, num_returns=2, timeout=PATIENCE, fetch_local=False)
+
+    def large() -> Any:
+        found = [row for row in page.ask("memory")["objects"]["rows"] if row["size"] >= 300_000]
+        return found if {row["node"] for row in found} == {"node1", "node2"} else None
+
+    rows = eventually(large, "the values on both nodes")
+    assert {row["made_by"] for row in rows} == {"make"}
+    assert {row["where"] for row in rows} <= {"memory", "store", "node node2"}
+    memory = page.ask("memory")
+    assert memory["store"]["nodes"] == 2
+    assert all(worker["memory"] > 0 for worker in memory["workers"] if worker["pid"])
+    assert not [row for row in memory["owners"] if row["held_by"].startswith("node ")]
+
+
+def _nodes_serve_their_own_metrics(nodes: LocalCluster, finished: dict[str, int]) -> None:
+    """So that sums over the nodes are those of the cluster."""
+    sums, workers = dict.fromkeys(finished, 0.0), 0.0
+    for node in nodes.nodes:
+        with closing(attach(Session(node.session_directory), kind="tool")) as client:
+            text = exposition(Views(Session(node.session_directory), client)).decode()
+            total = sum(len(client.query("at", bytes.fromhex(each.node_id), "workers")) for each in nodes.nodes)
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == "zfabric_function_finished_total" and sample.labels["function"] in sums:
+                    sums[sample.labels["function"]] += sample.value
+                workers += sample.value if sample.name == "zfabric_workers" else 0.0
+    assert sums == finished
+    assert workers == total
+
+
+def test_what_is_wrong_is_said_first_and_silent_nodes_have_no_figures_of_others() -> None:
+    stores = {"capacity": 100, "used": 10, "spilled": 5 * 2**20}
+    status: dict[str, Any] = {
+        "node": "aa", "name": "one", "resources": {"CPU": 1.0}, "available": {"CPU": 1.0}, "workers": 1, "actors": {}, "jobs": [],
+        "tasks": dict.fromkeys(TASK_STATES, 0), "store": stores, "recovering": False, "copied_bytes": 0,
+        "statistics": {"retries": 1, "workers_died": 2, "disk_free": 5 * 2**20, "disk_total": 100 * 2**20},
+    }  # fmt: skip
+    answers = {
+        "status": status,
+        "statuses": [status],
+        "functions": [],
+        "workers": [],
+        "nodes": [{"node": "aa", "name": "one", "resources": {"CPU": 1.0}}, {"node": "bb", "name": "two", "resources": {"CPU": 9.0}}],
+    }
+
+    class Client:
+        def query(self, what: str) -> Any:
+            return answers[what]
+
+    class Here:
+        identifier = metrics_directory = directory = ""
+
+        def membership(self) -> str:
+            return "some"
+
+    views = Views(Here(), Client())  # type: ignore[arg-type]
+    now = views.overview()
+    assert now["nodes"][1] == {"node": "bb", "name": "two", "resources": {"CPU": 9.0}, "silent": True}
+    wrong = [each["what"] for each in now["problems"]]
+    assert wrong[:5] == [
+        "two does not answer",
+        "5.0 MiB of values on one are on disk, for want of room in the object store",
+        "the disk on one is almost full: 5 MiB are left",
+        "2 workers have died on one",
+        "1 attempt was a retry on one",
+    ]
+    assert now["nodes"][0]["copying"] is None
+    status["copied_bytes"] = 2**20
+    assert views.overview()["nodes"][0]["copying"] > 0
 
 
 # --- shown by a program, and in a terminal -----------------------------------------------------------------------------------------

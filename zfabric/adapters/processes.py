@@ -288,6 +288,15 @@ def resident_bytes(pid: int) -> int:
 # --- the machine, as far as this process may use it ---------------------------------------------------------------------------
 
 
+def disk_room(path: str) -> tuple[int, int]:
+    """Bytes that are free, and bytes in all, on the disk of a path; zeros if it is gone."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return 0, 0
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
 def cpu_count() -> int:
     """Return how many CPUs this process may use, by affinity and control groups. A part of a CPU counts as one."""
     count = float(len(os.sched_getaffinity(0)))

@@ -96,9 +96,10 @@ def _head(now: dict[str, Any]) -> Panel:
     tasks, store, machine = now["tasks"], now["store"], now["machine"]
     used = {name: total - now["available"].get(name, 0.0) for name, total in now["resources"].items()}
     waiting = tasks["waiting"]
+    failed = sum(row["failed"] for row in now["progress"])
     lines = [
         f"tasks     {now['rate']:,.0f}/s, {tasks['running']:,} running, {tasks['blocked']:,} blocked, {waiting:,} waiting, "
-        f"{now['finished']:,} done, {tasks['failed']:,} failed",
+        f"{now['ended']:,} ended, {failed:,} of them without success",
         f"in use    {amounts(used)} of {amounts(now['resources'])}",
         f"machine   {machine['cpu']:.0%} of its CPUs, {size(machine['memory'])} of {size(machine['memory_total'])} memory",
         f"store     {size(store.get('used', 0))} of {size(store.get('capacity', 0))}, {size(store.get('spilled', 0))} on disk",

@@ -30,6 +30,7 @@ OWN = "program_"
 GAUGES = frozenset(
     (
         *("events_bytes", "in_flight_rows", "inline_bytes", "lease_age_seconds", "lineage_bytes", "lineage_rows", "lineage_unwritten"),
+        *("disk_free", "disk_total"),
         *("memory_limit", "memory_used", "objects", "owed_deletes", "pending_rows", "processes", "queued", "read_only"),
     ),
 )

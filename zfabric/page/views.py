@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 
-from zfabric.adapters.processes import resident_bytes
 from zfabric.exceptions import FabricError
 from zfabric.page.errors import ErrorGroups, read_error
 from zfabric.page.history import add_history, calls_of_actors
@@ -28,6 +27,7 @@ from zfabric.runtime.timeline import TimelineNode, members
 
 ROWS = 200
 """Rows of a table on one page of it."""
+MIB = 2**20
 ALMOST_FULL = 0.9
 """Share of a store or a disk from which on it is a problem."""
 
@@ -61,6 +61,8 @@ class Views:
         self.waiting_times: dict[str, tuple[list[int], list[float]]] = {}
         """The same of sampled tasks that waited to begin, or for arguments."""
         self._before: tuple[float, int] | None = None
+        self._copied: dict[str, tuple[float, int]] = {}
+        """By node: when it was asked how many bytes it had copied from others, and how many."""
         self._submitted: dict[bytes, float] = {}
         """When sampled tasks were submitted that have not ended."""
         self._stream: TaskStream | None = None
@@ -69,6 +71,7 @@ class Views:
         self._errors = ErrorGroups()
         self._nodes: list[TimelineNode] = []
         self._nodes_until = 0.0
+        psutil.cpu_percent()  # The share of time since the last call: the first has none.
 
     # -- what is pushed every second --
 
@@ -82,20 +85,20 @@ class Views:
         if self._before is not None and now > self._before[0] and finished >= self._before[1]:
             rate = (finished - self._before[1]) / (now - self._before[0])
         self._before = now, finished
-        memory, disk = psutil.virtual_memory(), psutil.disk_usage(self._session.directory)
+        memory = psutil.virtual_memory()
         tasks = _sum(status["tasks"] for status in statuses)
         # A task that runs elsewhere has a record on two nodes: what waits and runs is counted by functions, at their homes.
         tasks["waiting"], tasks["running"] = sum(row["waiting"] for row in progress), sum(row["running"] for row in progress)
-        by_name = {status.get("name"): status for status in statuses}
-        nodes = self._client.query("nodes")
+        by_id = {status["node"]: status for status in statuses}
+        nodes = [{**node, **self._of_node(by_id.get(node["node"]), now)} for node in self._client.query("nodes")]
         return {
             "session": self._session.identifier,
-            "nodes": [{**node, **_of_node(by_name.get(node.get("name"), statuses[0]))} for node in nodes],
+            "nodes": nodes,
             "resources": _sum(status["resources"] for status in statuses),
             "available": _sum(status["available"] for status in statuses),
             "tasks": tasks,
             "rate": rate,
-            "finished": finished,
+            "ended": sum(row["finished"] + row["failed"] for row in progress),
             "workers": dict(Counter(worker["state"] for worker in self._client.query("workers"))),
             "actors": _sum(status["actors"] for status in statuses),
             "jobs": statuses[0]["jobs"],
@@ -104,10 +107,8 @@ class Views:
                 "cpu": psutil.cpu_percent() / 100.0,
                 "memory": memory.total - memory.available,
                 "memory_total": memory.total,
-                "disk": disk.used,
-                "disk_total": disk.total,
             },
-            "problems": [problem for status in statuses for problem in _problems_of(status)] + self._of_machine(memory, disk),
+            "problems": _of_nodes(nodes) + [problem for status in statuses for problem in _problems_of(status)] + _of_machine(memory),
             "progress": progress,
         }
 
@@ -119,15 +120,25 @@ class Views:
         found = list(self._client.query("statuses"))
         return sorted(found, key=lambda status: status["node"] != own["node"]) or [own]
 
-    def _of_machine(self, memory: Any, disk: Any) -> list[dict[str, str]]:
-        """What is wrong with this machine."""
-        found = []
-        if memory.available < (1 - ALMOST_FULL) * memory.total:
-            found.append(_problem("the machine is short of memory", "workers may be killed and their tasks run again; run fewer at once"))
-        if disk.free < (1 - ALMOST_FULL) * disk.total:
-            text = f"the disk of {self._session.directory} is almost full"
-            found.append(_problem(text, "free some: values and rows are written there"))
-        return found
+    def _of_node(self, status: dict[str, Any] | None, now: float) -> dict[str, Any]:
+        """What the table of nodes shows of a node's status. ``copying`` is in bytes per second; it is None before the second answer."""
+        if status is None:
+            return {"silent": True}
+        tasks, node = status["tasks"], status["node"]
+        before, self._copied[node] = self._copied.get(node), (now, status["copied_bytes"])
+        new = status["copied_bytes"] - before[1] if before is not None else 0
+        return {
+            "silent": False,
+            "available": status["available"],
+            "queued": sum(tasks[state] for state in ("assigned", "ready", "infeasible", "waiting")),
+            "running": tasks["running"] + tasks["blocked"],
+            "processes": status["workers"],
+            "store_used": status["store"].get("used", 0),
+            "store_capacity": status["store"].get("capacity", 0),
+            "spilled": status["store"].get("spilled", 0),
+            "memory": int(status["statistics"].get("memory_used", 0)),
+            "copying": max(0, new) / (now - before[0]) if before is not None and now > before[0] else None,
+        }
 
     def progress(self) -> list[dict[str, Any]]:
         """How far the tasks of each function are, those with the most left first; with the time that is left at the present speed."""
@@ -139,10 +150,12 @@ class Views:
         return sorted(rows, key=lambda row: (-(row["waiting"] + row["running"]), row["name"]))
 
     def measured(self) -> dict[str, Any]:
-        """What metrics are made of: status, nodes, functions, workers by state."""
-        workers = Counter(worker["state"] for worker in self._client.query("workers"))
-        functions = self._client.query("functions")
-        return {"status": self._client.query("status"), "nodes": self._client.query("nodes"), "functions": functions, "workers": workers}
+        """What metrics are made of: the nodes, and of this one alone its status, functions, and workers by state."""
+        nodes = self._client.query("nodes")
+        about = ("at", next(bytes.fromhex(node["node"]) for node in nodes if node["here"])) if len(nodes) > 1 else ()
+        workers = Counter(worker["state"] for worker in self._client.query(*about, "workers"))
+        functions = self._client.query(*about, "functions")
+        return {"status": self._client.query("status"), "nodes": nodes, "functions": functions, "workers": workers}
 
     def copied_bytes(self) -> dict[str, int]:
         """Bytes that were copied to this node, by the node they came from."""
@@ -221,20 +234,21 @@ class Views:
         return {"waiting": dict(waiting), "silent": silent}
 
     def workers(self) -> list[dict[str, Any]]:
-        """Workers, with their resident memory where they run on this machine."""
-        rows = [dict(row) for row in self._client.query("workers")]
-        for row in rows:
-            row["memory"] = resident_bytes(row["pid"]) if row["pid"] and not row.get("node") else 0
-        return rows
+        """Workers, with their resident memory."""
+        return list(self._client.query("workers", True))
 
     def memory(self, limit: int) -> dict[str, Any]:
         """The largest values, what of the store is whose, and the workers."""
         rows = self._client.query("objects", LIST_LIMIT)
-        places = _by(rows, lambda row: [(row["made_by"], row["where"])])
-        makers = [{"made_by": maker, "where": where, **sums} for (maker, where), sums in places]
-        owners = [{"held_by": holder, **sums} for holder, sums in _by(rows, lambda row: row["held_by"] or ["nobody: tasks need it"])]
+        here = (row for row in rows if not row["where"].startswith("node "))  # The others are listed by the node that has them.
+        makers = [
+            {"made_by": maker, "where": where, **sums}
+            for (maker, where), sums in _by(here, lambda row: [(row["made_by"], f"{row['where']}{_at(row)}")])
+        ]
+        owners = [{"held_by": holder, **sums} for holder, sums in _by(rows, _holders)]
         largest = sorted(rows, key=lambda row: -row["size"])
-        store = self._client.query("status")["store"]
+        statuses = self._statuses()
+        store = {**_sum(status["store"] for status in statuses), "nodes": len(statuses)}
         return {
             "store": store,
             "makers": makers,
@@ -368,7 +382,19 @@ class Views:
         return {"found": found if graph["nodes"] else [], "centre": found[0]["id"], **graph}
 
 
-def _by(rows: list[dict[str, Any]], keys: Callable[[dict[str, Any]], list[Any]]) -> list[tuple[Any, dict[str, int]]]:
+def _at(row: dict[str, Any]) -> str:
+    """The node of a row, for a text, if there are several."""
+    return f" of {row['node']}" if "node" in row and row["where"] != "nowhere" else ""
+
+
+def _holders(row: dict[str, Any]) -> list[str]:
+    """Processes that have refs to a value. A node that has some for processes of its own lists these itself."""
+    where = f" on {row['node']}" if "node" in row else ""
+    processes = [holder + where for holder in row["held_by"] if not holder.startswith("node ")]
+    return processes or ([] if row["held_by"] else ["nobody: tasks need it"])
+
+
+def _by(rows: Iterable[dict[str, Any]], keys: Callable[[dict[str, Any]], list[Any]]) -> list[tuple[Any, dict[str, int]]]:
     """Bytes and values of objects by each key that a row has, the most bytes first: all, those that readers use, those on disk."""
     sums: dict[Any, dict[str, int]] = {}
     for row in rows:
@@ -392,22 +418,21 @@ def _sum(counts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return dict(total)
 
 
-def _of_node(status: dict[str, Any]) -> dict[str, Any]:
-    """What the table of nodes shows of a node's status."""
-    tasks = status["tasks"]
-    return {
-        "available": status["available"],
-        "queued": sum(tasks[state] for state in ("assigned", "ready", "infeasible", "waiting")),
-        "running": tasks["running"] + tasks["blocked"],
-        "processes": status["workers"],
-        "store_used": status["store"].get("used", 0),
-        "store_capacity": status["store"].get("capacity", 0),
-        "memory": int(status["statistics"].get("memory_used", 0)),
-    }
-
-
 def _problem(what: str, advice: str) -> dict[str, str]:
     return {"what": what, "advice": advice}
+
+
+def _of_nodes(nodes: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Nodes that do not answer."""
+    advice = "what is there is missing here; if it stays silent, it is taken for dead and its tasks run elsewhere"
+    return [_problem(f"{node['name']} does not answer", advice) for node in nodes if node["silent"]]
+
+
+def _of_machine(memory: Any) -> list[dict[str, str]]:
+    """What is wrong with this machine."""
+    if memory.available >= (1 - ALMOST_FULL) * memory.total:
+        return []
+    return [_problem("the machine is short of memory", "workers may be killed and their tasks run again; run fewer at once")]
 
 
 def _problems_of(status: dict[str, Any]) -> list[dict[str, str]]:
@@ -425,8 +450,15 @@ def _problems_of(status: dict[str, Any]) -> list[dict[str, str]]:
     if store.get("capacity") and store.get("used", 0) > ALMOST_FULL * store["capacity"]:
         text = f"the object store{where} is almost full"
         found.append(_problem(text, "values are written to disk; drop refs that nobody needs (memory view)"))
+    if store.get("spilled"):
+        text = f"{store['spilled'] / MIB:,.1f} MiB of values{where} are on disk, for want of room in the object store"
+        found.append(_problem(text, "reading them is slow; drop refs that nobody needs (memory view), or start with a larger store"))
+    if counts.get("disk_total") and counts["disk_free"] < (1 - ALMOST_FULL) * counts["disk_total"]:
+        text = f"the disk{where} is almost full: {counts['disk_free'] / MIB:,.0f} MiB are left"
+        found.append(_problem(text, "free some: values, rows and logs are written there"))
     for name, one, several, advice in (
         ("workers_died", "worker has died", "workers have died", "their tasks ran again; the errors view and `zfabric logs` say why"),
+        ("retries", "attempt was a retry", "attempts were retries", "see the errors view, and the attempts of a task with a click on it"),
         (
             "memory_kills",
             "worker was killed for want of memory",

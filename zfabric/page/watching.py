@@ -14,6 +14,8 @@ from zfabric.runtime.session import Session
 
 EVERY_SECONDS = 1.0
 """The pause between two overviews."""
+PAUSE_MOST = 5.0
+"""The longest pause, so that nodes that do not answer hold up nobody for long."""
 SHARE_MOST = 0.02
 """The share of its time that a daemon may spend on answers: it is asked less often where they take long."""
 VIEWERS_MOST = 50
@@ -73,7 +75,7 @@ class Watcher:
                 text = f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
             self._tell(text)
             took = asyncio.get_running_loop().time() - began
-            await asyncio.sleep(max(EVERY_SECONDS, took / SHARE_MOST * 0.5))
+            await asyncio.sleep(min(max(EVERY_SECONDS, took / SHARE_MOST * 0.5), PAUSE_MOST))
         self._asking = None
 
     def _tell(self, event: str) -> None:

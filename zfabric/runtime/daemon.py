@@ -20,7 +20,7 @@ from zmq import zmq_poll
 
 from zfabric.adapters.collector import IdleCollector
 from zfabric.adapters.journal import Journal
-from zfabric.adapters.processes import memory_available, memory_total, open_more_files, resident_bytes, return_free_memory
+from zfabric.adapters.processes import disk_room, memory_available, memory_total, open_more_files, resident_bytes, return_free_memory
 from zfabric.adapters.sockets import Transport
 from zfabric.exceptions import ConnectionLostError, FabricError
 from zfabric.machines.local_scheduler import JobRecord, WorkerRecord
@@ -109,9 +109,9 @@ class Daemon:
         if self.journal.report:
             self.log("warning", self.journal.report)
         capacity = int(description["arena_size"])
-        self.storage = Storage(
-            str(description["arena"]), capacity, description.get("spill") or f"{session.directory}/spill", self._from_thread
-        )
+        spill = description.get("spill") or f"{session.directory}/spill"
+        self._disks = session.directory, spill
+        self.storage = Storage(str(description["arena"]), capacity, spill, self._from_thread)
         self.cluster = self._join_cluster(daemons, description["resources"])
         node, part = bytes.fromhex(description["node"]), self.cluster.part if self.cluster is not None else None
         self.core = NodeMachines(self.incarnation, node, self.config, total, capacity, self.journal, daemons, part)
@@ -291,12 +291,14 @@ class Daemon:
             self._pass_on_output(now)
         elif message.what in ("status", "statuses"):
             self._measure()
+        elif message.what == "workers" and message.arguments:
+            self._resident()
 
     def _measure(self) -> None:
         """Measure the memory of the workers, for whoever asks for the status; show the shell's counters with the scheduler's."""
-        pids = [worker.pid for worker in self.scheduler.tables.workers.values() if worker.pid]
         counts = self.scheduler.tables.counts
-        counts["memory_used"], counts["memory_limit"] = sum(map(resident_bytes, pids)), self._memory_limit
+        counts["memory_used"], counts["memory_limit"] = sum(self._resident().values()), self._memory_limit
+        counts["disk_free"], counts["disk_total"] = min(map(disk_room, self._disks), key=_share)
         counts["refused_frames"] = self.transport.refused + self.core.refused
         dict.update(counts, self.core.sent_to_nodes)  # A Counter's own would add them.
         if self.cluster is not None:
@@ -304,6 +306,12 @@ class Daemon:
         dict.update(counts, {name: many for name, many in self.core.control.statistics().items() if name != "refused"})
         if (age := self.core.lease_age(clock())) is not None:
             dict.update(counts, {"lease_age_seconds": age})
+
+    def _resident(self) -> dict[int, int]:
+        """Measure the memory of each worker."""
+        tables = self.scheduler.tables
+        tables.resident = {worker.pid: resident_bytes(worker.pid) for worker in tables.workers.values() if worker.pid}
+        return tables.resident
 
     def turn(self, now: float) -> None:
         """Perform effects until none is left, then send messages."""
@@ -454,6 +462,11 @@ class Daemon:
             self.cluster.close()
         self.transport.close()
         self.context.term()
+
+
+def _share(room: tuple[int, int]) -> float:
+    """The share of a disk that is free; 1 if nothing is known of it."""
+    return room[0] / room[1] if room[1] else 1.0
 
 
 def run(session_directory: str, channel_fd: int, daemons: int) -> None:

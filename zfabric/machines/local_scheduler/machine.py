@@ -639,6 +639,7 @@ class LocalScheduler:
             self.tables.counts["refused"] += 1
             return
         self.outcomes.completed(worker, message, now)
+        self.tables.counts["tasks_finished"] += len(message.attempts)
         if message.times:
             self.events.attempts_ended(now, worker, message)
 

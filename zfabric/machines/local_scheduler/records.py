@@ -257,7 +257,7 @@ class TaskRecord:
 
     def wait(self, unresolved: int) -> None:
         """Record that the task waits for this number of dependencies."""
-        self.function.unfinished += self.state == DONE
+        self.function.done -= self.state == DONE
         self.function.waiting += self.state != WAITING
         self.state = WAITING
         self.worker = None
@@ -265,7 +265,7 @@ class TaskRecord:
 
     def ready(self) -> None:
         """Record that any worker of its shape may run the task."""
-        self.function.unfinished += self.state == DONE
+        self.function.done -= self.state == DONE
         self.function.waiting -= self.state == WAITING
         self.state = READY
         self.worker = None
@@ -277,14 +277,14 @@ class TaskRecord:
 
     def finish(self) -> None:
         """Record that the task has its outcome."""
-        self.function.unfinished -= self.state != DONE
+        self.function.done += self.state != DONE
         self.function.waiting -= self.state == WAITING
         self.state = DONE
         self.worker = None
 
     def finish_assigned(self) -> None:
         """The same for a task that a worker has run."""
-        self.function.unfinished -= 1
+        self.function.done += 1
         self.state = DONE
         self.worker = None
 
@@ -443,7 +443,7 @@ class FunctionRecord:
         "concurrency",
         "delegated",
         "demand",
-        "ended",
+        "done",
         "entrusted",
         "environment",
         "failed",
@@ -456,11 +456,10 @@ class FunctionRecord:
         "payload",
         "plain",
         "queue",
+        "received",
         "shared",
         "strategy",
         "stream",
-        "unfinished",
-        "unsuccessful",
         "waiting",
     )
 
@@ -483,16 +482,14 @@ class FunctionRecord:
         """For a streaming function: how many values a stream may be ahead (0: as configured)."""
         self.mean: float | None = None
         """Exponential average of its running time in seconds; None before the first has finished."""
-        self.ended = 0
-        """Attempts that ended with their worker alive."""
-        self.unsuccessful = 0
-        """Those of them without a value: failed, interrupted or retried."""
+        self.received = 0
+        """Records of its tasks that were made. Whoever makes one counts it."""
+        self.done = 0
+        """Those of them with an outcome, also if the record is gone. Changes of a record's state are counted there."""
         self.failed = 0
         """Tasks that have failed, also those that never ran."""
-        self.unfinished = 0
-        """Records of its tasks without an outcome. Whoever makes a record counts it; changes of a record's state are counted there."""
         self.waiting = 0
-        """Those of them that wait for arguments."""
+        """Records of tasks that wait for arguments."""
         self.shared: bool = self.actor is not None and option(options, "lightweight", False)
         """Whether the actors that it makes share processes."""
         self.concurrency: int = option(options, "max_concurrency", 0) if self.actor is None else 0
@@ -512,9 +509,13 @@ class FunctionRecord:
         strategy = in_bundle(self.strategy) if self.delegated else self.strategy
         return self.demand, self.environment, makes, self.concurrency, self.delegated, strategy
 
+    @property
+    def unfinished(self) -> int:
+        """Records of its tasks without an outcome."""
+        return self.received - self.done
+
     def learn(self, count: int, seconds: float) -> None:
-        """Count ``count`` runs that took ``seconds`` together, and update ``mean``."""
-        self.ended += count
+        """Update ``mean`` with ``count`` runs that took ``seconds`` together."""
         mean = seconds / count
         self.mean = mean if self.mean is None else self.mean + (mean - self.mean) * (0.2 if count < 8 else 0.5)
 

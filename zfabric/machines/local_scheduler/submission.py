@@ -83,7 +83,7 @@ class Submission:
                 self.admission.refuse_unknown(process, row)
                 continue
             task = tasks[task_id] = TaskRecord(row, function, submitter, first)
-            function.unfinished += 1
+            function.received += 1
             if not process.ready:
                 task.holders = None  # While a process registers, only its ``Hold`` messages count.
             if retains_rows:

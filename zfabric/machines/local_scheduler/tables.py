@@ -193,6 +193,8 @@ class Tables:
         self.counts: Counter[str] = Counter()
         self.inline = InlineValues(self.counts)
         self.latencies = Latencies()
+        self.resident: dict[int, int] = {}
+        """Resident memory of workers in bytes, by pid. The shell measures it for a question that asks for it."""
         self.copied_bytes: Counter[bytes] = Counter()
         """Bytes of values that were copied to this node, by the node from which they came; empty if several were asked."""
         self.effects: list[Effect] = []

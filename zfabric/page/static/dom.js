@@ -37,6 +37,22 @@ export function table(caption, columns, rows) {
     el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body)));
 }
 
+// Replaces what is in a place. What had the focus has it again, and tables stay where they were scrolled to.
+export function renew(place, ...children) {
+  const active = document.activeElement;
+  const inside = active !== place && place.contains(active);
+  const href = inside ? active.getAttribute("href") : null;
+  const route = [];
+  for (let each = active; inside && each !== place; each = each.parentNode) route.unshift([...each.parentNode.children].indexOf(each));
+  const scrolled = [...place.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+  place.replaceChildren(...children);
+  [...place.querySelectorAll(".scroll")].forEach((each, number) => { each.scrollLeft = scrolled[number] ?? 0; });
+  if (!inside) return;
+  const same = href && [...place.querySelectorAll("a")].find((each) => each.getAttribute("href") === href);
+  const there = same || route.reduce((each, number) => each?.children[number], place);
+  if (there?.tagName === active.tagName) there.focus({ preventScroll: true });
+}
+
 export function state(name) {
   return el("span", { class: `state-${name}` }, name);
 }

@@ -1,4 +1,4 @@
-import { ask, bytes, count, demand, detailsLink, el, seconds, short, state, table } from "./dom.js";
+import { ask, bytes, count, demand, detailsLink, el, renew, seconds, short, state, table } from "./dom.js";
 
 const PAGE = 200;
 
@@ -26,7 +26,7 @@ function list({ title, path, columns, caption, states = [], beside }) {
       const more = answer.more
         ? el("p", { class: "note" }, `The first ${count(rows.length)}; there are more. `, el("button", { onclick: () => { this.limit = Math.min(9999, this.limit * 2); this.refresh(); } }, "show more"))
         : "";
-      this.body.replaceChildren(answer.error ? el("p", { class: "problem" }, answer.error) : table(caption(rows.length, answer), columns, rows), more);
+      renew(this.body, answer.error ? el("p", { class: "problem" }, answer.error) : table(caption(rows.length, answer), columns, rows), more);
     },
   };
 }
@@ -51,7 +51,7 @@ export const tasks = list({
 export const actors = list({
   title: "Actors",
   path: "actors",
-  caption: (many, answer) => `${many === answer.total ? count(many) : `${count(many)} of ${count(answer.total ?? many)}`} actors; rates and times are those of the last minute`,
+  caption: (many, answer) => `${many === answer.total ? count(many) : `${count(many)} of ${count(answer.total ?? many)}`} actors; rates and times are those of the last minute, and times those of the methods themselves, without the wait before`,
   // Callers are asked on their own: some take a second to answer.
   beside(view, rows) {
     if (!view.asking) {

@@ -1,4 +1,4 @@
-import { ask, bytes, count, detailsLink, el, short, table } from "./dom.js";
+import { ask, bytes, count, detailsLink, el, renew, short, table } from "./dom.js";
 
 const sums = [
   ["values", (row) => count(row.values), "right"], ["bytes", (row) => bytes(row.bytes), "right"],
@@ -18,8 +18,8 @@ export const memory = {
   async refresh() {
     const now = await ask("memory", { limit: this.limit });
     const store = now.store;
-    this.place.replaceChildren(
-      el("p", { class: "legend" }, `The store has ${bytes(store.used ?? 0)} of ${bytes(store.capacity ?? 0)} in use; ${bytes(store.pinned ?? 0)} are pinned by readers, ${bytes(store.spilled ?? 0)} are on disk.`),
+    renew(this.place,
+      el("p", { class: "legend" }, `The object store of ${store.nodes === 1 ? "this node" : `${store.nodes} nodes`} has ${bytes(store.used ?? 0)} of ${bytes(store.capacity ?? 0)} in use; ${bytes(store.pinned ?? 0)} are pinned by readers, ${bytes(store.spilled ?? 0)} are on disk.`),
       now.cut ? el("p", { class: "note" }, `There are more values than the ${count(now.counted)} that are counted here.`) : "",
       table("bytes by the function that made them", [
         ["made by", (row) => row.made_by], ["where", (row) => row.where],
@@ -30,7 +30,7 @@ export const memory = {
       el("h2", {}, "The largest values"),
       table(now.objects.more ? `the ${now.objects.rows.length} largest of ${count(now.counted)}` : `${now.objects.rows.length} values`, [
         ["object", (row) => detailsLink(row.object_id, `${short(row.object_id)}-${parseInt(row.object_id.slice(32), 16)}`)],
-        ["made by", (row) => row.made_by], ["state", (row) => row.state], ["where", (row) => row.where],
+        ["made by", (row) => row.made_by], ["known on", (row) => row.node ?? "–"], ["state", (row) => row.state], ["where", (row) => row.where],
         ["size", (row) => bytes(row.size), "right"], ["held by", (row) => (row.holders ? row.held_by.join(", ") + (row.holders > row.held_by.length ? ` and ${row.holders - row.held_by.length} more` : "") : "–")],
         ["needed by", (row) => row.pins, "right"], ["in use by", (row) => row.in_use_by, "right"],
       ], now.objects.rows),

@@ -1,4 +1,11 @@
-import { bytes, count, demand, el, percent, seconds, svg, table } from "./dom.js";
+import { bytes, count, demand, el, percent, renew, seconds, svg, table } from "./dom.js";
+
+const SHOWN = 8;
+
+// A cell of a node that may not answer.
+function answered(cell) {
+  return (row) => (row.silent ? "–" : cell(row));
+}
 
 function card(name, number, more = "") {
   return el("div", { class: "card" }, el("div", { class: "name" }, name), el("div", { class: "number" }, number), el("div", { class: "more" }, more));
@@ -12,17 +19,24 @@ function used(overview, resource) {
 export const overview = {
   title: "Overview",
   show(place) {
-    this.place = place;
-    place.append(el("p", { class: "note" }, "waiting for the first answer"));
+    this.said = "";
+    this.problems = el("div", { role: "alert" });
+    this.rest = el("div", {}, el("p", { class: "note" }, "waiting for the first answer"));
+    place.append(this.problems, this.rest);
   },
   update(now) {
     const rows = now.progress;
     const tasks = now.tasks;
     const [cpus, cpusTotal] = used(now, "CPU");
     const waiting = tasks.waiting;
-    const problems = now.problems.map((each) => el("p", { class: "problem", role: "alert" }, el("strong", {}, each.what), each.advice));
+    const problems = JSON.stringify(now.problems);
+    if (problems !== this.said) { // A screen reader says what is wrong when that changes, not each second.
+      this.said = problems;
+      const heading = now.problems.length ? [el("h2", {}, "What is wrong")] : [];
+      this.problems.replaceChildren(...heading, ...now.problems.map((each) => el("p", { class: "problem" }, el("strong", {}, each.what), each.advice)));
+    }
     const cards = [
-      card("tasks done per second", count(now.rate), `${count(now.finished)} in all`),
+      card("tasks done per second", count(now.rate), `${count(now.ended)} have ended, of the jobs that run`),
       card("running", count(tasks.running), `${count(tasks.blocked)} wait inside get()`),
       card("waiting", count(waiting), tasks.infeasible ? `${count(tasks.infeasible)} infeasible` : ""),
       card("failed", count(rows.reduce((sum, row) => sum + row.failed, 0)), `${count(tasks.failed)} of their errors are held`),
@@ -35,11 +49,13 @@ export const overview = {
       ["node", (row) => row.name ?? row.node.slice(0, 8)],
       ["", (row) => (row.head ? "head" : "")],
       ["address", (row) => row.address || "this machine only"],
-      ["CPUs in use", (row) => { const all = row.resources.CPU ?? 0; return `${+(all - (row.available.CPU ?? 0)).toFixed(2)} of ${all}`; }, "right"],
-      ["running", (row) => count(row.running), "right"],
-      ["queued", (row) => count(row.queued), "right"],
-      ["memory of workers", (row) => bytes(row.memory), "right"],
-      ["object store", (row) => `${bytes(row.store_used)} of ${bytes(row.store_capacity)}`, "right"],
+      ["", (row) => (row.silent ? el("span", { class: "state-failed" }, "does not answer") : "")],
+      ["CPUs in use", answered((row) => { const all = row.resources.CPU ?? 0; return `${+(all - (row.available.CPU ?? 0)).toFixed(2)} of ${all}`; }), "right"],
+      ["running", answered((row) => count(row.running)), "right"],
+      ["queued", answered((row) => count(row.queued)), "right"],
+      ["memory of workers", answered((row) => bytes(row.memory)), "right"],
+      ["object store", answered((row) => `${bytes(row.store_used)} of ${bytes(row.store_capacity)}`), "right"],
+      ["copies from other nodes", answered((row) => (row.copying === null ? "–" : `${bytes(row.copying)}/s`)), "right"],
       ["resources", (row) => demand(row.resources)],
       ["labels", (row) => Object.entries(row.labels ?? {}).map(([name, value]) => `${name}=${value}`).join(", ") || "–"],
     ], now.nodes);
@@ -52,10 +68,11 @@ export const overview = {
       ["", (row) => (row.ended ? "ending" : "running")],
     ], now.jobs);
     const pools = Object.entries(now.workers).map(([name, many]) => `${many} ${name}`).join(", ");
-    this.place.replaceChildren(
-      el("h2", {}, problems.length ? "What is wrong" : "Overview"), ...problems,
+    const more = rows.length > SHOWN ? [el("p", { class: "note" }, `The first ${SHOWN} of ${count(rows.length)} functions; `, el("a", { href: "#progress" }, "all of them"))] : [];
+    renew(this.rest,
+      el("h2", {}, "Overview"),
       el("div", { class: "cards" }, cards),
-      el("h2", {}, "Progress"), bars(rows.slice(0, 8)),
+      el("h2", {}, "Progress"), bars(rows.slice(0, SHOWN)), ...more,
       el("h2", {}, "Nodes"), nodes, el("h2", {}, "Jobs"), jobs,
       el("p", { class: "note" }, `workers: ${pools || "none"}`),
     );
@@ -100,7 +117,7 @@ export const progress = {
   update({ progress: rows }) {
     const done = rows.reduce((sum, row) => sum + row.finished + row.failed, 0);
     const all = rows.reduce((sum, row) => sum + row.waiting + row.running, done);
-    this.place.replaceChildren(
+    renew(this.place,
       el("h2", {}, "Progress"),
       el("p", { class: "legend" }, `${count(done)} of ${count(all)} tasks have ended. The time left is the work that is left, by the mean of past runs, over as many as run now.`),
       bars(rows),

@@ -1,4 +1,4 @@
-import { ask, colour, count, el, percent, seconds, table } from "./dom.js";
+import { ask, colour, count, el, percent, renew, seconds, table } from "./dom.js";
 import { described } from "./details.js";
 
 const LANE = 22, TOP = 26, WINDOW = 60;
@@ -195,7 +195,7 @@ export const stream = {
       by.set(bar[2], found);
     }
     const rows = [...by.values()].sort((a, b) => b.busy - a.busy);
-    this.legend.replaceChildren(table("what is shown, by function", [
+    renew(this.legend, table("what is shown, by function", [
       ["", (row) => swatch(row.name)], ["function", (row) => row.name], ["runs", (row) => count(row.runs), "right"],
       ["busy", (row) => seconds(row.busy), "right"], ["without success", (row) => count(row.bad), "right"],
     ], rows));

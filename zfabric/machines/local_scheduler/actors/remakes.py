@@ -62,7 +62,7 @@ class Remakes:
             options += (("strategy", HERE),)
         first = self.tables.first_attempt
         task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"", first)
-        maker.function.unfinished += 1
+        maker.function.received += 1
         task.holders, task.outputs = None, ()
         self.tables.tasks[task.id] = task
         self._wanted[task.id] = identifier

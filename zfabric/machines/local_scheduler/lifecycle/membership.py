@@ -235,7 +235,7 @@ class Membership:
                 self._start_failed(known, f"it died with {how} before it was ready; its stderr:\n{message.stderr}", now)
             else:
                 self._remove(known, now)
-            self.tables.counts["workers_died"] += 1
+            self.tables.counts["workers_died"] += _unexpected(known, message)
         elif isinstance(known, ProcessRecord):
             self.departures.release(known)
             if known.job is not None and known.job.driver is known:
@@ -279,3 +279,8 @@ class Membership:
             if worker.state == STARTING and worker.pid and (first is None or worker.started_at < first):
                 first = worker.started_at
         return None if first is None else first + self.tables.config.worker_start_seconds
+
+
+def _unexpected(worker: WorkerRecord, died: m.ProcessDied) -> bool:
+    """Whether a worker died that was neither ended on purpose nor ended by itself in order."""
+    return worker.kill_reason in ("", "memory") and bool(died.signal or died.exit_code)

@@ -329,7 +329,7 @@ class Recovery:
         if function is None:
             return None
         task = TaskRecord(row, function, submitter, self.tables.first_attempt)
-        function.unfinished += 1
+        function.received += 1
         count = task.option("num_returns", 1)
         if count != 1:
             make_outputs(task, count)

@@ -97,7 +97,7 @@ class Executions:
                 self.tables.delegated_ends.append((RefusedRow(row[0], attempt, home.token), FAILED, (failure,), None, ()))
                 continue
             task = TaskRecord(row, delegated, home.token, attempt)
-            delegated.unfinished += 1
+            delegated.received += 1
             task.holders = None
             task.outputs = ()  # Its values are the home's. A record here that has the name of one is what this node knows of it.
             self.tables.tasks[row[0]] = task
@@ -125,7 +125,7 @@ class Executions:
         if home is None or function is None:
             return None
         task = self.tables.tasks[row[0]] = TaskRecord(row, function, home.token, attempt)
-        function.unfinished += 1
+        function.received += 1
         task.holders = None
         task.outputs = ()
         self._set_demand(task)

@@ -382,11 +382,11 @@ class Failover:
             if task is not None:
                 self._drop_attempt(task)
             task = tables.tasks[row[0]] = TaskRecord(row, function, dead, tables.first_attempt)
-            function.unfinished += 1
+            function.received += 1
             task.finish()
         else:
-            task.function.unfinished -= 1
-            function.unfinished += 1
+            task.function.received -= 1
+            function.received += 1
             task.function, task.submitter, task.outputs = function, dead, None
             task.facts().demand_queue = None
         task.holders = None

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from zfabric.machines.local_scheduler.records import BorrowedRecord
+from zfabric.machines.local_scheduler.reports.diagnoses import COPY
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
@@ -46,7 +47,7 @@ class ClusterQueries:
         self.open: list[_Question] = []
         self._merge: dict[str, Callable[[_Question], Any]] = {
             "tasks": self._rows,
-            "objects": self._rows,
+            "objects": self._objects,
             "workers": self._rows,
             "functions": self._functions,
             "failures": self._rows,
@@ -140,6 +141,12 @@ class ClusterQueries:
         rows = [{**row, "node": self._name(node)} for node, answer in question.answers.items() for row in answer.payload]
         arguments = question.query.arguments
         return rows[: arguments[0]] if arguments and type(arguments[0]) is int else rows
+
+    def _objects(self, question: _Question) -> list[dict[str, Any]]:
+        """Values of all nodes. A copy is listed under the name that its home has for the value's maker."""
+        rows = self._rows(question)
+        makers = {row["object_id"]: row["made_by"] for row in rows if row["made_by"] != COPY}
+        return [{**row, "made_by": makers.get(row["object_id"], COPY)} if row["made_by"] == COPY else row for row in rows]
 
     def _actors(self, question: _Question) -> list[dict[str, Any]]:
         """Actors as their homes report them, each with the node on which it lives and the process that that node reports."""

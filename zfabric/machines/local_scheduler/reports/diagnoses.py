@@ -19,6 +19,7 @@ from zfabric.machines.local_scheduler.records import (
     WORKER_STATES,
     AnyObject,
     BlockedTask,
+    BorrowedRecord,
     Elsewhere,
     NodeRecord,
     ShapeQueue,
@@ -36,6 +37,8 @@ from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import NO_ENVIRONMENT, GroupTerm
 
+COPY = "copy"
+"""The maker, in listings, of a value whose home is another node, as far as this one knows."""
 ERROR_CHARACTERS = 200
 """Most characters of an error's text in an explanation."""
 
@@ -258,18 +261,27 @@ def failed(task: TaskRecord) -> bool:
     return any(record.status not in (OK, PENDING) for record in task.values())
 
 
-def _where(value: bytes | Stored | Elsewhere | None) -> str:
+def where(value: bytes | Stored | Elsewhere | None) -> str:
+    """Where a value is, as listings show it."""
     if value is None:
         return "nowhere"
     return "inline" if isinstance(value, bytes) else "store" if isinstance(value, Stored) else f"node {value.place.hex()}"
 
 
-_WITHOUT_TASK = {"put": "a value that was put", "call": "the result of a call", "stream": "a value that a stream yielded"}
+_WITHOUT_TASK = {
+    "put": "a value that was put",
+    "call": "the result of a call",
+    "stream": "a value that a stream yielded",
+    COPY: "a copy of a value of another node",
+}
 """What a value without a task is, by what the listings name as its maker."""
 
 
-def _maker(object_id: bytes) -> str:
-    index = index_of(object_id)
+def _maker(record: AnyObject) -> str:
+    """What made an object without a task. Of a task's value, this node knows only that another one has the task."""
+    index = index_of(record.object_id)
+    if isinstance(record, BorrowedRecord) and index < FIRST_CALL_INDEX:
+        return COPY
     return "put" if index >= FIRST_PUT_INDEX else "call" if index >= FIRST_CALL_INDEX else "stream"
 
 
@@ -280,12 +292,12 @@ def object_row(record: AnyObject) -> dict[str, Any]:
     return {
         "object_id": record.object_id.hex(),
         "state": "pending" if record.status == PENDING else "ready" if record.status == OK else "error",
-        "where": _where(value),
+        "where": where(value),
         "size": len(value) if isinstance(value, bytes) else value.size if value is not None else 0,
         "holders": 0 if holders is None else len(holders) if isinstance(holders, set) else 1,
         "pins": record.pins,
         "named": record.named,
-        "made_by": record.task.name if record.task is not None else _maker(record.object_id),
+        "made_by": record.task.name if record.task is not None else _maker(record),
         "in_use_by": 0,
         "on_disk": False,
     }

@@ -26,13 +26,14 @@ from zfabric.machines.local_scheduler.records import (
     WAITING,
     WORKER_STATES,
     AnyObject,
+    Elsewhere,
     FunctionRecord,
     JobRecord,
     TaskRecord,
     WorkerRecord,
 )
 from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, title
-from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, object_row, running_since, running_task
+from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, object_row, running_since, running_task, where
 from zfabric.machines.local_scheduler.reports.neighbours import Neighbourhood
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -86,7 +87,7 @@ class Reports:
         self._reports: dict[str, Callable[..., Any]] = {
             "tasks": self._tasks,
             "objects": self._objects,
-            "workers": self._workers,
+            "workers": self._workers,  # With an argument: their memory, too, which the shell measures.
             "functions": self._functions,
             "failures": self._failures,
             "actors": self._actors,
@@ -263,7 +264,15 @@ class Reports:
     def _objects(self, now: float, limit: int = LIST_LIMIT) -> list[dict[str, Any]]:
         tables = self.tables
         records = chain[AnyObject](tables.objects.values(), (task for task in tables.tasks.values() if task.outputs is None))
-        return [{**object_row(record), "held_by": self._held_by(record)} for record in islice(records, min(limit, LIST_LIMIT))]
+        return [
+            {**object_row(record), "where": self._where(record), "held_by": self._held_by(record)}
+            for record in islice(records, min(limit, LIST_LIMIT))
+        ]
+
+    def _where(self, record: AnyObject) -> str:
+        """Where a value is, with the name of its node."""
+        value, table = record.value, self.tables.node_table
+        return f"node {table[value.place][2]}" if isinstance(value, Elsewhere) and value.place in table else where(value)
 
     def _held_by(self, record: AnyObject) -> list[str]:
         """Processes and nodes that have refs to an object, the first few of them."""
@@ -275,7 +284,7 @@ class Reports:
             names.append(f"node {node.name}" if node is not None else known)
         return names
 
-    def _workers(self, now: float) -> list[dict[str, Any]]:
+    def _workers(self, now: float, measured: bool = False) -> list[dict[str, Any]]:
         rows = []
         for worker in self.tables.workers.values():
             running = running_task(worker)
@@ -294,6 +303,7 @@ class Reports:
                     "lent": amounts(tuple(pair for pair in worker.demand if worker.lent and pair[0] == "CPU")),
                     "gpus": list(worker.gpus),
                     "token": worker.token.hex(),
+                    **({"memory": self.tables.resident.get(worker.pid, 0)} if measured else {}),
                 }
             )
         return rows
@@ -326,7 +336,7 @@ class Reports:
                 if runs := running.get(function, 0):  # At their home these wait: the rows are added up.
                     rows.append({**_progress(job, function, -runs, runs), "finished": 0, "failed": 0})
             for function in job.functions.values() if not job.ended else ():
-                if function.unfinished or function.ended or function.failed or function.unsuccessful:
+                if function.received or function.mean is not None:  # It may have run here for another node.
                     runs = running.get(function, 0)
                     rows.append(_progress(job, function, max(0, function.unfinished - runs), runs))
         return rows
@@ -375,6 +385,7 @@ class Reports:
             ],
             "statistics": dict(self._statistics()),
             "store": {},
+            "copied_bytes": sum(self.tables.copied_bytes.values()),
             "recovering": self.tables.recovering,
         }
 
@@ -525,7 +536,7 @@ def _progress(job: JobRecord, function: FunctionRecord, waiting: int, running: i
         "waiting": waiting,
         "arguments": 0 if function.delegated else function.waiting,
         "running": running,
-        "finished": function.ended - function.unsuccessful,
+        "finished": function.done - function.failed,
         "failed": function.failed,
         "mean_seconds": function.mean,
     }

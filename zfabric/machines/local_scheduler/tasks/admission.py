@@ -51,7 +51,7 @@ class Admission:
                 raise Refusal("only plain tasks are handed over")
             else:
                 task = self.tables.tasks[row[0]] = TaskRecord(row, function, process.incarnation, self.tables.first_attempt)
-                function.unfinished += 1
+                function.received += 1
                 if self.tables.config.lineage:
                     task.block = self.blocks.add(row)
                 accepted.append(task)

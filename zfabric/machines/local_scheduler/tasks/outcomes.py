@@ -154,7 +154,6 @@ class Outcomes:
                 self._settle(worker, task, status, outputs, extras.get(index))
         worker.last_progress = now
         tables.inline.add(inline_bytes)
-        tables.counts["tasks_finished"] += len(message.attempts)
         if worker.work < 0.0 or not inflight:
             worker.work = 0.0
 
@@ -181,7 +180,6 @@ class Outcomes:
         if task.function.delegated:
             self._end_delegated(task, status, outputs, extra)
             return
-        task.function.unsuccessful += status != OK
         stopped = task.rare.stopped if task.rare is not None else ""
         if status == INTERRUPTED:  # The request may have come from an earlier daemon: the outcome has the reason.
             reason = next((each for each in STOPPED if (each.encode(),) == outputs), stopped)
