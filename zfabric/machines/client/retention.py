@@ -40,7 +40,8 @@ class RetainedObjects:
     def need(self, row: Row) -> tuple[bytes, ...]:
         """Retain the objects that a row names until ``release_needs``; return them: dependencies, then refs inside arguments."""
         names = _names(row)
-        self.needed.update(names)
+        if names:
+            self.needed.update(names)
         return names
 
     def release_needs(self, row: Row) -> None:

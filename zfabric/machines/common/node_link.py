@@ -20,7 +20,7 @@ import struct
 from typing import NamedTuple
 
 from zfabric.machines.common.link import Link
-from zfabric.protocol.codec import MalformedFrame, decode, encode_body, salvage
+from zfabric.protocol.codec import Body, MalformedFrame, decode, encode_body, salvage
 from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.messages import PROTOCOL_VERSION, Envelope
 from zfabric.protocol.refusals import settle
@@ -205,11 +205,15 @@ class NodeLink:
         link = self._link
         if not self.open:
             return []
-        waiting = link.since(self._written, link.acknowledged + IN_FLIGHT_MAX) if link.next_out - 1 > self._written else []
-        frames = [encode_body(sequence, link.received, body) for sequence, body in waiting]
-        self._written += len(frames)
-        self._newest = max(self._newest, self._written)
-        return frames + [encode_body(sequence, link.received, body) for sequence, body in link.due(now)]
+        waiting: list[tuple[int, Body]] = []
+        if link.next_out - 1 > self._written:
+            waiting = link.since(self._written, link.acknowledged + IN_FLIGHT_MAX)
+            self._written += len(waiting)
+            self._newest = max(self._newest, self._written)
+        due = link.next_deadline()
+        if due is not None and now >= due:
+            waiting += link.due(now)
+        return [encode_body(sequence, link.received, body) for sequence, body in waiting] if waiting else []
 
     def receive(self, frame: bytes, now: float) -> list[Envelope]:
         """Process a frame of the current connection; return the messages in it. ``outgoing`` may have frames to write afterwards.

@@ -317,6 +317,8 @@ class Tables:
 
         A home that has died is named, too: the receiver may have to register at the home of the job (``nodes/orphans.py``).
         """
+        if not object_ids:
+            return ()
         found = ((object_id, self.find(object_id)) for object_id in dict.fromkeys(object_ids))
         borrowed = [record for _, record in found if isinstance(record, BorrowedRecord) and record.home != NO_HOME]
         return tuple((record.id, record.former or record.home) for record in borrowed)

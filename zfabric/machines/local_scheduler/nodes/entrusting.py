@@ -38,7 +38,9 @@ class Entrusting:
 
     def entrust(self, object_ids: Iterable[bytes]) -> None:
         """Entrust the rows that make these objects, unless the homes of their jobs have them, with all rows that those name."""
-        self._entrust(self._makers(object_ids))
+        makers = self._makers(object_ids)
+        if makers:
+            self._entrust(makers)
 
     def entrust_unfinished(self, tasks: list[TaskRecord]) -> None:
         """Entrust tasks that the home of their job is to run if this node dies, whether or not anything refers to their values."""

@@ -75,8 +75,12 @@ class Spilling:
 
     def end_of_turn(self, now: float) -> None:
         """Ask about the queues that have waited long enough."""
-        if not (self._waits or self._asked or any(queue.tasks for queue in self.tables.queues.values())):
-            return
+        if not (self._waits or self._asked):
+            for queue in self.tables.queues.values():
+                if queue.tasks:
+                    break
+            else:
+                return
         waiting = {queue.token: queue for queue in self.tables.queues.values() if queue.tasks and is_own_work(queue)}
         self._asked = {token: question for token, question in self._asked.items() if token in waiting}
         self._waits = {token: self._waits.get(token) or _Wait(now, queue.tasks[0].id) for token, queue in waiting.items()}

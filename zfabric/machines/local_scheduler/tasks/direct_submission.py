@@ -49,7 +49,7 @@ class DirectSubmissions:
             process.singles = 0
             return
         process.singles += 1
-        if process.singles >= self.tables.config.introduce_after:
+        if process.singles >= self.tables.config.introduce_after and len(rows[0]) == 4:  # Others never go that way.
             self.candidates[rows[0][0]] = process
 
     def end_of_turn(self, now: float) -> None:

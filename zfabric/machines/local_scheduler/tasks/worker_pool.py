@@ -159,8 +159,12 @@ class WorkerPool:
         """
         workers = self.tables.workers.values()
         idle = self._idle() if len(workers) > self.cpus else []
-        if len(idle) <= self.cpus and not any(worker.shared or worker.end_reason for worker in workers):
-            return None
+        if len(idle) <= self.cpus:
+            for worker in workers:
+                if worker.shared or worker.end_reason:
+                    break
+            else:
+                return None
         vacant = [worker for worker in workers if worker.shared and worker.state == HOSTING and not weight(worker)]
         idle.sort(key=lambda each: each.idle_since)
         patience = self.tables.config.worker_idle_seconds
