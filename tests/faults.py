@@ -52,6 +52,12 @@ def worker_rows() -> tuple[dict[str, Any], ...]:
     return tuple(query("workers"))
 
 
+def worker_pids() -> set[int]:
+    """The processes of the workers, once none is being started: until then its row has pid 0, which to ``os.kill`` is this whole run."""
+    found: set[int] = eventually(lambda: 0 not in (pids := {row["pid"] for row in worker_rows()}) and pids, "all workers have started")
+    return found
+
+
 def session() -> Session:
     """The session this program is connected to."""
     found: Session = interface.current().session  # type: ignore[union-attr]

@@ -32,8 +32,8 @@ def cluster(nodes: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
 
 def begun(path: str) -> None:
     """Note that a task has begun, and compute until it is stopped."""
-    Path(path).touch()
-    try:
+    try:  # From the start: whoever sees the file may stop it at once.
+        Path(path).touch()
         time.sleep(600.0)
     except BaseException:
         Path(path + " stopped").touch()

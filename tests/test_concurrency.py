@@ -362,7 +362,7 @@ def test_a_call_in_a_thread_that_does_not_stop_has_an_outcome(how: str) -> None:
     """It goes on, and takes its place until it does end; what it returns then is nobody's."""
     stuck = Stuck.remote()
     value(stuck.ping.remote())
-    hanging = stuck.hang.options(timeout=0.1).remote() if how == "timeout" else stuck.hang.remote()
+    hanging = stuck.hang.options(timeout=0.5).remote() if how == "timeout" else stuck.hang.remote()
     if how == "cancel":
         value(stuck.ping.remote())  # It has begun: calls of one caller begin in order.
         zf.cancel(hanging)

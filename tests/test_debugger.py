@@ -155,11 +155,11 @@ def test_a_task_at_a_breakpoint_is_cancelled_and_its_time_passes(directory: str,
             zf.get(ref, timeout=PATIENCE)
         assert terminal is None or terminal.read() == ""
         eventually(lambda: not waiting(directory), "the breakpoint has gone")
-    ref = add.options(timeout=0.5).remote(1)
+    ref = add.options(timeout=2.0).remote(1)
     terminal = Debugged(directory, the_only(directory)["name"]) if attached else None
     with pytest.raises(TaskTimeoutError):
         zf.get(ref, timeout=PATIENCE)
-    assert waiting(directory) == []
+    eventually(lambda: not waiting(directory), "the breakpoint has gone")
 
 
 def test_actors_with_threads_and_coroutines(directory: str) -> None:
@@ -179,6 +179,7 @@ def test_one_terminal_attaches_and_dead_tasks_are_not_listed(directory: str) -> 
     with pytest.raises(OSError):
         attach(directory, row["name"])
     zf.cancel(ref)
+    eventually(lambda: not waiting(directory), "the breakpoint has gone")
     ref = add.remote(4)
     row = the_only(directory)
     os.kill(row["pid"], 9)

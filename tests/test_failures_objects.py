@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import PATIENCE, eventually, failure, in_own_mounts, kill_daemon, objects_on_disk, query, session, worker_rows
+from faults import PATIENCE, eventually, failure, in_own_mounts, kill_daemon, objects_on_disk, query, session, worker_pids
 
 import zfabric as zf
 
@@ -51,15 +51,11 @@ def small(cluster: Callable[..., Any]) -> Callable[..., Any]:
     return start
 
 
-def workers_alive() -> set[int]:
-    return {row["pid"] for row in worker_rows()}
-
-
 def test_an_object_larger_than_the_store_is_refused_by_name_and_size(small: Any) -> None:
     small()
     with pytest.raises(zf.ObjectTooLargeError, match=r"100.*MiB.*object_store_memory"):
         zf.put(block(1, 100))
-    before = workers_alive()
+    before = worker_pids()
     error = failure(make.remote(1, 100))
     assert type(error) is zf.ObjectTooLargeError
     assert str(error).startswith("what make returned has no place: an object of 100.0 MiB")
@@ -69,7 +65,7 @@ def test_an_object_larger_than_the_store_is_refused_by_name_and_size(small: Any)
         check.remote(block(1, 100), 1)
     with pytest.raises(zf.ObjectTooLargeError, match=r"^number has no place"):
         check.remote(1, number=block(1, 100))
-    assert workers_alive() == before
+    assert worker_pids() == before
     assert zf.get(check.remote(zf.put(block(2)), 2), timeout=PATIENCE)
 
 
@@ -108,8 +104,8 @@ class Stubborn:
 
     def large(self, note: str = "") -> Any:
         if note:
-            Path(note).touch()
             try:
+                Path(note).touch()
                 threading.Event().wait(PATIENCE)
             except BaseException:  # its interrupt
                 pass
@@ -397,7 +393,7 @@ def test_many_small_values_are_held_in_bounded_memory(small: Any) -> None:
 
 
 def test_an_argument_makes_room_for_what_is_returned(small: Any) -> None:
-    small()
+    small(put_patience=PATIENCE)  # A busy machine spills slowly.
 
     @zf.remote
     def doubled(array: np.ndarray) -> np.ndarray:
@@ -476,7 +472,7 @@ def test_frames_and_tables_survive_a_storm_of_kills(small: Any) -> None:
     sums = [summed.remote(table.remote(each)) for each in frames]
     for done in (2, 9, 16, 23):  # so that no task meets its fifth dead worker, which would be its fault
         zf.wait(sums, num_returns=done, timeout=PATIENCE)
-        for pid in workers_alive():
+        for pid in worker_pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     assert zf.get(sums, timeout=PATIENCE) == [2 * 200_000 * number for number in range(30)]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import PATIENCE, eventually, failure, query, worker_rows
+from faults import PATIENCE, eventually, failure, query, worker_pids, worker_rows
 from files import wait_for_file
 
 import zfabric as zf
@@ -89,7 +89,7 @@ def test_an_error_is_an_instance_of_the_raised_class_and_shows_where() -> None:
     assert error.code == 7
     assert "raise Refusal(code" in error.traceback_text
     assert "in refuse" in error.traceback_text
-    pids = {row["pid"] for row in worker_rows()}
+    pids = worker_pids()
     assert error.facts["pid"] in pids
     assert error.facts["node"] == zf.get_runtime_context().get_node_id() == zf.nodes()[0]["NodeID"] == query("status")["node"]
     assert error.facts["attempt"] == 0
@@ -128,12 +128,12 @@ def test_system_exit_and_keyboard_interrupt_in_a_task_are_its_error_and_no_end_o
     def leave(kind: type[BaseException]) -> None:
         raise kind(3)
 
-    before = {row["pid"] for row in worker_rows()}
+    before = worker_pids()
     for kind in (SystemExit, KeyboardInterrupt):
         error = failure(leave.remote(kind))
         assert isinstance(error, zf.TaskError)
         assert kind.__name__ in error.traceback_text
-    assert {row["pid"] for row in worker_rows()} >= before
+    assert worker_pids() >= before
 
 
 def test_retry_exceptions_run_again_what_they_name_and_nothing_else(tmp_path: Path) -> None:
@@ -236,12 +236,12 @@ def test_a_get_asks_for_a_reason_within_its_own_timeout(tmp_path: Path, monkeypa
 def test_cancel_interrupts_a_running_task_and_its_worker_lives_on(function: Any, tmp_path: Path, started: Any) -> None:
     ref = function.remote(str(tmp_path), "running")
     started("running")
-    before = {row["pid"] for row in worker_rows()}
+    before = worker_pids()
     zf.cancel(ref)
     error = failure(ref)
     assert type(error) is zf.TaskCancelledError
     assert error.facts["pid"] in before
-    assert {row["pid"] for row in worker_rows()} >= before
+    assert worker_pids() >= before
 
 
 def test_cancel_of_a_queued_task_means_that_it_never_starts(tmp_path: Path, started: Any) -> None:
@@ -306,9 +306,9 @@ def test_cancel_without_recursive_leaves_children_alone(tmp_path: Path, started:
 def test_a_task_that_swallows_its_interrupt_is_killed_by_force(tmp_path: Path, started: Any) -> None:
     @zf.remote
     def stubborn() -> None:
-        (tmp_path / "running").touch()
         while True:
             try:
+                (tmp_path / "running").touch()
                 time.sleep(1000)
             except BaseException:  # its interrupt
                 (tmp_path / "swallowed").touch()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -299,8 +300,9 @@ def test_a_task_with_a_waiting_thread_can_be_stopped(cluster: None, tmp_path: An
 
 @zf.remote
 def never_returns_to_python(path: Any) -> None:
-    path.write_text(str(os.getpid()))
-    sum(range(10**13))  # One call of C code, which holds the interpreter, too.
+    """One call of C code, which holds the interpreter, too. Once the file has the pid, it has begun."""
+    file, pid = os.open(path, os.O_WRONLY | os.O_CREAT), str(os.getpid()).encode()
+    sum(chain(map(os.write, [file], [pid]), range(10**13)))
 
 
 @zf.remote
@@ -312,13 +314,14 @@ def one() -> int:
 def test_a_task_in_c_code_has_an_outcome_and_holds_its_cpu_until_killed(how: str, tmp_path: Any) -> None:
     path = tmp_path / "pid"
     with running_cluster(num_cpus=1):
+        assert zf.get(one.remote(), timeout=PATIENCE) == 1, "a worker has started, and loaded this module"
         if how == "cancelled":
             ref = never_returns_to_python.remote(path)
-            eventually(path.exists, "it runs")
+            eventually(lambda: path.exists() and path.read_text(), "it runs")
             zf.cancel(ref)
             expected: type[Exception] = zf.TaskCancelledError
         else:
-            ref = never_returns_to_python.options(timeout=0.5).remote(path)
+            ref = never_returns_to_python.options(timeout=1.0).remote(path)
             expected = zf.TaskTimeoutError
         behind = one.remote()
         with pytest.raises(expected, match="goes on in worker"):
@@ -345,8 +348,8 @@ def test_the_worker_of_a_task_in_c_code_is_killed_after_the_grace_period(tmp_pat
 
 @zf.remote
 def cleans_up(path: Any) -> None:
-    (path / "begun").write_text(str(os.getpid()))
-    try:
+    try:  # From the start: whoever sees the file may stop it at once.
+        (path / "begun").write_text(str(os.getpid()))
         time.sleep(600.0)
     except KeyboardInterrupt:
         (path / "stopping").touch()
@@ -378,8 +381,8 @@ def touches(path: Any, waits: bool) -> None:
 
 def test_a_task_cancelled_behind_one_that_runs_never_starts(tmp_path: Any) -> None:
     """It is in the socket of a process whose only thread for tasks is busy: the request to stop it is read first."""
-    with running_cluster(num_cpus=1, config={"take_back_after": 60.0}):
-        # The next ones are expected to be short.
+    with running_cluster(num_cpus=1, config={"take_back_after": 60.0, "prefetch_seconds": 60.0}):
+        # The next ones are expected to be short, also on a busy machine.
         zf.get([touches.remote(tmp_path / "short", False) for _ in range(50)], timeout=PATIENCE)
         running = touches.remote(tmp_path / "running", True)
         eventually((tmp_path / "running").exists, "it runs")

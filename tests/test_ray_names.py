@@ -487,8 +487,8 @@ def test_a_task_can_ask_whether_it_is_to_stop(tmp_path: Path) -> None:
     @ray.remote(max_retries=0)
     def asks() -> None:
         before = ray.get_runtime_context().is_canceled()
-        (tmp_path / "runs").touch()
         try:
+            (tmp_path / "runs").touch()
             while True:
                 time.sleep(0.001)  # until it is interrupted
         finally:
@@ -498,8 +498,8 @@ def test_a_task_can_ask_whether_it_is_to_stop(tmp_path: Path) -> None:
     eventually((tmp_path / "runs").exists, "it runs")
     ray.cancel(ref)
     assert isinstance(failure(ref), ray.TaskCancelledError)
-    eventually((tmp_path / "asked").exists, "it has asked")
-    assert (tmp_path / "asked").read_text() == "False True"
+    asked = tmp_path / "asked"
+    assert eventually(lambda: asked.exists() and asked.read_text(), "it has asked") == "False True"
     with pytest.raises(RuntimeError, match="tasks and actors"):
         ray.get_runtime_context().is_canceled()
     here = ray.get_runtime_context()

@@ -47,6 +47,7 @@ FIRST = {
     "pins-not-reported-again": 145,
     "take-back-presumed": 4,
     "located-without-pin": 0,
+    "ends-forgotten-when-sent": 17,
     "direct-tasks-not-reported-again": 350,
     "given-up-is-over": 5,
     "given-up-forgotten": 436,
