@@ -40,8 +40,8 @@ JOIN_BYTES_MAX = 64 * 2**10
 """Largest frame of a node that joins."""
 HELLO_SECONDS = HANDSHAKE_SECONDS + 1.0
 """Seconds after which a connection whose hello is not answered is dialled again."""
-REDIAL_SECONDS = 0.05
-"""Pause before the second attempt to connect. It doubles with each."""
+REDIAL_SECONDS = 0.005
+"""Pause before the second attempt to connect. It doubles with each: a daemon that is restarted listens again within a few of them."""
 REDIAL_SECONDS_MAX = 2.0
 DIAL_AGAIN = b""
 """The frame by which the accepting side ends a connection: ZeroMQ cannot close a single one of a socket."""

@@ -95,6 +95,7 @@ class Daemon:
         self._collect_at = 0.0
         self._collector = IdleCollector(clock)
         self._published = False
+        self._agent_wanted = False
         self._restarted = daemons > 0
         self._memory_limit = self.config.memory_limit or int(memory_total() * 0.95)
 
@@ -121,7 +122,7 @@ class Daemon:
             e.Store: self._store,
             e.SpawnWorker: lambda effect: self.supervision.spawn(effect.token, effect.job, effect.environment, effect.threads),
             e.KillProcess: self._kill,
-            e.StartAgent: lambda effect: self._start_agent(),
+            e.StartAgent: self._request_agent,
             e.WatchProcess: lambda effect: self.supervision.watch(effect.pid, effect.started),
             e.Log: lambda effect: self.log(effect.level, effect.text),
             e.ConnectNodes: self._connect,
@@ -170,8 +171,12 @@ class Daemon:
         """Write a line to the daemon's log."""
         log(f"{level}: {text}")
 
+    def _request_agent(self, effect: e.StartAgent) -> None:
+        self._agent_wanted = True
+
     def _start_agent(self) -> None:
         """Start the transfer agent, if the node has an arena to copy values to."""
+        self._agent_wanted = False
         settings = self.session.cluster()
         if settings is not None and self.session.describe()["transfer"]:
             self.supervision.start_agent(self.incarnation, self.session.pair_of(settings))
@@ -415,9 +420,12 @@ class Daemon:
         if self._busy and now >= self._memory_at:
             self._memory_at = now + max(self.config.memory_check_every, MEMORY_SECONDS * len(self.scheduler.tables.workers))
             self._check_memory(now)
-        if self.cluster is not None and now >= self._pairs_at:
-            self._pairs_at = now + PAIRS_EVERY
-            self.cluster.look_at_pairs(now, self.core)
+        if self.cluster is not None:
+            if self._agent_wanted and not self.scheduler.tables.recovering:  # Before, its start would delay processes that register again.
+                self._start_agent()
+            if now >= self._pairs_at:
+                self._pairs_at = now + PAIRS_EVERY
+                self.cluster.look_at_pairs(now, self.core)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
             for incarnation in self.core.sweep(self.transport.peers):

@@ -54,7 +54,7 @@ ARENA_BYTES_MIN = 64 * 2**20
 
 DAEMON, TEMPLATE, AGENT = "daemon", "template", "transfer"
 AGENT_ENTRY = "zfabric.runtime.transfer:run"
-REAP_SECONDS = 0.005
+REAP_SECONDS = 0.001
 """Pause before it is checked again whether the transfer agent of a dead daemon has ended: it may write into the arena until then."""
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 STOPPED = "the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor)"
