@@ -429,5 +429,5 @@ def test_the_death_of_an_actors_node_is_that_of_the_actor_and_its_callers_are_to
         with pytest.raises(zf.ActorUnavailableError) as unavailable:
             zf.get(once, timeout=WITHIN)
         assert unavailable.value.facts["outcome"] == "unknown"
-        with pytest.raises(zf.TaskUnschedulableError, match="this cluster has none"):
+        with pytest.raises(zf.TaskUnschedulableError, match="which has died or left"):
             zf.get(stays.add.remote(), timeout=WITHIN)

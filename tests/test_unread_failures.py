@@ -17,7 +17,7 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import FIRST_RETURN, object_id
 
 PROGRAM = """
-import sys
+import sys, time
 import zfabric as zf
 zf.init(num_cpus=2, config={"show_unread_failures": "hidden" not in sys.argv}, log_to_driver="quiet" not in sys.argv)
 
@@ -108,6 +108,8 @@ ref = bad.remote(1); zf.get(actor.good.remote([ref]))
 zf.put([bad.remote(1)])
 ref = bad.remote(1); zf.cancel(ref)
 del ref, needs
+never = zf.remote(lambda: time.sleep(3600)).remote(); reader = zf.remote(lambda refs: zf.get(refs)).remote([never])
+zf.cancel(never); done(reader); del reader
 dead = Actor.remote(True); read(dead.good.remote())
 leaving = Actor.remote(); done(leaving.leave.remote(), leaving.good.remote())
 killed = Actor.remote(); zf.get(killed.good.remote()); zf.kill(killed); done(killed.good.remote())
@@ -252,6 +254,16 @@ def test_nothing_is_retained_of_successful_tasks_or_without_notices(client: Clie
     client.tasks.submit((OTHER, b"f" * 16, b"", ()), 1)
     fails(client, OTHER)
     assert (client.unread.held, client.unread.count) == ({}, 0)
+
+
+def test_failures_that_the_end_of_the_program_causes_do_not_count(client: Client) -> None:
+    for task_id in (TASK, OTHER):
+        client.tasks.submit((task_id, b"f" * 16, b"", ()), 0)
+    fails(client, TASK)
+    client.send(m.Goodbye())
+    fails(client, OTHER)
+    client.unread.lose_all()
+    assert client.unread.count == 1
 
 
 @pytest.mark.parametrize("kind", ["TaskCancelledError", "JobEndedError", "ActorDiedError"])

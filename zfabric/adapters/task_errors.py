@@ -158,8 +158,11 @@ def _name_of(exception: BaseException) -> str:
     """Return the name of the class that was raised first, even if the class cannot be loaded."""
     if isinstance(exception, TaskError) and "_class_name" in vars(exception):
         return str(vars(exception)["_class_name"])
-    user_class = _raised_class(exception)
-    return f"{user_class.__module__}.{user_class.__qualname__}".removeprefix("builtins.")
+    return _name_of_class(_raised_class(exception))
+
+
+def _name_of_class(kind: type[BaseException]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def _text_of(exception: BaseException) -> str:
@@ -402,6 +405,12 @@ def told(payload: bytes, raised: bool) -> str:
     kind, text, pairs = unpack_failure(payload)
     cause = dict(pairs).get("cause")
     return f"{kind}: {text}" + (f"\n{told(cause, True)}" if type(cause) is bytes else "")
+
+
+def is_cancellation(payload: bytes) -> bool:
+    """Whether an exception that a task has raised is that of a cancelled task. This unpickles no user data."""
+    name = pickle.loads(without_refs(payload))[0]
+    return bool(name == _name_of_class(exceptions.TaskCancelledError))
 
 
 def _fetched(whole: bytes) -> tuple[BaseException | None, str]:

@@ -89,6 +89,7 @@ class Connection:
         self.machine = Client(CLIENT + incarnation, self.config)
         self.machine.job = job
         self.machine.unread.watching = kind != "tool" and self.config.log_to_driver and self.config.show_unread_failures
+        self.machine.unread.is_cancellation = task_errors.is_cancellation
         self._unread_shown = 0
         """How many failures without a reader were shown."""
         self.closed = False

@@ -375,6 +375,7 @@ class DriverClient:
             connection.closed = True
             return
         try:
+            connection.look()  # Failures that have arrived count as the program's.
             with connection.lock:
                 self.machine.send(m.Goodbye())
                 connection.flush()

@@ -730,7 +730,7 @@ class Calls:
         if target.state == CREATING:
             return "waiting", target.actor_id, f"{method} waits until the actor is made"
         if call_id in target.parked or call_id in self._asked:
-            return "waiting", target.actor_id, f"{method} waits until the scheduler has been needs_confirmation of its arguments"
+            return "waiting", target.actor_id, f"{method} waits until the scheduler has recorded the refs among its arguments"
         return "waiting", target.actor_id, f"{method} waits behind a call whose arguments are not there yet"
 
     # -- handles that are dropped, and a restarted daemon --

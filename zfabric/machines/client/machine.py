@@ -146,6 +146,7 @@ class Client:
         """Send a message to the local scheduler, behind everything in the outbox."""
         if type(message) is m.Goodbye:
             self.leaving = True
+            self.unread.watching = False
         if type(message) is m.ActorExiting:
             self.exiting.add(message.actor_id)
         if type(message) in (m.Goodbye, m.Query):

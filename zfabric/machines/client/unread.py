@@ -7,7 +7,7 @@ when they arrive; a task that succeeds costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from zfabric.machines.client.objects import ObjectTable
 from zfabric.protocol.failures import unpack_failure
@@ -37,7 +37,10 @@ class UnreadFailures:
 
     def __init__(self, objects: ObjectTable, needed: Container[bytes]) -> None:
         self.watching = False
-        """Whether the shell shows lost failures. If not, none is recorded."""
+        """Whether the shell shows lost failures. If not, none is recorded. It ends with the program: a job that ends frees what its calls
+        need, and these fail."""
+        self.is_cancellation: Callable[[bytes], bool] = lambda data: False
+        """Whether a packed exception is that of a cancelled task. The shell sets it, since it may unpickle."""
         self.held: dict[bytes, tuple[tuple[int, bytes], set[bytes]]] = {}
         """Failures to which this process has refs: (status, data), and the ids of the objects."""
         self.lost: tuple[int, bytes] | None = None
@@ -58,7 +61,7 @@ class UnreadFailures:
         if task_id in self._expected:
             del self._expected[task_id]
             return
-        if status != ERROR and not _counts(data):
+        if self.is_cancellation(data) if status == ERROR else not _counts(data):
             return
         names = set(held)
         if names:

@@ -127,9 +127,15 @@ class Strategies:
     def _nowhere(self, queue: ShapeQueue, hard: list[tuple[str, str, str, tuple[str, ...]]], now: float) -> None:
         """Fail tasks for a node that does not exist; those for labels wait for a node that has them."""
         queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
-        if self.tables.config.infeasible != "raise" and not any(key == NODE_ID for _, key, _, _ in hard):
+        on_node = any(key == NODE_ID for _, key, _, _ in hard)
+        if self.tables.config.infeasible != "raise" and not on_node:
             return
-        text = f"is to run {describe_strategy(queue.strategy)}, and this cluster has none: zf.nodes() has them; soft=True runs it elsewhere"
+        if any(accepts(node.labels, hard) for node in self.tables.nodes.values()):
+            why = "which is being drained"
+        else:
+            why = "which has died or left, or is not known" if on_node else "and this cluster has none"
+        advice = "soft=True runs it elsewhere" if on_node else "labels of nodes are in zf.nodes()"
+        text = f"is to run {describe_strategy(queue.strategy)}, {why}: {advice}"
         for task in [task for task in queue.tasks if task.state == READY]:
             self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} {text}", ())
 

@@ -59,7 +59,7 @@ class Rebuilding:
                 agenda.pop()
                 continue
             if task is None and is_call(wanted.object_id):
-                return f"{reason}, and no log of its actor's calls (checkpoint_every) would make it again"
+                return f"{reason}, and it was returned by an actor: only a logged actor (checkpoint_every) makes a result again"
             if task is None and not is_put(wanted.object_id):
                 return f"{reason}, and so is the only row of the task that makes it"
             if task is None:
