@@ -281,6 +281,10 @@ def test_an_actor_elsewhere_ends_when_it_is_killed_dropped_or_by_itself(cluster:
     zf.kill(killed)
     with pytest.raises(zf.ActorDiedError, match=r"zf\.kill"):
         zf.get(killed.add.remote(), timeout=WITHIN)
+    foreign = made_there(cluster)
+    zf.kill(foreign)
+    with pytest.raises(zf.ActorDiedError, match=r"zf\.kill"):
+        zf.get(foreign.add.remote(), timeout=WITHIN)
     last = [dropped.pause.remote() for _ in range(5)]
     del dropped
     assert zf.get(last, timeout=WITHIN) == [1, 2, 3, 4, 5], "it ends after the calls that were made"

@@ -253,6 +253,28 @@ def test_of_a_weak_handle_all_nodes_are_asked_and_one_has_the_actor(node: Nodes)
     assert any(type(each) is m.ActorLocations for each in node.sent_to(CLIENT + worker))
 
 
+def test_an_actor_that_was_never_called_here_is_killed_at_its_home(node: Nodes) -> None:
+    worker = node.delegated(1, FAR + FIRST_RETURN)
+    node.send(CLIENT + worker, m.Hold((FAR + FIRST_RETURN,)))
+    node.told(HOME_A)
+    node.scheduler.step(node.now, CLIENT + worker, m.FindActors((FAR,)))  # Both come in one turn.
+    node.send(CLIENT + worker, m.KillActor(FAR, True))
+    assert node.told(HOME_A) == [m.FindActors((FAR,)), m.KillActor(FAR, True)]
+
+
+def test_a_kill_is_repeated_to_a_new_daemon_of_the_home_until_that_life_has_ended(node: Nodes) -> None:
+    worker, killed = find(node), m.KillActor(FAR, False)
+    node.hear(HOME_A, alive(7))
+    node.send(CLIENT + worker, killed)
+    assert node.told(HOME_A) == [killed]
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2"))
+    told = node.told(HOME_A)
+    assert told.index(m.FindActors((FAR,))) < told.index(killed)
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", node.scheduler.address[1:]), m.Ready(), alive(8))
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.3"))
+    assert killed not in node.told(HOME_A)
+
+
 def test_values_of_a_stream_come_from_the_actors_node_and_its_permission_goes_there(node: Nodes) -> None:
     worker, end = find(node), CALL + b"\x40\0\0\0"
     node.hear(HOME_A, alive())

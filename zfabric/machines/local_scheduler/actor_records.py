@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
 from zfabric.machines.local_scheduler.records import BlockedTask, TaskRecord, WorkerRecord
-from zfabric.protocol.messages import CREATING, Row
+from zfabric.protocol.messages import CREATING, KillActor, Row
 
 
 class ActorRecord:
@@ -134,7 +134,7 @@ class GuestRecord:
 class RemoteActorRecord:
     """An actor of another node that processes of this one call, as its home reports it."""
 
-    __slots__ = ("asked", "attempt", "failure", "home", "id", "node", "row", "state", "watchers")
+    __slots__ = ("asked", "attempt", "failure", "home", "id", "killed", "node", "row", "state", "watchers")
 
     def __init__(self, identifier: bytes, home: bytes) -> None:
         self.id = identifier
@@ -149,6 +149,8 @@ class RemoteActorRecord:
         self.failure = b""
         self.row: Row = ()
         """Its location as processes here receive it; empty before the first report."""
+        self.killed: KillActor | None = None
+        """The request to end its present life that was sent to its home: a restarted daemon may not have received it."""
         self.watchers: set[bytes] = set()
         """Processes of this node that call it."""
 

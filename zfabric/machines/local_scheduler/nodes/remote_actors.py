@@ -46,7 +46,7 @@ class RemoteActors:
         self.later: list[tuple[bytes, bytes]] = []
         """Requests for locations that wait until all nodes have registered with this restarted scheduler: (actor, process)."""
         self.kills: list[tuple[Address, m.KillActor]] = []
-        """Requests to end actors that wait for that, too."""
+        """Requests to end actors that are not known here yet: a process that has not called one requests its location in the same turn."""
 
     # -- where they are --
 
@@ -77,13 +77,15 @@ class RemoteActors:
                 self._find(actor_id, process)
         kills, self.kills = self.kills, []
         for source, message in kills:
-            self.on_kill_actor(0.0, source, message)
+            self._kill(source, message)
 
     def repeat(self, node: bytes) -> None:
         """Repeat to a node what concerns actors there, since its daemon is new, or this one. Calls under way are lost."""
         for record in self.records.values():
             if node == record.home or node in record.asked:
                 self.tables.send_to_node(node, m.FindActors((record.id,)))
+                if record.killed is not None:
+                    self.tables.send_to_node(node, record.killed)
             if node == record.node:
                 self._have_repeated(record.id, record.watchers, node)
         for actor in self.tables.actors.values():
@@ -134,6 +136,8 @@ class RemoteActors:
     def _moved(self, record: RemoteActorRecord, row: m.Row) -> None:
         actor_id, state, node, attempt, _, executing, failure = row
         was_here = record.node == self.node
+        if record.attempt not in (0, attempt):  # 0: this is the first report.
+            record.killed = None
         record.state, record.node, record.attempt, record.failure = state, node, attempt, failure
         place = self.tables.address[1:] if state == ALIVE else b""
         if node == self.node:
@@ -244,13 +248,17 @@ class RemoteActors:
 
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
         """Handle ``zf.kill``, at the actor's home. A restarted one may not know the actor yet."""
-        record = self.records.get(message.actor_id)
-        if record is None and message.actor_id not in self.tables.actors and self.tables.unsettled is not None:
+        if message.actor_id in self.records or message.actor_id in self.tables.actors:
+            self._kill(source, message)
+        else:
             self.kills.append((source, message))
-            return
+
+    def _kill(self, source: Address, message: m.KillActor) -> None:
+        record = self.records.get(message.actor_id)
         if record is None or source[1:] in self.tables.nodes:
-            self.actors.on_kill_actor(now, source, message)
+            self.actors.on_kill_actor(0.0, source, message)
             return
+        record.killed = message
         for node in (record.home,) if record.home else sorted(record.asked):
             self.tables.send_to_node(node, message)
 
