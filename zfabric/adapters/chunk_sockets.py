@@ -273,10 +273,11 @@ def _decoded(node: bytes, parts: list[Any]) -> Sequence[Received]:
         _, _, body = decode(parts[0].bytes)
     except MalformedFrame:
         return ()
-    if not isinstance(body, list) or any(type(each[2]) not in FROM_AGENTS for each in body):
+    messages = [each[2] for each in body] if isinstance(body, list) else []
+    if not messages or any(type(each) not in FROM_AGENTS for each in messages):
         return ()
     data = parts[1].buffer if len(parts) == 2 else memoryview(b"")
-    chunk = body[0][2] if len(body) == 1 and isinstance(body[0][2], Chunk) else None  # Only one that is alone has its bytes behind it.
-    if len(data) != (chunk.size if chunk is not None else 0) or len(parts) > 2:
+    chunk = next((each for each in messages if isinstance(each, Chunk)), None)
+    if len(parts) > 2 or len(data) != (chunk.size if chunk is not None else 0) or (chunk is not None and len(messages) > 1):
         return ()
-    return [Received(node, each[2], data) for each in body]
+    return [Received(node, each, data) for each in messages]
