@@ -444,8 +444,10 @@ def test_options_of_actors_are_none_of_functions():
 
 
 def test_options_of_ray_without_meaning_here_are_accepted(client):
+    with pytest.warns(RuntimeWarning, match="max_calls=1 has no effect: a worker goes on"):
+        add.options(max_calls=1)
     remote = add.options(
-        memory=100, max_calls=1, scheduling_strategy="DEFAULT", accelerator_type=None, label_selector={}, _metadata={}, num_cpus=None
+        memory=100, max_calls=0, scheduling_strategy="DEFAULT", accelerator_type=None, label_selector={}, _metadata={}, num_cpus=None
     )
     assert zf.get(remote.remote(1)) == 11
     assert client.rows[0][4] is None

@@ -77,7 +77,7 @@ def test_each_public_name_of_ray_exists_or_is_on_the_page() -> None:
 VALUES = {
     "num_cpus": 1, "num_gpus": 1, "resources": {"special": 1}, "num_returns": 2, "max_retries": 1, "retry_exceptions": True,
     "name": "named", "runtime_env": {"env_vars": {"A": "1"}}, "namespace": "apart", "lifetime": "detached", "max_restarts": 1,
-    "max_task_retries": 1, "max_concurrency": 2, "concurrency_groups": {"io": 2}, "max_pending_calls": 10, "memory": 2**20, "max_calls": 5,
+    "max_task_retries": 1, "max_concurrency": 2, "concurrency_groups": {"io": 2}, "max_pending_calls": 10, "memory": 2**20, "max_calls": 0,
     "enable_task_events": False, "checkpoint_every": 5, "scheduling_strategy": "SPREAD",
     "label_selector": {"zone": "in(a, b)"},
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,6 +173,33 @@ def test_packages_are_installed_on_each_node_and_win(nodes: list[str], tmp_path:
         return zf.get(zf.remote(version_of).remote("tqdm"))
 
     assert zf.get(zf.remote(child).options(runtime_env=env).remote(), timeout=PATIENCE)[2] == "0.0.1"
+
+
+def test_packages_on_a_cluster_inside_the_program(tmp_path: Path) -> None:
+    """Of one node, which the program has started itself; for all its tasks."""
+    place = wheel(tmp_path / "wheels", "a_package_of_an_embedded_cluster", "1.0")
+    program = f"""
+import sys
+import zfabric as zf
+
+@zf.remote
+def version():
+    import a_package_of_an_embedded_cluster as found
+    return found.VERSION, sys.executable
+
+@zf.remote
+class Holder:
+    def version(self):
+        import a_package_of_an_embedded_cluster as found
+        return found.VERSION, sys.executable
+
+with zf.init(address="local", num_cpus=1, runtime_env={{"pip": {from_wheels(place, "a_package_of_an_embedded_cluster")!r}}}):
+    task, method = zf.get([version.remote(), Holder.remote().version.remote()], timeout={PATIENCE})
+assert task == method
+assert task[0] == "1.0" and task[1] != sys.executable
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2 * PATIENCE)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_cannot_be_installed_fails_with_the_last_lines_of_pip_and_once(nodes: list[str], tmp_path: Path) -> None:

@@ -124,6 +124,21 @@ def test_wrong_arguments_are_explained(arguments: dict[str, Any], kind: type, te
         state.list_nodes(**arguments)
 
 
+def test_placement_groups_jobs_and_workers_by_id() -> None:
+    group = zf.util.placement_group([{"CPU": 1}, {"CPU": 50}], name="listed")
+    (row,) = state.list_placement_groups(filters=[("name", "=", "listed")])
+    assert (row.placement_group_id, row.state, row.strategy, row.is_detached) == (group.id.hex(), "PENDING", "PACK", False)
+    assert row.bundles == [{"CPU": 1.0}, {"CPU": 50.0}]
+    assert state.get_placement_group(row.placement_group_id) == row
+    zf.util.remove_placement_group(group)
+    assert state.get_placement_group(row.placement_group_id) is None
+    (job,) = state.list_jobs(filters=[("status", "=", "RUNNING")])
+    assert state.get_job(job.job_id) == job
+    worker = eventually(state.list_workers, "a worker")[0]
+    assert state.get_worker(worker.worker_id).pid == worker.pid
+    assert state.get_job("00") is state.get_worker("00") is None
+
+
 def test_a_row_says_which_columns_it_has() -> None:
     with pytest.raises(AttributeError, match="this row has no 'colour'; it has node_id"):
         _ = state.list_nodes()[0].colour

@@ -1,7 +1,7 @@
 """Options of remote functions, classes and methods: validated here, and encoded for messages (``protocol.options``).
 
 Ray options that do not change what a program computes are accepted, so that Ray programs run: ``memory`` and ``object_store_memory`` (the
-node watches real memory instead of adding up promises), ``max_calls`` (workers do not exit after a number of calls),
+node watches real memory instead of adding up promises), ``max_calls`` (workers do not exit after a number of calls; it warns),
 ``enable_task_events``, ``_metadata``, ``_labels``, ``allow_out_of_order_execution``
 (calls of one caller begin in order; in actors that run several calls at once, no call waits for the arguments of another). Options for
 unsupported features (an accelerator type) raise OptionError unless they are empty. So do Ray's deprecated options for placement
@@ -11,6 +11,7 @@ groups, which ``scheduling_strategy`` has replaced.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from typing import Any
@@ -56,6 +57,16 @@ def _retry_exceptions(value: Any) -> None:
         return
     if not isinstance(value, (list, tuple)) or not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in value):
         raise OptionTypeError(f"retry_exceptions is True, False or a list of exception classes, not {value!r}")
+
+
+def _max_calls(value: Any) -> None:
+    _whole("max_calls", 0, 2**31)(value)
+    if value:
+        text = (
+            f"max_calls={value} has no effect: a worker goes on after any number of calls. What a library does not give back leaves with a "
+            "process of its own: run it in an actor that you end, or with num_gpus (such a process ends with its tasks)."
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 TIMEOUT_MAX = 10**9
@@ -169,7 +180,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "scheduling_strategy": check_strategy,
     "label_selector": check_selector,
     **{name: _bytes(name) for name in ("memory", "object_store_memory")},
-    "max_calls": _whole("max_calls", 0, 2**31),
+    "max_calls": _max_calls,
     **dict.fromkeys(("enable_task_events", "_metadata", "_labels"), _anything),
     "_generator_backpressure_num_objects": _whole("_generator_backpressure_num_objects", -1, BUFFERED_MAX),
     **{

@@ -1,4 +1,4 @@
-"""Lists and summaries of tasks, actors, objects, nodes, jobs and workers, under Ray's names.
+"""Lists and summaries of tasks, actors, objects, nodes, jobs, workers and placement groups, under Ray's names.
 
 Rows are dictionaries whose keys are attributes, too, with Ray's words for states. They come from the same queries as
 ``zfabric tasks --json`` and its neighbours, which have more columns.
@@ -118,6 +118,20 @@ def list_workers(*, filters: Sequence[Filter] | None = None, limit: int = 100, *
     return _chosen(rows, filters, limit, "list_workers", ignored)
 
 
+def list_placement_groups(*, filters: Sequence[Filter] | None = None, limit: int = 100, **ignored: Any) -> list[StateRow]:
+    """List the placement groups of all nodes that were not removed. Arguments and errors as in ``list_tasks``.
+
+    >>> import zfabric as zf
+    >>> from zfabric.util.state import list_placement_groups
+    >>> group = zf.util.placement_group([{"CPU": 1}], name="listed")
+    >>> [each.placement_group_id == group.id.hex() for each in list_placement_groups(filters=[("name", "=", "listed")])]
+    [True]
+    >>> zf.util.remove_placement_group(group)
+    """
+    rows = [_group(row) for row in connected().query("groups")]
+    return _chosen(rows, filters, limit, "list_placement_groups", ignored)
+
+
 def get_task(id: str) -> StateRow | None:
     """Return the row of the task with this id (hexadecimal), or None."""
     return next(iter(list_tasks(filters=[("task_id", "=", id)], limit=1)), None)
@@ -131,6 +145,21 @@ def get_actor(id: str) -> StateRow | None:
 def get_node(id: str) -> StateRow | None:
     """Return the row of the node with this id (hexadecimal), or None."""
     return next(iter(list_nodes(filters=[("node_id", "=", id)], limit=1)), None)
+
+
+def get_job(id: str) -> StateRow | None:
+    """Return the row of the job with this id (hexadecimal), or None."""
+    return next(iter(list_jobs(filters=[("job_id", "=", id)], limit=1)), None)
+
+
+def get_worker(id: str) -> StateRow | None:
+    """Return the row of the worker with this id (hexadecimal), or None."""
+    return next(iter(list_workers(filters=[("worker_id", "=", id)], limit=1)), None)
+
+
+def get_placement_group(id: str) -> StateRow | None:
+    """Return the row of the placement group with this id (hexadecimal), or None if there is none, or it was removed."""
+    return next(iter(list_placement_groups(filters=[("placement_group_id", "=", id)], limit=1)), None)
 
 
 def get_objects(id: str) -> list[StateRow]:
@@ -258,6 +287,19 @@ def _node(row: dict[str, Any]) -> StateRow:
         is_head_node=bool(row.get("head", True)),
         resources_total=row["resources"],
         labels=row.get("labels", {}),
+    )
+
+
+def _group(row: dict[str, Any]) -> StateRow:
+    return StateRow(
+        placement_group_id=row["group"],
+        name=row["name"],
+        state=row["state"],
+        strategy=row["strategy"],
+        is_detached=row["detached"],
+        bundles=list(row["bundles"]),
+        bundles_to_node_id=list(row["places"]),
+        node=row.get("node", ""),
     )
 
 
