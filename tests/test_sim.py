@@ -245,7 +245,9 @@ def test_programs_with_actors_end_with_the_right_values_on_several_nodes() -> No
         if outcome.failure:
             failures[seed] = outcome.failure
     assert failures == {}
-    assert [name for name in ("CallsEnded", "RelayedBlock", "RelayedCheckpoint", "LogPage", "actor restored") if not states[name]] == []
+    assert [
+        name for name in ("StopRelayed", "CallsEnded", "RelayedBlock", "RelayedCheckpoint", "LogPage", "actor restored") if not states[name]
+    ] == []
 
 
 def test_streams_end_with_the_right_values_on_several_nodes() -> None:

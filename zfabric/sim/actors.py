@@ -23,6 +23,7 @@ from zfabric.sim.programs import (
     CRASHED,
     FOREVER,
     LIGHT,
+    LONG,
     LOST,
     MODULUS,
     NOTHING,
@@ -321,4 +322,35 @@ class TravellingActorAuthor(ActorAuthor):
         return (*chosen, *handles[:2])
 
 
-__all__ = ["GONE", "ActorAuthor", "TravellingActorAuthor"]
+STOPPING = 0.15
+"""Share of the worlds of several nodes whose programs stop calls that run elsewhere."""
+STOPPED_SLOT = 30_000
+"""The first slot of these calls: no author uses it."""
+
+
+def with_stopped_calls(program: Program, seed: int) -> Program:
+    """Have a share of the programs stop calls of an actor once they run, or may run: it lives on some node, and takes the next call."""
+    rng = random.Random(f"{seed}/calls that are stopped")
+    if rng.random() >= STOPPING:
+        return program
+    actor, calls = STOPPED_SLOT, range(STOPPED_SLOT + 1, STOPPED_SLOT + 1 + rng.choice((1, 2, 3)))
+    born = (("max_restarts", rng.choice((0, -1))), ("strategy", SPREAD))
+    steps: list[Any] = [("make", actor, ACTOR, (1, False, (), ((0, ()),)), born, ())]
+    for slot in calls:
+        limit = (("timeout", rng.choice((0.1, 0.5, 1.0))),) if rng.random() < 0.3 else ()
+        steps.append(("invoke", (slot,), actor, (slot, False, (("sleep", LONG),), ((0, ()),)), limit, (), (), 0))
+        steps.append(("sleep", rng.choice((0.0, 0.05, 0.3, 1.0))))
+        steps += [("cancel", slot, False, False)] if not limit else []
+    errors = tuple(sorted(STOPPED | GONE | LOST))
+    last = calls[-1] + 1
+    steps.append(("invoke", (last,), actor, (last, False, (), ((0, ()),)), (), (), (), 0))
+    steps.append(("peek", tuple((slot, mix(slot, 0), errors) for slot in calls)))
+    steps.append(("peek", ((last, mix(last, 0), tuple(sorted(GONE | LOST))),)))
+    statements = list(program.statements)
+    waits_for_cancel = repr(FOREVER) in repr(statements)  # Meanwhile there may be no process for the actor.
+    at = len(statements) if waits_for_cancel else rng.randrange(len(statements) + 1)
+    statements[at:at] = steps
+    return Program(tuple(statements), program.tasks + 1)
+
+
+__all__ = ["GONE", "ActorAuthor", "TravellingActorAuthor", "with_stopped_calls"]

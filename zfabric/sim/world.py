@@ -21,7 +21,7 @@ from zfabric.protocol.ids import INCARNATION_BYTES, Address, control_of, is_cont
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.messages import Envelope
 from zfabric.shell.process import FRAME_ROWS
-from zfabric.sim.actors import ActorAuthor, TravellingActorAuthor
+from zfabric.sim.actors import ActorAuthor, TravellingActorAuthor, with_stopped_calls
 from zfabric.sim.agenda import Agenda
 from zfabric.sim.bodies import Ancestry, StackFrame
 from zfabric.sim.call_invariants import CallInvariants
@@ -142,7 +142,7 @@ class World(Agenda):
                 self.faults = with_deaths(self.faults, seed)
                 self.program = LedgerAuthor(str(seed), self.faults, nodes).write()
             elif actors:
-                self.program = spread_out(slowed_down(self.program, seed), seed)
+                self.program = with_stopped_calls(spread_out(slowed_down(self.program, seed), seed), seed)
             elif outlives:
                 self.program = OutlivingAuthor(f"{seed}/outliving", nodes).write()
                 # A daemon's restart may lose the row of a task that has just ended, and nothing but the death of a node is expected here.
