@@ -482,6 +482,21 @@ def test_a_stream_whose_values_went_with_a_daemon_is_made_again_for_a_reader_on_
     assert [number for _, number, _ in node.dispatched()] == [1]
 
 
+def test_a_stream_of_an_actor_whose_home_had_to_be_found_is_closed_when_nobody_reads_it_any_more() -> None:
+    """It is at home here: the process that called promises its end, and no other node knows it."""
+    node = Anew(elsewhere=True)
+    call = JOB + b"parent X" + bytes(4)
+    end = call_value(call, 0)
+    node.rejoin_worker((CLIENT, m.ExpectResults(((end, task_id(7), 2),))), (CLIENT, m.Hold((end,))))
+    for other in (A, C):
+        _, search, _ = node.register(other)
+        hear(node, other, m.Borrowed(search.number, search.object_ids))
+    stream = node.scheduler.tables.streams[call]
+    assert stream.owner is node.scheduler.tables.find(end)
+    node.send(CLIENT + OLD, m.Release((end,)))
+    assert stream.closed
+
+
 def test_a_worker_that_is_to_end_gets_no_more_tasks_though_it_reports_the_outcome_of_one() -> None:
     node = Anew(elsewhere=True)
     unknown = (task_id(5), b"\x07" * len(FUNCTION), b"", ())

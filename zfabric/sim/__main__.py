@@ -246,7 +246,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--circles", action="store_true", help="programs whose actors wait for each other, some of them in circles")
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
     parser.add_argument("--restarts", action="store_true", help="of all faults of nodes, only restarts of their daemons")
-    parser.add_argument("--streams", action="store_true", help="programs with tasks that yield")
+    parser.add_argument("--streams", action="store_true", help="programs with tasks (and with --actors, methods) that yield")
     parser.add_argument("--groups", action="store_true", help="programs with tasks in placement groups")
     parser.add_argument(
         "--variant", choices=sorted(VARIANTS), metavar="NAME", help="break the machines in this way; seeds that fail are then a success"

@@ -1,4 +1,4 @@
-"""Streams in programs of worlds: made by the driver or by its tasks, read by the driver or by its tasks, some of them not to the end.
+"""Streams in programs of worlds: of tasks and of actors' methods, requested and read by the driver or by its tasks, some not to the end.
 
 The driver reads streams whose home is its own node, and others whose home is that of a task. A reader checks each value: an index names it.
 """
@@ -9,11 +9,13 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from zfabric.machines.worker import Invocation
 from zfabric.protocol.ids import TASK_BYTES, object_id
 from zfabric.protocol.messages import OK
 from zfabric.protocol.options import SPREAD, option
+from zfabric.sim.actors import GONE
 from zfabric.sim.arena import Content
-from zfabric.sim.programs import CRASHED, FOREVER, LOST, MODULUS, NOTHING, PLAIN, STREAM, Program, Value, mix, pack_value
+from zfabric.sim.programs import ACTOR, CRASHED, FOREVER, LOST, MODULUS, NOTHING, PLAIN, STREAM, Program, Value, mix, pack_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 FIRST_SLOT = 20_000
 """The first slot of streams: no author uses it."""
+METHOD_SLOT = 25_000
+"""The first slot of streams that actors make."""
 WINDOW = 2
 """How many values a reader requests at once."""
 
@@ -42,6 +46,43 @@ def with_streams(program: Program, seed: int, faults: Faults) -> Program:
             statements[place:place] = step
         tasks += made.tasks
     return Program(tuple(statements), tasks)
+
+
+def with_streaming_methods(program: Program, seed: int, faults: Faults) -> Program:
+    """Have a program's root make actors somewhere, and read streams that their methods yield."""
+    rng = random.Random(f"{seed}/streaming methods")
+    nodes = faults.nodes
+    ends = faults.worker_crashes + faults.pressure + faults.start_failures + nodes.kills + nodes.stops + nodes.cuts + nodes.clogs
+    errors = GONE | LOST | CRASHED if ends or faults.daemons_die else NOTHING
+    where: tuple[Any, ...] = (("strategy", SPREAD),) if rng.random() < 0.8 else ()
+    steps: list[list[Any]] = []
+    tasks = 0
+    for slot in range(METHOD_SLOT, METHOD_SLOT + 10 * rng.choice((1, 2, 3)), 10):
+        size, pause = rng.choice((0, 0, 70_000)), rng.choice((0.0, 0.01, 0.3))
+        label, count = rng.randrange(MODULUS), rng.choice((0, 1, 3, 8, 20))
+        take, retries = rng.choice((1, count, count + 1, count + 1)), rng.choice((0, -1))
+        spec = (label, False, (("yield", label, count, size, pause),), ((0, ()),))
+        # Each has an actor of its own: one that waits for its reader takes no other call meanwhile.
+        born = (("max_restarts", rng.choice((0, -1))), *where)
+        steps.append([("make", slot + 2, ACTOR, (1, False, (), ((0, ()),)), born, ())])
+        steps.append([("invoke", (slot,), slot + 2, spec, (("stream", rng.choice((1, 2, 4))),), (), (), retries)])
+        tasks += 1
+        if rng.random() < 0.4:
+            allowed = LOST | GONE | CRASHED
+            inner = (label, False, (("follow", 0, label, count, take, tuple(sorted(allowed))),), ((0, ()),))
+            passed = (("strategy", SPREAD), ("contains", (slot,)))
+            steps.append([("call", (slot + 1,), PLAIN, inner, passed, (), (slot,))])
+            steps.append([("peek", ((slot + 1, mix(label, 0), tuple(sorted(allowed))),))])
+            tasks += 1
+        else:
+            steps.append([("follow", slot, label, count, take, tuple(sorted(errors)))])
+        steps.append([("leave", slot)] if rng.random() < 0.7 else [])
+    statements = list(program.statements)
+    waits_for_cancel = repr(FOREVER) in repr(statements)  # Meanwhile there may be no process for the actor.
+    places = sorted(len(statements) if waits_for_cancel else rng.randrange(len(statements) + 1) for _ in steps)
+    for place, step in reversed(list(zip(places, steps, strict=True))):
+        statements[place:place] = step
+    return Program(tuple(statements), program.tasks + tasks)
 
 
 class _Stream:
@@ -82,7 +123,8 @@ def make(process: Any, room: Callable[[int], Running], label: int, count: int, s
     item, yields = process.top.item, process.worker.yields
     assert item is not None
     task_id = item.row[0]
-    yields.begin(task_id, option(item.row[4] if len(item.row) > 4 else None, "stream", 0) or process.config.stream_buffered)
+    options = item.options if isinstance(item, Invocation) else item.row[4] if len(item.row) > 4 else None
+    yields.begin(task_id, option(options, "stream", 0) or process.config.stream_buffered)
     made = 0
     while made < count:
         yield ("permission", lambda made=made: yields.may_go_on(task_id, made))

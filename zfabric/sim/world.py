@@ -46,7 +46,7 @@ from zfabric.sim.node_faults import (
 from zfabric.sim.outliving import OutlivingAuthor
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import FOREVER, LONG, Author, Program
-from zfabric.sim.streams import with_streams
+from zfabric.sim.streams import with_streaming_methods, with_streams
 from zfabric.sim.surroundings import Clock
 from zfabric.sim.workers import WorkerProcess
 
@@ -155,6 +155,8 @@ class World(Agenda):
             self.program = grouped(self.program, seed, nodes)
         if streams and program is None:
             self.program = with_streams(self.program, seed, self.faults)
+            if actors:
+                self.program = with_streaming_methods(self.program, seed, self.faults)
         if reduced is not None:
             self.faults, self.program = reduced
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))

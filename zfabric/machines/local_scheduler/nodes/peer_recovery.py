@@ -331,6 +331,9 @@ class PeerRecovery:
         record.named += before.named
         record.fetchers = (record.fetchers or set()) | (before.fetchers or set()) or None
         record.dependents = [*(record.dependents or ()), *(before.dependents or ())] or None
+        stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
+        if stream is not None and stream.owner is before:
+            stream.owner = record
         before.holders, before.pins = None, 1  # It is no record of the tables any more, wherever it waits to be freed.
 
     def _came_meanwhile(self, object_id: bytes, before: ObjectRecord) -> ObjectRecord | None:
