@@ -39,9 +39,11 @@ FRAMES_PER_TURN = 32
 """Frames of the daemon received before the machine decides."""
 SENT_EVERY = 0.005
 """Seconds between looks whether chunks have left, while some have not: their values stay pinned for so much longer."""
+MANY = 4
+"""Chunks on their way here. While there are more, the agent pauses before each turn."""
 PAUSE = 0.002
-"""Seconds before the next turn while many chunks are on their way here. What arrives meanwhile is one turn's work, and its requests and
-reports are one turn's work of the source and of both daemons. The rest of the credit lasts longer than that."""
+"""Seconds of such a pause. What arrives meanwhile is one turn's work, and its requests and reports are one turn's work of the source and of
+both daemons. The chunks that are left last longer than that."""
 _TO_SOURCE = (m.Want, m.Credit, m.StopWant, m.Ping)
 """Messages that go over the connection to another node's agent which this one dials; all others answer over the one that it has dialled."""
 
@@ -132,7 +134,7 @@ class TransferProcess:
             wait = min(wait, SENT_EVERY)
         if self._transport.congested:
             wait = min(wait, 0.002)
-        if self.machine.pulls.under_way > self._credit // 2:
+        if self.machine.pulls.under_way > MANY:
             time.sleep(PAUSE)
         ready: dict[Any, int] = dict(zmq_poll(self._transport.sources + self.sockets.sources, int(wait * 1000 + 0.999)))
         now = clock()
