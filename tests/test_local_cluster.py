@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import textwrap
@@ -277,12 +278,30 @@ def test_tasks_of_killed_nodes_run_elsewhere_and_one_that_was_paused_is_fenced()
 def test_nodes_leave_in_order_and_the_end_of_the_head_is_that_of_the_others() -> None:
     with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 600.0}) as cluster:
         with zf.init(cluster.address):
-            cluster.remove_node(cluster.add_node())
+            added = cluster.add_node()
+            cluster.remove_node(added)
+            with pytest.raises(zf.FabricError, match="is no node of this LocalCluster"):
+                cluster.remove_node(added)
             eventually(lambda: len(zf.nodes()) == 2, "it has left, long before its lease ends")
             run_on_both(cluster)
         other = cluster.nodes[1]
         cluster.remove_node(cluster.nodes[0])
         eventually(lambda: not other.alive(), "it ends as well, long before its lease does")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"num_cpus": -1}, "num_cpus cannot be negative: -1"),
+        ({"resources": {"CPU": 3}}, "'CPU' is asked for with num_cpus="),
+        ({"labels": {"zone": 3}}, "labels map text to text, not {'zone': 3}"),
+    ],
+)
+def test_settings_of_a_node_are_checked_before_it_starts(cluster: zf.LocalCluster, wrong: dict[str, Any], text: str) -> None:
+    before = list(cluster.nodes)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        cluster.add_node(**wrong)
+    assert cluster.nodes == before
 
 
 def test_what_cannot_join_is_refused_with_the_reason(cluster: zf.LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from zfabric.adapters import processes
 from zfabric.api.lifecycle import local_clusters, shutdown
 from zfabric.config import Config
-from zfabric.exceptions import ConfigError
+from zfabric.exceptions import ConfigError, FabricError
+from zfabric.machines.common.resources import demand_of
 from zfabric.runtime import interface
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class LocalCluster:
 
     ``object_store_memory`` is that of each node in bytes; by default the nodes share what one node would have. ``resources``, ``config``
     (limits of ``zfabric.config``) and ``labels`` are those of each node. This program joins it by ``zf.init()``; others join at its
-    ``address``, through the first node, or at the ``address`` of one of ``nodes``. Raises ConfigError for invalid settings.
+    ``address``, through the first node, or at the ``address`` of one of ``nodes``. Raises ConfigError or OptionError for invalid settings.
 
     >>> import zfabric as zf
     >>> with zf.LocalCluster(nodes=2, cpus_per_node=1) as cluster:
@@ -168,7 +169,7 @@ class LocalCluster:
         """Start one more node and return it once it has joined.
 
         It has ``num_cpus`` CPUs, ``num_gpus`` GPUs, further ``resources``, ``labels``, and an object store of ``object_store_memory``
-        bytes; for what is None it is like the other nodes. Raises ConfigError for invalid settings.
+        bytes; for what is None it is like the other nodes. Raises ConfigError or OptionError for invalid settings.
         """
         node = self._launch(False, num_cpus, num_gpus, resources, labels, object_store_memory)
         try:
@@ -182,8 +183,10 @@ class LocalCluster:
         """End ``node`` in order. The end of the first one, the head, is the end of the cluster.
 
         With ``drain``, first wait until its tasks have ended and its values are copied, as `zfabric drain` does. Raises FabricError if the
-        node cannot be drained.
+        node cannot be drained, or is not one of the cluster's.
         """
+        if node not in self.nodes:
+            raise FabricError(f"{node!r} is no node of this LocalCluster (any more)")
         if drain:
             from zfabric.runtime.connect import drain_node  # It loads ZeroMQ, which no program needs before its cluster.
 
@@ -217,9 +220,12 @@ class LocalCluster:
         from zfabric.runtime.launch import launch
         from zfabric.runtime.session import ClusterSettings
 
+        pairs = tuple(sorted((self._labels if labels is None else labels).items()))
+        if not all(isinstance(each, str) for pair in pairs for each in pair):
+            raise ConfigError(f"LocalCluster: labels map text to text, not {dict(pairs)!r}")
+        demand_of(self._cpus if num_cpus is None else num_cpus, num_gpus, self._resources if resources is None else resources)
         self._count += 1
         name = f"node{self._count}"
-        pairs = tuple(sorted((self._labels if labels is None else labels).items()))
         address, key_file = ("", "") if head else (self.address or self.nodes[0].session_directory, self.key_file)
         launched = launch(
             config=self._config,
