@@ -8,6 +8,8 @@ import pickle
 import re
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -46,9 +48,9 @@ TOKEN = "?token="
 class Page:
     """A page that `zfabric page` serves of the cluster of this test."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "zfabric", "page", "--address", address, "--port", "0"], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "zfabric", "page", "--address", address, "--port", "0", *options], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
@@ -211,6 +213,29 @@ def test_a_port_in_use_and_an_open_address_are_refused(page: Page, cluster: Any)
         assert done.returncode == 2
         assert text in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_page_for_other_machines_is_served_by_https_under_their_names_for_it(cluster: Any, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("NO OPENSSL HERE: the page is not served by https; on Debian: apt-get install openssl")
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=page")
+    names = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate)
+    subprocess.run((*made, *names), check=True, capture_output=True, timeout=PATIENCE)
+    served = Page(cluster["address"], "--host", "0.0.0.0", "--certificate", certificate, "--key", key)
+    assert served.base == f"https://{socket.gethostname()}:{served.port}"
+    cookies, trusted = urllib.request.HTTPCookieProcessor(), ssl.create_default_context(cafile=certificate)
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trusted), cookies)
+    address = f"https://127.0.0.1:{served.port}/"
+    assert opener.open(f"{address}{TOKEN}{served.token}", timeout=PATIENCE).status == 200
+    assert [cookie.secure for cookie in cookies.cookiejar] == [True]
+    for host, status in ((f"{socket.gethostname().upper()}:{served.port}", 200), (f"evil.example:{served.port}", 421)):
+        try:
+            found = opener.open(urllib.request.Request(address, headers={"Host": host}), timeout=PATIENCE).status
+        except urllib.error.HTTPError as error:
+            found = error.code
+        assert found == status, host
+    assert served.close() in (0, 130)
 
 
 # --- what it shows -----------------------------------------------------------------------------------------------------------------

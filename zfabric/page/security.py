@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import socket
 from collections.abc import Iterable
 from urllib.parse import parse_qs
 
+from psutil import net_if_addrs
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,7 +29,9 @@ HEADERS = {
     b"cross-origin-resource-policy": b"same-origin",
     b"cache-control": b"no-store",
 }
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::")
+"""Addresses of a server that listens at all of its machine's."""
 
 
 class Guard:
@@ -64,8 +68,8 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
-        if host not in self._hosts:
-            return PlainTextResponse("this server is not called so", 421)
+        if host.lower() not in self._hosts:
+            return PlainTextResponse("this server is not called so: give `zfabric page` the name as --host", 421)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("the page only shows", 405)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
@@ -85,6 +89,15 @@ class Guard:
 
 
 def hosts_of(host: str, port: int) -> list[str]:
-    """The Host headers of requests that are meant for a server at this address."""
-    names = LOOPBACK if host in ("127.0.0.1", "localhost", "::1") else (f"[{host}]" if ":" in host else host,)
-    return [f"{name}:{port}" for name in names] + [name for name in names if port in (80, 443)]
+    """The Host headers of requests that are meant for a server at this address.
+
+    One that listens at all addresses has the machine's name and all its addresses.
+    """
+    if host in EVERYWHERE:
+        families = (socket.AF_INET, socket.AF_INET6)
+        own = [each.address.partition("%")[0] for found in net_if_addrs().values() for each in found if each.family in families]
+        names = [socket.gethostname(), "localhost", *own]
+    else:
+        names = ["127.0.0.1", "localhost", "::1"] if host in LOOPBACK else [host]
+    written = dict.fromkeys(f"[{name}]" if ":" in name else name.lower() for name in names)
+    return [f"{name}:{port}" for name in written] + [name for name in written if port in (80, 443)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 import ssl
@@ -12,6 +13,7 @@ import uvicorn
 
 from zfabric.exceptions import ConfigError
 from zfabric.page.app import make_app
+from zfabric.page.security import EVERYWHERE, LOOPBACK
 from zfabric.page.views import Views
 from zfabric.page.watching import Watcher
 from zfabric.runtime.connect import attach
@@ -37,7 +39,7 @@ def serve(
     token that crosses a network in the clear is no secret. Raises ConfigError for an address that cannot be had.
     """
     secure = certificate is not None
-    if not secure and host not in ("127.0.0.1", "localhost", "::1"):
+    if not secure and host not in LOOPBACK:
         raise ConfigError(f"{host}: only this machine sees the page without a certificate; pass --certificate FILE and --key FILE")
     listener = _listen(host, port)
     port = listener.getsockname()[1]
@@ -63,7 +65,9 @@ def serve(
             config.load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"the certificate {certificate} cannot be used: {error}") from None
-        name = f"[{host}]" if ":" in host else host
+        shown = socket.gethostname() if host in EVERYWHERE else host
+        name = f"[{shown}]" if ":" in shown else shown
+        logging.getLogger("uvicorn.error").addFilter(_is_not_about_open_windows)
         announce(f"{'https' if secure else 'http'}://{name}:{port}/?token={token}")
         asyncio.run(_serve(uvicorn.Server(config), listener, session))
         watcher.close()
@@ -83,6 +87,11 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; --port 0 takes a free port") from None
     return listener
+
+
+def _is_not_about_open_windows(record: logging.LogRecord) -> bool:
+    """Whether a line says something else than that the server ends while windows show the page."""
+    return "graceful shutdown" not in str(record.msg)
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket, session: Session) -> None:

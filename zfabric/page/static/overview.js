@@ -55,7 +55,7 @@ export const overview = {
       ["queued", answered((row) => count(row.queued)), "right"],
       ["memory of workers", answered((row) => bytes(row.memory)), "right"],
       ["object store", answered((row) => `${bytes(row.store_used)} of ${bytes(row.store_capacity)}`), "right"],
-      ["copies from other nodes", answered((row) => (row.copying === null ? "–" : `${bytes(row.copying)}/s`)), "right"],
+      ["from other nodes", answered((row) => (row.copying === null ? "–" : `${bytes(row.copying)}/s`)), "right"],
       ["resources", (row) => demand(row.resources)],
       ["labels", (row) => Object.entries(row.labels ?? {}).map(([name, value]) => `${name}=${value}`).join(", ") || "–"],
     ], now.nodes);
