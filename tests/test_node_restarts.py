@@ -15,7 +15,7 @@ from scheduler_alone import DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, re
 import zfabric as zf
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.row_format import pack_row
-from zfabric.machines.local_scheduler.records import ENDING
+from zfabric.machines.local_scheduler.records import ENDING, BorrowedRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, call_value, child_prefix, first_attempt, object_id, remote_caller
@@ -162,6 +162,27 @@ def anew(daemon: bytes) -> m.RegisterNode:
 def again(daemon: bytes) -> m.RegisterNode:
     """A daemon registers with that of this node, which or whose peer was restarted."""
     return m.RegisterNode(m.PROTOCOL_VERSION, daemon, OWN)
+
+
+def test_the_head_deletes_the_durable_values_of_an_ended_job_also_if_it_is_alone_and_its_daemon_new() -> None:
+    """Nodes that have died may have put some, of which a restarted scheduler does not know."""
+    node = Node()
+    node.send(MEMBER + OWN, m.NodeTable(1, ((SELF, 1, "a node", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0),), SELF))
+    node.driver()
+    node.send(CLIENT + DRIVER, m.Goodbye())
+    assert [message.table for _, message in node.take(m.DeleteRows)] == ["object"]
+
+
+def test_a_turn_that_ends_a_job_later_than_its_driver_leaves_nothing_to_the_next() -> None:
+    node = Node()
+    table(node)
+    node.driver()
+    job = node.scheduler.tables.jobs[JOB]
+    node.scheduler.tables.objects[ref(900)] = BorrowedRecord(ref(900), A)
+    node.scheduler.jobs.without_driver[job] = None
+    node.scheduler.take_effects(node.now)
+    assert job.ended
+    assert node.scheduler.tables.unwanted == []
 
 
 class Peer(Node):

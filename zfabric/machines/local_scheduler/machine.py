@@ -487,12 +487,12 @@ class LocalScheduler:
             self.deliver()
         if tables.touched:
             self._send_results()
+        if self.jobs.without_driver or self.job_shutdown.until or self.detached.over:
+            self.jobs.end_of_turn(now)
         if tables.node_table:
             self._send_to_nodes(now)
         if self.actors.to_write:
             self.actors.end_of_turn()
-        if self.jobs.without_driver or self.job_shutdown.until or self.detached.over:
-            self.jobs.end_of_turn(now)
         if tables.durable_wanted or tables.durable_freed:
             self.values.read_durable()
         if tables.transitions:

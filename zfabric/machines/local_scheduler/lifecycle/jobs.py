@@ -185,8 +185,8 @@ class Jobs:
 
     @property
     def _in_cluster(self) -> bool:
-        """Whether other nodes may have put durable values, which are in the table of the head."""
-        return len(self.tables.node_table) > 1 or bool(self.tables.dead)
+        """Whether other nodes may have put durable values, which are in the table of the head. Those may be dead by now."""
+        return bool(self.tables.node_table)
 
     def _oldest_tombstone(self, number: int) -> list[tuple[str, bytes]]:
         """The row of the job that is too old to be retained now that job ``number`` has ended, as ``deletes`` of ``Write``."""
