@@ -783,9 +783,9 @@ def _adopted_as_own(right: Any) -> Any:
     def adopt(self: Executions, row: m.Row, attempt: int, job: Any) -> Any:
         task = right(self, row, attempt, job)
         if task is not None and row[1] in job.functions:
-            task.function.unfinished -= 1
+            task.function.received -= 1
             task.function, task.outputs = job.functions[row[1]], None
-            task.function.unfinished += 1
+            task.function.received += 1
         return task
 
     return adopt
