@@ -362,12 +362,12 @@ def cleans_up(path: Any) -> None:
 def test_a_task_that_cleans_up_is_not_interrupted_by_further_requests(tmp_path: Any) -> None:
     """On several nodes one cancel may be several requests at once: of the task's home, and of that of its parent."""
     with running_cluster(num_cpus=1, config={"interrupt_every": 30.0}):
-        ref = cleans_up.remote(tmp_path)
-        eventually((tmp_path / "begun").exists, "it runs")
+        ref, begun = cleans_up.remote(tmp_path), tmp_path / "begun"
+        pid = int(eventually(lambda: begun.exists() and begun.read_text(), "it runs"))
         zf.cancel(ref)
         eventually((tmp_path / "stopping").exists, "it is interrupted")
         zf.cancel(ref)
-        query("stacks", int((tmp_path / "begun").read_text()), 0.0)  # Answered by its process, behind the second request.
+        query("stacks", pid, 0.0)  # Answered by its process, behind the second request.
         (tmp_path / "go on").touch()
         eventually((tmp_path / "clean").exists, "it cleans up")
 
