@@ -18,6 +18,7 @@ import click
 import pytest
 from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually, gone
 
+from zfabric.adapters.processes import descendants
 from zfabric.cli.doctor import satisfies
 from zfabric.cli.main import SECTIONS, main, program
 from zfabric.config import size_of
@@ -495,8 +496,9 @@ def test_a_retained_session_can_be_inspected(place: Place, monkeypatch: pytest.M
         now, before = rows("sessions")
         assert (now["state"], before["state"]) == ("running", "kept")
         supervisor = Session(now["directory"]).describe()["supervisor"]
+        everything = descendants(supervisor)
         os.kill(supervisor, signal.SIGKILL)  # It keeps nothing itself then: who next looks after dead sessions does.
-        eventually(lambda: gone(supervisor), "its end")
+        eventually(lambda: all(map(gone, everything)), "its end, and that of its daemon, which has the store")
         running.kill()
     sweep()
     assert [row["state"] for row in rows("sessions")] == ["kept"] * 2
