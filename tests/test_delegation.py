@@ -107,6 +107,15 @@ def test_equal_tasks_end_in_their_share_of_the_time(nodes: int) -> None:
     assert ended_at(sent, times) < 1.25 * 60 * 0.05 / nodes + 0.1
 
 
+def test_tasks_behind_one_that_turns_out_to_be_long_run_on_another_node() -> None:
+    times: list[float] = []
+    expected_short = [call(slot, task(5)) for slot in range(8)]
+    long, *behind = call(8, task(6, ("sleep", 9.0))), *(call(slot, task(5)) for slot in range(9, 15))
+    everything = [*expected_short, get(*((slot, 162) for slot in range(8))), long, *behind, get(*((slot, 162) for slot in range(9, 15)))]
+    _, sent = run(*everything, ("cancel", 8, True, True), get((8, ("TaskCancelledError",))), times=times)
+    assert ended_at(sent, times) < 4.0
+
+
 def test_functions_are_sent_once_to_a_node() -> None:
     statements = [call(slot, task(5, ("sleep", 0.1))) for slot in range(12)]
     _, sent = run(*statements, get(*((slot, 162) for slot in range(12))))

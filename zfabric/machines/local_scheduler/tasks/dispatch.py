@@ -624,8 +624,8 @@ class Dispatcher:
         return soonest
 
     def _others_could(self, worker: WorkerRecord) -> bool:
-        """Whether another worker could now run what is queued behind a long task."""
-        return worker.queue is None or worker.queue.pool.fits(worker.queue.demand)
+        """Whether another worker could now run what is queued behind a long task. Those of other nodes may."""
+        return worker.queue is None or bool(self.tables.nodes) or worker.queue.pool.fits(worker.queue.demand)
 
     def on_taken_back(self, now: float, source: Address, message: m.TakenBack) -> None:
         """Requeue tasks that a worker returned. A task that was cancelled by force and has begun is killed."""
