@@ -40,10 +40,10 @@ FRAMES_PER_TURN = 32
 SENT_EVERY = 0.005
 """Seconds between looks whether chunks have left, while some have not: their values stay pinned for so much longer."""
 MANY = 4
-"""Chunks on their way here. While there are more, the agent pauses before each turn."""
+"""Values on their way here. While there are more, the agent pauses before each turn."""
 PAUSE = 0.002
 """Seconds of such a pause. What arrives meanwhile is one turn's work, and its requests and reports are one turn's work of the source and of
-both daemons. The chunks that are left last longer than that."""
+both daemons. A single large value has no such turns to save, and would only wait."""
 _TO_SOURCE = (m.Want, m.Credit, m.StopWant, m.Ping)
 """Messages that go over the connection to another node's agent which this one dials; all others answer over the one that it has dialled."""
 

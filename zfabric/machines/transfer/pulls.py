@@ -118,8 +118,8 @@ class Pulls:
 
     @property
     def under_way(self) -> int:
-        """Chunks that may be on their way here."""
-        return sum(request.outstanding for pull in self._active.values() for request in pull.requests.values())
+        """Values that are on their way here."""
+        return len(self._active)
 
     def _token(self) -> int:
         self._next_token += 1
