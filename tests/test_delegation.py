@@ -976,6 +976,28 @@ def test_the_end_of_an_attempt_counts_for_nothing_once_its_node_is_dead() -> Non
     assert home.scheduler.tables.counts["refused"] == 1
 
 
+def test_a_value_is_not_made_again_for_a_node_that_has_released_it() -> None:
+    """Nobody holds it: each time it was made, it was dropped before it was sent, and made again."""
+    home = Home()
+    home.complete(home.worker, 0, first_attempt(0, 1), m.OK, b"value")
+    home.submit(row(1, contains=(ref(0),)))
+    home.complete(home.worker, 1, first_attempt(0, 1), m.OK, b"value")
+    home.send(b"L" + NODES[1], m.Borrow(1, (ref(0),), True))
+    home.sent.clear()
+    record = home.scheduler.tables.find(ref(0))
+    for source, message in (
+        (b"L" + NODES[1], m.FetchValues((ref(0),))),
+        (b"L" + NODES[1], m.Release((ref(0),))),
+        (CLIENT + DRIVER, m.Release((ref(0),))),
+    ):
+        home.scheduler.step(home.now, source, message)
+    home.scheduler.tables.inline.replace(record, None)
+    home.turn()
+    assert home.scheduler.tables.find(ref(0)) is record, "the row of another task names it"
+    assert [message.rows for to, message in home.take(m.FetchedValues)] == [((ref(0), m.OK, (), ()),)]
+    assert home.dispatched() == []
+
+
 def test_tasks_are_counted_once_at_their_home_whatever_their_attempts_came_to() -> None:
     def counts(node: Home, source: bytes = b"L" + NODES[1]) -> dict[str, int]:
         node.send(source, m.Query(7, "functions", ()))

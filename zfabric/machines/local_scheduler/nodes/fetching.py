@@ -114,7 +114,10 @@ class Fetching:
                 self.tables.send_to_node(node, m.FetchedValues(((record.object_id, OK, (), ()),), ()))
                 continue
             value = record.value
-            if record.status == OK and value is None:  # It was lost since it was requested, or found.
+            if record.status == OK and value is None and record.holders is None and record.pins <= 0:
+                # The node has released it since. Made again, it would be dropped again before it is sent.
+                self.tables.send_to_node(node, m.FetchedValues(((record.object_id, OK, (), ()),), ()))
+            elif record.status == OK and value is None:  # It was lost since it was requested, or found.
                 record.fetchers = (record.fetchers or set()) | {node}
                 self.rebuilding.make_available(record, "evicted")
             elif isinstance(value, Elsewhere) or (type(value) is Stored and value.size > self.tables.config.inline_bytes):
