@@ -554,9 +554,12 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
             "a page as wide as the window",
         )
         # An update takes neither the focus away nor the place to which a table was scrolled.
-        eventually(lambda: browser.find_elements(By.CSS_SELECTOR, "#view .scroll"), "a table")
-        place = "const [table] = document.querySelectorAll('#view .scroll'); "
+        nodes = "[aria-label='1 node']"
+        eventually(lambda: browser.find_elements(By.CSS_SELECTOR, f"#view {nodes}"), "a table")
+        place = f'const table = document.querySelector("#view {nodes}"); '
         browser.execute_script(place + "table.focus(); table.scrollLeft = 40; table.firstChild.id = 'before'")
+        # As if something that is wrong were shown above it from now on, or no more.
+        browser.execute_script(place + "table.before(document.createElement('p'))")
         eventually(lambda: not browser.find_elements(By.ID, "before"), "an update")
         assert browser.execute_script(place + "return [document.activeElement === table, table.scrollLeft]") == [True, 40]
     eventually(lambda: "ended" in browser.find_element(By.ID, "link").text or served.process.poll() is not None, "the end")

@@ -37,18 +37,23 @@ export function table(caption, columns, rows) {
     el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body)));
 }
 
+// What an element is, whatever comes and goes beside it: where a link leads, or the caption of a table, which may count its rows.
+function named(each) {
+  return each.getAttribute("href") ?? each.getAttribute("aria-label")?.replace(/\d[\d,]*/g, "#");
+}
+
 // Replaces what is in a place. What had the focus has it again, and tables stay where they were scrolled to.
 export function renew(place, ...children) {
   const active = document.activeElement;
   const inside = active !== place && place.contains(active);
-  const href = inside ? active.getAttribute("href") : null;
+  const name = inside ? named(active) : null;
   const route = [];
   for (let each = active; inside && each !== place; each = each.parentNode) route.unshift([...each.parentNode.children].indexOf(each));
-  const scrolled = [...place.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+  const scrolled = new Map([...place.querySelectorAll(".scroll")].map((each) => [named(each), each.scrollLeft]));
   place.replaceChildren(...children);
-  [...place.querySelectorAll(".scroll")].forEach((each, number) => { each.scrollLeft = scrolled[number] ?? 0; });
+  for (const each of place.querySelectorAll(".scroll")) each.scrollLeft = scrolled.get(named(each)) ?? 0;
   if (!inside) return;
-  const same = href && [...place.querySelectorAll("a")].find((each) => each.getAttribute("href") === href);
+  const same = name && [...place.querySelectorAll(active.tagName)].find((each) => named(each) === name);
   const there = same || route.reduce((each, number) => each?.children[number], place);
   if (there?.tagName === active.tagName) there.focus({ preventScroll: true });
 }
