@@ -150,6 +150,8 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
             "OutcomesReceived",
             "RetireActor",
             "ActorEnded",
+            "DrainActor",
+            "ActorDrained",
         )
     },
     **{(name, field): log_numbers for name in ("LogAppended", "Checkpoint") for field in ("attempt", "number", "last")},
@@ -671,6 +673,7 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 def test_every_row_check_has_cases() -> None:
     without = {"KillActor", "ActorExiting", "StopCall", "LogCommitted", "CallCounts", "RetireActor", "ActorEnded", "DirectCounts"}
+    without |= {"DrainActor", "ActorDrained"}
     assert {name for name, *_ in CASES} | without == set(ROW_CHECKS), "those have no rows"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from faults import PATIENCE, eventually, failure, gone, query
 import zfabric as zf
 from zfabric.cli.main import program
 from zfabric.exceptions import FabricError
+from zfabric.runtime.connect import drain_node
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 BIG = 300_000
@@ -161,3 +164,95 @@ def test_actors_of_another_home_are_made_again_elsewhere_once_their_node_has_lef
     assert zf.get(actor.node.remote(), timeout=PATIENCE) == leaving.node_id
     cluster.remove_node(leaving, drain=True)
     assert zf.get(actor.node.remote(), timeout=PATIENCE) in {node.node_id for node in cluster.nodes}
+
+
+@zf.remote
+class Writer:
+    """Writes each call to a file, with the node."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def note(self, number: int, seconds: float = 0.0, begun: str = "") -> str:
+        here = zf.get_runtime_context().get_node_id()
+        with self.path.open("a") as file:
+            file.write(f"{number} {here}\n")
+        if begun:
+            Path(begun).touch()
+        time.sleep(seconds)
+        return here
+
+
+def test_a_call_ends_where_it_runs_and_those_behind_it_follow_their_actor(cluster: zf.LocalCluster, tmp_path: Path) -> None:
+    """No call is lost or runs twice, although none may be repeated; and the move is no restart."""
+    await_nodes(cluster)
+    leaving, path, begun = cluster.nodes[2], tmp_path / "calls", tmp_path / "begun"
+    actor = Writer.options(max_restarts=1, scheduling_strategy=at(leaving)).remote(str(path))
+    first = actor.note.remote(0, 1.0, str(begun))
+    others = [actor.note.remote(each) for each in range(1, 50)]
+    eventually(begun.exists, "the first call runs")
+    cluster.remove_node(leaving, drain=True)
+    assert zf.get(first, timeout=PATIENCE) == leaving.node_id
+    (new,) = set(zf.get(others, timeout=PATIENCE))
+    assert new != leaving.node_id
+    assert path.read_text().splitlines() == [f"0 {leaving.node_id}", *(f"{each} {new}" for each in range(1, 50))]
+    (row,) = query("actors")
+    assert (row["state"], row["restarts"]) == ("alive", 0)
+
+
+@zf.remote
+class Waits:
+    """Runs calls beside each other; they end when a file is there."""
+
+    async def until(self, over: str, begun: str) -> str:
+        Path(begun).touch()
+        while not Path(over).exists():
+            await asyncio.sleep(0.01)
+        return zf.get_runtime_context().get_node_id()
+
+    async def by_itself(self, over: str, begun: str) -> str:
+        """Wait for a call of this actor that is made once the node is drained."""
+        await self.until(over, begun)
+        mine: Any = zf.get_runtime_context().current_actor
+        return str(await mine.until.remote(over, begun))
+
+
+def test_calls_beside_each_other_end_before_their_actor_moves_and_what_has_no_other_place_ends_last(
+    cluster: zf.LocalCluster, tmp_path: Path
+) -> None:
+    @zf.remote
+    def has_one_of_its_own(begun: str, over: str) -> list[Any]:
+        """Its actor is at home on the node that is drained, and ends with it: not before this task."""
+        mine = Writer.options(max_restarts=5, num_cpus=0).remote(over)
+        Path(begun).touch()
+        while not Path(over).exists():
+            time.sleep(0.01)
+        return [mine, zf.get(mine.note.remote(1))]
+
+    await_nodes(cluster)
+    leaving, over = cluster.nodes[2], str(tmp_path / "over")
+    begun = [tmp_path / f"begun{each}" for each in range(4)]
+    moving = Waits.options(max_restarts=-1, num_cpus=0, scheduling_strategy=at(leaving)).remote()
+    staying = Writer.options(num_cpus=0, scheduling_strategy=at(leaving)).remote(str(tmp_path / "calls"))
+    running = [moving.until.remote(over, str(begun[0])), moving.by_itself.remote(over, str(begun[1]))]
+    queued = [staying.note.remote(0, 0.5, str(begun[2])), staying.note.remote(1)]
+    task = has_one_of_its_own.options(scheduling_strategy=at(leaving)).remote(str(begun[3]), over)
+    eventually(lambda: all(each.exists() for each in begun), "all of them run")
+    drained = threading.Event()
+    session = cluster.nodes[0]._launched.session
+    thread = threading.Thread(target=drain_node, args=(session, leaving.node_id), kwargs={"report": lambda left: drained.set()})
+    thread.start()
+    assert drained.wait(PATIENCE)
+    later = moving.until.remote(over, str(begun[0]))
+    Path(over).touch()
+    assert zf.get([*running, *queued], timeout=PATIENCE) == [leaving.node_id] * 4
+    assert zf.get(later, timeout=PATIENCE), "wherever it runs: it may have arrived in a pause in which calls begin"
+    mine, where = zf.get(task, timeout=PATIENCE)
+    assert where == leaving.node_id
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    eventually(lambda: gone(leaving.pid), "its supervisor has ended")
+    error = failure(staying.note.remote(2))
+    assert isinstance(error, zf.ActorDiedError)
+    assert "is dead: its node was drained" in str(error)
+    assert isinstance(failure(mine.note.remote(2)), zf.ActorDiedError)

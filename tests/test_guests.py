@@ -10,7 +10,7 @@ from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, died, task_id
 
 from zfabric.machines.global_scheduler.policies import Batch, MostRoom, NodeView
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import KillProcess
+from zfabric.protocol.effects import EndNode, KillProcess
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, WORKER, control_of, first_attempt, next_attempt, remote_caller
 from zfabric.protocol.messages import FOR_LIFE
@@ -166,16 +166,16 @@ CLASS = (ACTOR_CLASS, "A", b"payload", (("actor", b"blueprint"),))
 ROW = (ACTOR_ID, ACTOR_CLASS, b"", ())
 
 
-def delegate(attempt: int = GIVEN, home: bytes = HOME_A) -> m.Delegate:
-    return m.Delegate((JOB, "", home), (CLASS,), (ROW,), (), (), (), attempt)
+def delegate(attempt: int = GIVEN, home: bytes = HOME_A, options: tuple[Any, ...] = ()) -> m.Delegate:
+    return m.Delegate((JOB, "", home), ((*CLASS[:3], (*CLASS[3], *options)),), (ROW,), (), (), (), attempt)
 
 
 class Host(Nodes):
     """A node on which an actor of node A lives."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *options: Any, **config: Any) -> None:
         super().__init__(**config)
-        self.hear(HOME_A, delegate())
+        self.hear(HOME_A, delegate(options=options))
         self.workers()
         ((self.worker, _, attempt),) = self.dispatched()
         assert attempt == GIVEN
@@ -187,6 +187,15 @@ class Host(Nodes):
         assert [each.number for each in self.told(HOME_A)] == [1]
         self.hear(HOME_A, m.EndsReceived(1))
         self.sent.clear()
+
+    def drain(self) -> None:
+        """This node is drained."""
+        self.scheduler.draining.drain(self.now, force=True)
+        self.turn()
+
+    def control(self) -> list[Any]:
+        """What the actor's process was sent beside its calls."""
+        return self.sent_to(b"K" + control_of(self.worker))
 
     def killed(self) -> list[int]:
         """Processes that the supervisor was asked to kill."""
@@ -244,6 +253,45 @@ def test_its_home_ends_it_at_once_or_after_its_calls(host: Host) -> None:
     assert host.sent_to(b"K" + control_of(host.worker)) == [m.RetireActor(ACTOR_ID, GIVEN, False)]
     host.hear(HOME_A, m.StopDelegated(ACTOR_ID, GIVEN, "force", False))
     assert len(host.killed()) == 1
+
+
+def test_as_its_node_is_drained_it_ends_after_its_running_calls_and_the_node_once_all_others_know() -> None:
+    host = Host(("max_restarts", 1))
+    host.live()
+    host.drain()
+    host.drain()
+    assert host.control() == [m.DrainActor(ACTOR_ID, GIVEN)]
+    host.send(ACTOR + host.worker, m.ActorDrained(ACTOR_ID, GIVEN))
+    host.told(HOME_A)
+    died(host, host.worker, None)
+    end, last = host.told(HOME_A)
+    assert (type(end), *end[:4]) == (m.LifeEnded, ACTOR_ID, GIVEN, ACTOR_ID, "its node was drained")
+    assert last == m.CopyValues(())
+    for node, over in ((HOME_A, False), (HOME_C, True)):
+        host.hear(node, m.ValuesCopied(()))
+        assert any(type(each) is EndNode for each in host.effects) == over
+
+
+def test_without_restarts_it_ends_once_it_has_no_calls_and_no_task_is_left_that_may_need_it(host: Host) -> None:
+    worker = host.delegated(3)
+    host.drain()
+    assert host.control() == []
+    host.end(worker, 3)
+    assert host.control() == [m.RetireActor(ACTOR_ID, GIVEN, False)]
+    died(host, host.worker, None)
+    (end,) = [each for each in host.told(HOME_A) if type(each) is m.LifeEnded]
+    assert end.ending == "its node was drained"
+
+
+def test_the_drain_of_its_node_is_no_restart() -> None:
+    home = Home()
+    home.make(("max_restarts", 1), strategy=(("soft", NODE_ID, "in", (HOME_A.hex(),)),))
+    home.made()
+    home.hear(HOME_A, m.NodeDraining())
+    home.locations()
+    ended(home, FIRST, ACTOR_ID)
+    assert home.locations() == [(m.CREATING, b"", FIRST, ACTOR_ID)], "what has no outcome has not begun"
+    assert home.scheduler.tables.actors[ACTOR_ID].restarts == 0
 
 
 def test_its_home_receives_that_it_ends_itself(host: Host) -> None:

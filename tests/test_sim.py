@@ -250,6 +250,15 @@ def test_programs_with_actors_end_with_the_right_values_on_several_nodes() -> No
     ] == []
 
 
+def test_calls_of_actors_on_nodes_that_are_drained_run_once_each() -> None:
+    states: Counter[str] = Counter()
+    for seed in range(8):
+        outcome = command.run_seed(seed, actors=True, nodes=3, drains=True)
+        assert not outcome.failure, outcome.failure
+        states.update(outcome.states)
+    assert states["ActorDrained"], "an actor has moved"
+
+
 def test_streams_end_with_the_right_values_on_several_nodes() -> None:
     states: Counter[str] = Counter()
     failures = {}

@@ -315,6 +315,10 @@ class Transport:
             self.send_envelopes(sender, answers, now)
         return [envelope for batch in ready for envelope in batch]
 
+    def received_by_all(self, but: bytes) -> bool:
+        """Whether all peers but one, and but this incarnation itself, have acknowledged every frame."""
+        return all(peer.link.is_idle for incarnation, peer in self.peers.items() if incarnation not in (but, self.incarnation))
+
     def forget(self, incarnation: bytes) -> list[Envelope]:
         """Close the socket to a dead peer. Return the messages that it had not acknowledged."""
         peer = self.peers.pop(incarnation, None)

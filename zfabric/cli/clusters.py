@@ -294,8 +294,8 @@ def stop(address: str | None, everything: bool, whole: bool, as_json: bool) -> N
 def drain(node: str, timeout: float | None, force: bool, address: str | None) -> None:
     """Drain a node: by its name, its number or its id, as `zfabric nodes` lists them.
 
-    Nothing new is placed there. Running tasks end, values that only it has are copied to other nodes, and then it leaves. The head cannot
-    be drained. Actors that live there end with it, as at its death.
+    Nothing new is placed there. Running tasks and calls end, values that only it has are copied to other nodes, and then it leaves. The
+    head cannot be drained. Actors that may restart are made again elsewhere, if another node is their home; others end last.
     """
     from zfabric.runtime.connect import drain_node  # ZeroMQ is loaded with it.
 
@@ -310,7 +310,7 @@ def drain(node: str, timeout: float | None, force: bool, address: str | None) ->
     def show(left: dict[str, Any]) -> None:
         for each in set(left["actors"]) - shown:
             shown.add(each)
-            click.echo(f"the actor {each} ends with the node", err=True)
+            click.echo(f"waiting for calls of the actor {each}", err=True)
 
     try:
         in_time = drain_node(session, chosen[0]["node"], timeout, force, show)

@@ -48,6 +48,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.StopRelayed,
             m.CallsRepeated,
             m.ActorExiting,
+            m.ActorDrained,
             m.CallTimes,
             m.HostedActors,
             m.LogAppended,

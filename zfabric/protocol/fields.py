@@ -440,6 +440,8 @@ ROW_CHECKS: dict[str, Check] = {
     "ActorExiting": _one_task,
     "RetireActor": _one_task,
     "ActorEnded": _one_task,
+    "DrainActor": _one_task,
+    "ActorDrained": _one_task,
     "StopCall": _one_task,
     "Submit": _submit,
     "InheritTasks": _inherit,

@@ -199,7 +199,7 @@ def drain_node(
                 if any(row["node"] == node for row in client.query("nodes")):
                     raise
                 break
-            in_time &= not late or not (left["tasks"] or left["values"])
+            in_time &= not late or not (left["tasks"] or left["values"] or left["actors"])
             if report is not None:
                 report(left)
             time.sleep(0.05)  # A tool polls: the daemon does not notify it.

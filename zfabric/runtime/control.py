@@ -75,8 +75,8 @@ class ControlThread:
             for call_id in set(worker.interrupts) - before:
                 self._interrupter.stop(call_id)
             self._connection.flush()
-            if worker.gate is not None:
-                self._connection.transport.wake()  # Calls that waited for the checkpoint may begin.
+            if worker.gate is not None or worker.relocation is not None:
+                self._connection.transport.wake()  # Calls that were held back may begin.
 
     def _obey(self, now: float, source: bytes, message: Any) -> None:
         connection, worker, interrupter = self._connection, self._worker, self._interrupter
@@ -98,6 +98,8 @@ class ControlThread:
         elif type(message) is m.RetireActor:
             if worker.baton is not None:
                 interrupter.stop(worker.baton.busy.get(message.actor_id, b""))
+            connection.transport.wake()
+        elif type(message) is m.DrainActor:
             connection.transport.wake()
         elif type(message) is m.CallerGone:
             connection.control_transport.forget(message.incarnation)

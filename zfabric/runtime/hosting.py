@@ -71,6 +71,8 @@ class Host:
         """When the process exits at the latest after that, even if other threads still run."""
         self.exit_code: int | None = None
         """The exit code with which a thread that runs calls is ending the process."""
+        self.received: Callable[[], bool] = lambda: True
+        """Whether other processes have received all that this one has sent them."""
         self.gone: list[bytes] = []
         """Lightweight actors that have ended and whose instances are still here."""
 
@@ -127,13 +129,22 @@ class Host:
         """Whether the actors of this process have nothing more to do."""
         mailbox = self._mailbox
         retired = mailbox.retiring and not mailbox.waiting and not self._calls.pending
-        return (self.leaving or retired) and mailbox.settled
+        return ((self.leaving or retired) and mailbox.settled) or self.relocates
+
+    @property
+    def relocates(self) -> bool:
+        """Whether the actor leaves this process now, to be made again elsewhere."""
+        worker = self._worker
+        return worker.relocation is not None and worker.may_relocate(target.actor_id for target in self._calls.pending.values())
 
     def may_retire(self) -> bool:
         """Whether the process may exit. After an actor has ended itself, threads and promises delay that until ``leaves_at``."""
         if not self.done:
             return False
-        stays = self._worker.running_calls or (self.leaving and self._calls.results.awaited)
+        relocates = not self.leaving and self.relocates
+        stays = self._worker.running_calls or ((self.leaving or relocates) and self._calls.results.awaited)
+        if relocates and not self.received():
+            return False
         return not stays or (self.leaving and clock() >= self.leaves_at)
 
     def end(self) -> None:

@@ -143,10 +143,14 @@ class TaskLoop:
 
     def _retire(self) -> None:
         """Exit an actor's process after the daemon has received its messages: otherwise this would count as a crash."""
+        relocates = not self._host.leaving and self._host.relocates
+        if relocates:
+            with self._lock:
+                self._machine.send(self._worker.relocate())
         self._host.end()
         self._attempts.returned = None
-        if self._host.leaving:
-            # The daemon must receive that the actor ended for good before it detects the exit, or it would restart the actor.
+        if self._host.leaving or relocates:
+            # The daemon must receive how the actor ended before it detects the exit, or it would take that for a crash.
             with contextlib.suppress(FabricError):
                 self._client.query("nothing", timeout=END_REPORT_SECONDS)
         self._connection.close_at_end()

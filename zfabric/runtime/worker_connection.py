@@ -33,6 +33,7 @@ class WorkerConnection(Connection):
         self.control = control_of(token)
         self.worker = Worker(WORKER + token, self.config)
         self.host = Host(self.worker, self.machine.calls, self.lock)
+        self.host.received = lambda: self.transport.received_by_all(self.daemon)
         self.control_transport = Transport(self._context, session.sockets, self.control, self.config)
         self.control_transport.enable_wake()
         self.polling = False

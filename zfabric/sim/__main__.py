@@ -93,6 +93,9 @@ EXPECTED_OF_ACTORS = (
 """The same for programs with actors."""
 
 
+EXPECTED_OF_DRAINS = ("node drained", "DrainActor", "ActorDrained", "CopyValues", "ValuesCopied", "LifeEnded", "RelayedCalls")
+"""The same for programs with actors on nodes that are drained."""
+
 EXPECTED_OF_CIRCLES = ("WaitDetails", "HostDelays", "circle refused", "circle warned", "circle broken", "worker died", "daemon restarted")
 """The same for programs whose actors wait for each other."""
 
@@ -246,6 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--circles", action="store_true", help="programs whose actors wait for each other, some of them in circles")
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
     parser.add_argument("--restarts", action="store_true", help="of all faults of nodes, only restarts of their daemons")
+    parser.add_argument("--drains", action="store_true", help="programs with actors; nodes are drained, and nothing else happens to them")
     parser.add_argument("--streams", action="store_true", help="programs with tasks (and with --actors, methods) that yield")
     parser.add_argument("--groups", action="store_true", help="programs with tasks in placement groups")
     parser.add_argument(
@@ -291,12 +295,21 @@ def survey(
     restarts: bool = False,
     groups: bool = False,
     streams: bool = False,
+    drains: bool = False,
 ) -> int:
     """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
     began = time.perf_counter()
     failed = done = 0
     states: Counter[str] = Counter()
-    kind = {"actors": actors, "circles": circles, "nodes": nodes, "restarts": restarts, "groups": groups, "streams": streams}
+    kind = {
+        "actors": actors,
+        "circles": circles,
+        "nodes": nodes,
+        "restarts": restarts,
+        "groups": groups,
+        "streams": streams,
+        "drains": drains,
+    }
     for outcome in run_seeds(seeds, jobs, **kind):
         done += 1
         states.update({name: 1 for name, count in outcome.states.items() if count > 0})
@@ -310,6 +323,7 @@ def survey(
                 + (" --restarts" if restarts else "")
                 + (" --groups" if groups else "")
                 + (" --streams" if streams else "")
+                + (" --drains" if drains else "")
                 + (f" --variant {variant}" if variant else "")
             )
             print(f"    python -m zfabric.sim --trace {outcome.seed}{more}")
@@ -325,7 +339,9 @@ def survey(
         print("caught" if failed else "NOT caught")
         return not failed
     expected = (
-        (EXPECTED_OF_RESTARTS if restarts else EXPECTED_OF_RELAYS if actors else EXPECTED_OF_NODES)
+        EXPECTED_OF_DRAINS
+        if drains
+        else (EXPECTED_OF_RESTARTS if restarts else EXPECTED_OF_RELAYS if actors else EXPECTED_OF_NODES)
         if nodes > 1
         else EXPECTED_OF_CIRCLES
         if circles

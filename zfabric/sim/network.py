@@ -38,6 +38,8 @@ class NodeFaults(NamedTuple):
     """Number of times that a transfer agent is killed."""
     agent_stops: int = 0
     """Number of times that a transfer agent stops for a while."""
+    drains: int = 0
+    """Nodes other than the first and the driver's that are drained."""
     clocks: bool = False
     """Whether each node has a clock of its own, with an offset, and faster or slower by up to 1 %."""
     late_joins: bool = False

@@ -162,6 +162,9 @@ class ClusterFaults:
             self._plan_at_pull(self._kill_agent)
         for _ in range(faults.agent_stops):
             self._plan_at_pull(self._stop_agent)
+        drains = random.Random(f"{self.world.seed}/nodes that are drained")
+        for _ in range(faults.drains):
+            self._plan(drains, self._drain)
         if faults.window:
             self.world.after(faults.window, self._heal)
 
@@ -238,6 +241,21 @@ class ClusterFaults:
             self.world.states["daemon killed"] += 1
             daemon.effects_left = self._restarts.randrange(0, 12)
             self.world.after(0.02, lambda: node.kill_daemon() if node.daemon is daemon else None)
+
+    # -- drains --
+
+    def _drain(self, node: Node) -> None:
+        """Drain a node as the command line does, which asks again and again how far it is."""
+        others = [each for each in self.world.living if each not in (self.world.nodes[0], self.world.driver.node)]
+        if not others or node.dead:
+            return
+        node = node if node in others else others[-1]
+        self.world.states["node drained"] += not node.excused
+        node.excused = True
+        if node.daemon.alive and node.daemon.scheduler.tables.nodes:
+            node.daemon.scheduler.draining.drain(node.daemon.now)
+            node.daemon.wake()
+        self.world.after(0.05, lambda: self._drain(node))
 
     # -- stops --
 

@@ -318,8 +318,8 @@ def _all_not_run(right: Any) -> Any:
 def _retried_backwards(right: Any) -> Any:
     """Calls are repeated in the wrong order."""
 
-    def interrupted(self: Calls, target: Any, executing: bytes) -> None:
-        right(self, target, executing)
+    def interrupted(self: Calls, target: Any, executing: bytes, in_order: bool) -> None:
+        right(self, target, executing, in_order)
         for lane in target.lanes.values():
             lane.reverse()
 
@@ -948,15 +948,31 @@ WITH_STREAMS = frozenset(STREAMED)
 VARIANTS.update(STREAMED)
 
 
+def _all_may_have_begun(right: Any) -> Any:
+    def _interrupted(self: Calls, target: Any, executing: bytes, in_order: bool) -> None:
+        right(self, target, executing, False)
+
+    return _interrupted
+
+
+DRAINED: dict[str, tuple[Patch, ...]] = {
+    "calls-of-the-drained-unclear": ((Calls, "_interrupted", _all_may_have_begun),),
+}
+"""Variants that are found in worlds whose nodes are drained."""
+WITH_DRAINS = frozenset(DRAINED)
+VARIANTS.update(DRAINED)
+
+
 def kind_of(name: str) -> dict[str, Any]:
     """The kind of worlds that find a variant: arguments of ``World``."""
     return {
-        "actors": name in WITH_ACTORS | WITH_RELAYED_LOGS,
+        "actors": name in WITH_ACTORS | WITH_RELAYED_LOGS | WITH_DRAINS,
         "circles": name in WITH_CIRCLES,
         "groups": name in WITH_GROUPS,
         "streams": name in WITH_STREAMS,
+        "drains": name in WITH_DRAINS,
         "restarts": name in WITH_RESTARTS,
-        "nodes": 3 if name in WITH_NODES | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS else 1,
+        "nodes": 3 if name in WITH_NODES | WITH_DRAINS | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS else 1,
     }
 
 

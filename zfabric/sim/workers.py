@@ -52,6 +52,8 @@ class WorkerProcess(Process):
         self.beside = Beside(self)
         self.leaves_at: float | None = None
         """When this process ends at the latest, after its actor has ended itself."""
+        self.leaves_for = b""
+        """The daemon that was told that this process ends, since its node is drained."""
         self._actor_refs: dict[bytes, list[bytes]] = {}
         """Refs held by actors that share this process, by actor."""
         self._retained: dict[bytes, list[bytes]] = {}
@@ -221,7 +223,25 @@ class WorkerProcess(Process):
         left = self.leaves_at is not None and (not self.machine.calls.results.awaited or self.now >= self.leaves_at)
         if (left or done) and mailbox.settled:
             self.die("its actor has ended")
+        elif self.worker.relocation is not None:
+            self._relocate()
         return not self.alive
+
+    def _relocate(self) -> None:
+        """Leave this node, if nothing runs, once all callers and then the daemon have received everything."""
+        called = (target.actor_id for target in self.machine.calls.pending.values())
+        if self.leaves_for:
+            if self.leaves_for != self.daemon or self.transport.link(self.daemon).is_idle:
+                self.die("its node is drained")
+        elif self.worker.may_relocate(called) and not self.machine.calls.results.awaited and self.received_by_all():
+            self.machine.send(self.worker.relocate())
+            self.leaves_for = self.daemon
+            self.flush()
+
+    def received_by_all(self) -> bool:
+        """Whether all processes have received what this one has sent them."""
+        others = self.transport.peers.keys() - {self.daemon, self.incarnation, *self.worker.mailbox.gone}
+        return all(self.transport.link(each).is_idle for each in others)
 
     def inline_item(self) -> StackFrame | None:
         """Claim the next task that was dispatched on top of a blocked one."""

@@ -26,6 +26,7 @@ from zfabric.sim.agenda import Agenda
 from zfabric.sim.bodies import Ancestry, StackFrame
 from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.circles import CircleAuthor, WaitGraph
+from zfabric.sim.drains import DrainAuthor, with_drains
 from zfabric.sim.drivers import Driver
 from zfabric.sim.grouped import grouped
 from zfabric.sim.hoards import Hoarder, hoards
@@ -77,8 +78,8 @@ class World(Agenda):
 
     With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
     program of a seed. With ``clocks``, no two processes have the same clock. With ``restarts``, nothing happens to nodes but that their
-    daemons die. With ``groups``, some tasks run in placement groups; with ``streams``, some yield. ``reduced`` replaces the faults and the
-    program of the seed by fewer (``shrinking``); all else remains the seed's.
+    daemons die; with ``drains``, nothing but that some are drained. With ``groups``, some tasks run in placement groups; with ``streams``,
+    some yield. ``reduced`` replaces the faults and the program of the seed by fewer (``shrinking``); all else remains the seed's.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class World(Agenda):
         restarts: bool = False,
         groups: bool = False,
         streams: bool = False,
+        drains: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         super().__init__()
@@ -118,6 +120,8 @@ class World(Agenda):
             if faults is None:
                 apart["node_lease"] = random.Random(f"{seed}/leases").choice((2.0, 3.0))
                 self.faults = self.faults._replace(nodes=(choose_restarts if restarts else choose_node_faults)(seed))
+                if drains:
+                    self.faults = with_drains(self.faults, seed)
         self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
         self.observer = observer
         self.notes: list[str] = []
@@ -138,7 +142,9 @@ class World(Agenda):
         author = CircleAuthor if circles else Hoarder if self.hoarding else usual if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
         if nodes > 1 and program is None:
-            if actors and not self.hoarding and has_ledgers(seed):
+            if drains:
+                self.program = DrainAuthor(str(seed), self.faults, nodes).write()
+            elif actors and not self.hoarding and has_ledgers(seed):
                 self.faults = with_deaths(self.faults, seed)
                 self.program = LedgerAuthor(str(seed), self.faults, nodes).write()
             elif actors:

@@ -606,12 +606,15 @@ class Calls:
                 state = CREATING  # This life is about to end: calls made since the kill are for the next one.
             moved = target.incarnation and (incarnation, attempt) != (target.incarnation, target.attempt)
             relayed = target.address[:1] == source[:1] == LOCAL_SCHEDULER and attempt == target.attempt and incarnation == source[1:]
+            life_of_calls = target.attempt
             target.state, target.failure, target.incarnation, target.attempt = state, failure, incarnation, attempt
             target.address = source if incarnation == source[1:] else ACTOR + incarnation
             if moved and relayed:  # The same life, by way of another daemon.
                 self._repeat(target)
             elif moved:
-                self._interrupted(target, executing)
+                # A life that ended as its node was drained has begun no call without an outcome. This is about that life only.
+                in_order = executing == actor_id and attempt == life_of_calls
+                self._interrupted(target, executing, in_order)
             if incarnation and incarnation != before and target.keeps:
                 self._receipts[target] = True
             if target.parked:
@@ -639,14 +642,14 @@ class Calls:
         if target.keeps:
             self._receipts[target] = True
 
-    def _interrupted(self, target: Target, executing: bytes) -> None:
-        """Repeat, ask about or fail the calls that were sent to a process which is gone. Some may have run."""
+    def _interrupted(self, target: Target, executing: bytes, in_order: bool) -> None:
+        """Repeat, ask about or fail the calls that were sent to a process which is gone. Unless it ended ``in_order`` some may have run."""
         rows = list(target.sent.values())
         self._full.pop(target, None)
         unsent = {row[0] for row in target.outbox} - target.repeated
         target.outbox = []
         target.repeated.clear()
-        begun = next((index + 1 for index, row in enumerate(rows) if row[0] == executing), len(rows))
+        begun = 0 if in_order else next((index + 1 for index, row in enumerate(rows) if row[0] == executing), len(rows))
         again: list[Row] = []
         for index, row in enumerate(rows):
             not_begun = index >= begun or row[0] in unsent

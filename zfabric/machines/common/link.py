@@ -77,6 +77,11 @@ class Link:
         """The number of the next frame. It follows from those that were sent."""
         return (self._sent[-1][0] if self._sent else self.acknowledged) + 1
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the other side has acknowledged every frame."""
+        return not self._sent
+
     def pack(self, envelopes: list[Envelope], now: float, limit: int) -> list[bytes]:
         """Frames of ``envelopes``, none larger than ``limit`` bytes. Each is numbered, and retained until it is acknowledged.
 

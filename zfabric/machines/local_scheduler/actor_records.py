@@ -101,7 +101,7 @@ class ActorRecord:
 class GuestRecord:
     """A life on this node of an actor whose home is another one, as long as its process exists."""
 
-    __slots__ = ("ending", "task", "worker")
+    __slots__ = ("drained", "ending", "leaving", "task", "worker")
 
     def __init__(self, task: TaskRecord, worker: WorkerRecord) -> None:
         self.task = task
@@ -109,6 +109,10 @@ class GuestRecord:
         self.worker = worker
         self.ending = ""
         """Why this node ends it for good; empty if it does not."""
+        self.leaving = False
+        """Whether it was asked to end, since this node is drained."""
+        self.drained = False
+        """Whether it has reported that it ends therefore."""
 
     @property
     def id(self) -> bytes:
@@ -119,6 +123,11 @@ class GuestRecord:
     def home(self) -> bytes:
         """The node that decides what becomes of the actor."""
         return self.task.submitter
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether its home may make it again."""
+        return bool(self.task.option("max_restarts", 0))
 
     @property
     def class_name(self) -> str:

@@ -278,7 +278,7 @@ class LocalScheduler:
         self.guest_logs = GuestLogs(self.tables, self.references, self.logs, self.borrowing, self.remote_callers, node)
         self.guests = Guests(self.tables, self.actors, self.executions, self.workers, self.dispatcher, self.guest_logs)
         self.remote_actors = RemoteActors(self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, node)
-        self.draining = Draining(self.tables, self.executions)
+        self.draining = Draining(self.tables, self.executions, self.actors, self.guests)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
         self.crowding = Crowding(self.tables, self.executions, self.strategies)
         self.group_tasks = GroupTasks(self.tables, self.outcomes, self.delegations)
@@ -836,6 +836,7 @@ class LocalScheduler:
             m.CallOutcomes: self.call_results.on_call_outcomes,
             m.KillActor: self.remote_actors.on_kill_actor,
             m.ActorExiting: self.guests.on_actor_exiting,
+            m.ActorDrained: self.guests.on_actor_drained,
             m.ActorEnded: self.actors.on_actor_ended,
             m.HostDelays: self.deadlocks.on_host_delays,
             m.HostedActors: self.recovery.on_hosted_actors,

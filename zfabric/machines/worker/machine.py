@@ -21,6 +21,7 @@ from zfabric.machines.worker.items import Invocation, Item, actor_of
 from zfabric.machines.worker.mailbox import Callee, Mailbox
 from zfabric.machines.worker.queue import TaskQueue
 from zfabric.machines.worker.quiescence import QUIET, TAKING, Gate
+from zfabric.machines.worker.relocation import Relocation
 from zfabric.machines.worker.waits import BlockedStack
 from zfabric.machines.worker.yields import Yields
 from zfabric.protocol import messages as m
@@ -58,6 +59,8 @@ class Worker:
         """Whether calls run concurrently and not on the stack."""
         self.gate: Gate | None = None
         """The gate of an actor that has checkpoints and runs calls concurrently."""
+        self.relocation: Relocation | None = None
+        """Holds calls, if the actor of this process is to be made again elsewhere."""
         self.running_calls: dict[bytes, Item | Invocation] = {}
         """Calls and async tasks that run concurrently, by id."""
         self.stack: list[Item | Invocation] = []
@@ -462,6 +465,37 @@ class Worker:
         if running:
             self.interrupts[running] = (message.attempt, "killed")
 
+    def on_drain_actor(self, now: float, source: Address, message: m.DrainActor) -> None:
+        """Hold calls from now on: the actor is to be made again elsewhere once those that run have ended. The request may come again."""
+        known = self.mailbox.actors.get(message.actor_id)
+        if self.baton is None and self.relocation is None and known is not None and known[1] == message.attempt:
+            self.relocation = Relocation(self.mailbox, now, self.config.quiesce_seconds if self.beside else 0.0)
+            self.handlers[m.Call] = self._held(self.mailbox.accept)
+            self.handlers[m.RelayedCalls] = self._held(self.mailbox.accept_relayed)
+
+    def _held(self, accept: Handler) -> Handler:
+        def handle(now: float, source: Address, message: m.Message) -> None:
+            accept(now, source, message)
+            assert self.relocation is not None
+            self.relocation.hold()
+
+        return handle
+
+    def may_relocate(self, called: Iterable[bytes]) -> bool:
+        """Whether the actor can leave this process: nothing runs, or will run here. ``called`` are actors of which this process made calls
+        that have no outcome."""
+        mailbox = self.mailbox
+        if self.relocation is None or self.stack or self.running_calls or mailbox.waiting or not mailbox.settled:
+            return False
+        return mailbox.actors.keys().isdisjoint(called)
+
+    def relocate(self) -> m.ActorDrained:
+        """Let no call begin any more. Return the message that says so, once ``may_relocate``."""
+        assert self.relocation is not None
+        self.relocation.end()
+        ((actor_id, (_, attempt)),) = self.mailbox.actors.items()
+        return m.ActorDrained(actor_id, attempt)
+
     def interrupted(self, item: Item | Invocation) -> str:
         """Why this attempt is to be stopped; empty if it is not."""
         found = self.interrupts.get(item.row[0])
@@ -523,12 +557,16 @@ class Worker:
                 self.mailbox.give_up(call_id)
         if self.gate is not None:
             self.gate.tick(now)
+        if self.relocation is not None:
+            self.relocation.tick(now, bool(self.running_calls))
 
     def next_deadline(self) -> float | None:
-        """When the next call's time is up, or the gate opens."""
+        """When the next call's time is up, or held calls may begin."""
         due = self.mailbox.deadlines.next()
         opens_at = self.gate.opens_at if self.gate is not None else None
-        return due if opens_at is None else opens_at if due is None else min(due, opens_at)
+        due = due if opens_at is None else opens_at if due is None else min(due, opens_at)
+        changes_at = self.relocation.changes_at if self.relocation is not None else None
+        return due if changes_at is None else changes_at if due is None else min(due, changes_at)
 
     def take_effects(self, now: float) -> list[Effect]:
         """Take completions and what was queued between them, in order."""
@@ -587,4 +625,5 @@ class Worker:
             m.LogCommitted: self.on_log_committed,
             m.OutcomesReceived: self.on_outcomes_received,
             m.RetireActor: self.on_retire_actor,
+            m.DrainActor: self.on_drain_actor,
         }

@@ -45,6 +45,8 @@ class Mailbox:
         self.queue: CallQueue = deque()
         self.groups: dict[str, deque[Invocation]] = {}
         """Calls of other concurrency groups, which do not wait for those in ``queue``."""
+        self.held: deque[Invocation] = deque()
+        """Calls that do not begin here, if the actor is to be made again elsewhere (``relocation``)."""
         self.shared: ActorQueues | None = None
         """The same queue if actors share this process. Their calls may then arrive after their end; the scheduler notifies the callers."""
         self.stopped: dict[bytes, str] = {}
@@ -257,7 +259,7 @@ class Mailbox:
 
     def stop(self, call_id: bytes, reason: str) -> bool:
         """Remove a queued call and answer that it was stopped. Return False if it has begun, or is not here."""
-        queues: tuple[CallQueue, ...] = (self.queue, *self.groups.values())
+        queues: tuple[CallQueue, ...] = (self.queue, *self.groups.values(), self.held)
         queue, found = next(((queue, item) for queue in queues for item in queue if item.row[0] == call_id), (None, None))
         if queue is None or found is None:
             return False

@@ -42,6 +42,7 @@ from zfabric.protocol.messages import (
 from zfabric.protocol.messages.actors import ALIVE as ALIVE
 from zfabric.protocol.messages.actors import CREATING as CREATING
 from zfabric.protocol.messages.actors import DEAD as DEAD
+from zfabric.protocol.messages.actors import ActorDrained as ActorDrained
 from zfabric.protocol.messages.actors import ActorEnded as ActorEnded
 from zfabric.protocol.messages.actors import ActorExiting as ActorExiting
 from zfabric.protocol.messages.actors import ActorLocations as ActorLocations
@@ -51,6 +52,7 @@ from zfabric.protocol.messages.actors import CallerGone as CallerGone
 from zfabric.protocol.messages.actors import CallOutcomes as CallOutcomes
 from zfabric.protocol.messages.actors import CallTimes as CallTimes
 from zfabric.protocol.messages.actors import Checkpoint as Checkpoint
+from zfabric.protocol.messages.actors import DrainActor as DrainActor
 from zfabric.protocol.messages.actors import ExpectResults as ExpectResults
 from zfabric.protocol.messages.actors import FindActors as FindActors
 from zfabric.protocol.messages.actors import HostDelays as HostDelays

@@ -35,7 +35,8 @@ class ActorLocations(NamedTuple):
 
     ``incarnation`` is the process in which the actor lives, empty while it is CREATING or DEAD. ``attempt`` tells its lives apart, since
     two may be in the same process. ``lives_on`` says whether the process of its last life still runs, as the process of lightweight
-    actors may. ``executing`` is the call that was running when that life ended, empty if none. ``failure`` is a packed failure
+    actors may. ``executing`` is the call that was running when that life ended, empty if none is known. It is the
+    actor's id if ``attempt`` has left a node that is drained: what has no outcome has not begun then. ``failure`` is a packed failure
     (``protocol.failures``) if it is DEAD.
 
     If the actor is on another node, ``incarnation`` is the daemon that sends this: it relays calls (``relays``). Between nodes it is the
@@ -130,6 +131,25 @@ class RetireActor(NamedTuple):
     actor_id: bytes
     attempt: int
     at_once: bool
+
+
+class DrainActor(NamedTuple):
+    """local scheduler -> worker control. The actor's node is drained, and it is to be made again elsewhere: it ends once its running calls
+    have, and reports that (``ActorDrained``).
+
+    Calls that wait, or arrive later, do not begin: their callers send them to its next life.
+    """
+
+    actor_id: bytes
+    attempt: int
+
+
+class ActorDrained(NamedTuple):
+    """actor -> local scheduler. The process of an actor ends as its node is drained. All calls that have begun have an outcome, and their
+    callers have received it: what has none has not begun."""
+
+    actor_id: bytes
+    attempt: int
 
 
 class ActorEnded(NamedTuple):

@@ -216,7 +216,10 @@ class NodeDraining(NamedTuple):
 
 
 class CopyValues(NamedTuple):
-    """node that is drained -> home or holder of objects. Copy these values, which the sender has; ``ValuesCopied`` answers."""
+    """node that is drained -> home or holder of objects. Copy these values, which the sender has; ``ValuesCopied`` answers.
+
+    If there are none, it is sent last of all, and the answer says that all messages before it have arrived.
+    """
 
     object_ids: Ids
 

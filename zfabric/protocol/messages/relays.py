@@ -51,9 +51,10 @@ class StopRelayed(NamedTuple):
 class LifeEnded(NamedTuple):
     """local scheduler of the node where an actor lived -> home of the actor. Its process is dead: the home decides whether it lives again.
 
-    ``executing`` is the call that was running, empty if none or not known. ``facts`` are pid, signal, exit code and peak memory of the
-    process. ``ending`` says why it is not to be made again, if that is so. ``calls`` is how many calls had ended of an actor with
-    checkpoints but no log, -1 if that is not known. If this is lost with a daemon, the actor is not in the next ``RunningDelegated``.
+    ``executing`` is the call that was running, empty if none or not known, and the actor's id as in ``ActorLocations``. ``facts`` are pid,
+    signal, exit code and peak memory of the process. ``ending`` says why it is not to be made again, if that is so. ``calls`` is how many
+    calls had ended of an actor with checkpoints but no log, -1 if that is not known. If this is lost with a daemon, the actor is not in the
+    next ``RunningDelegated``.
     """
 
     actor_id: bytes

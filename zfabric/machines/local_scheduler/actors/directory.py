@@ -20,7 +20,7 @@ from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, worker_of
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, PENDING, Elsewhere, JobRecord, Stored, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import DONE, PENDING, Elsewhere, JobRecord, NodeRecord, Stored, TaskRecord, WorkerRecord
 from zfabric.machines.local_scheduler.references import References, add_holder, named_by
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -50,6 +50,7 @@ from zfabric.protocol.names import brief
 RETIRE_SECONDS = 30.0
 """Seconds that an actor without handles may take to finish its calls."""
 LAST_HANDLE = "its last handle has gone"
+NODE_DRAINED = "its node was drained"
 DETACHED = b"detached"
 """The holder of the handles of detached actors: no process has this incarnation."""
 STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
@@ -263,7 +264,7 @@ class ActorDirectory:
         for actor_id in message.actor_ids:
             record = self.records.get(actor_id)
             if record is None:
-                text = f"actor {short(actor_id)} is not known here (any more): its last handle was dropped, or its job has ended"
+                text = f"actor {short(actor_id)} is not known here (any more): its last handle, its job or its home has gone"
                 row = (actor_id, DEAD, b"", 0, True, b"", pack_failure("ActorDiedError", text))
                 if process.incarnation in self.tables.nodes:
                     self.tables.behind_ends.append((process.incarnation, m.ActorLocations((row,))))
@@ -332,15 +333,22 @@ class ActorDirectory:
         elif record.state == ALIVE:
             self.retire(record, LAST_HANDLE)
 
-    def retire(self, record: ActorRecord, reason: str) -> None:
-        """End an actor cleanly, after the calls that were made."""
+    def retire(self, record: ActorRecord, reason: str, patient: bool = False) -> None:
+        """End an actor cleanly, after the calls that were made; unless ``patient``, after ``RETIRE_SECONDS`` in any case."""
         record.killed = reason
         message = m.RetireActor(record.id, record.task.attempt, False)
         if record.worker is not None and record.worker.remote:
             self.tables.send_to_node(record.worker.token, message)
         elif record.worker is not None:
             self.tables.send_to_control(record.worker, message)
-        self.retiring[record] = None
+        if not patient:
+            self.retiring[record] = None
+
+    def drain(self) -> None:
+        """End the actors of this node, which is drained, once they have no calls."""
+        for record in self.records.values():
+            if record.state == ALIVE and not record.killed:
+                self.retire(record, NODE_DRAINED, patient=True)
 
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
         """Handle ``zf.kill``."""
@@ -436,14 +444,14 @@ class ActorDirectory:
         record.killed = record.killed or message.ending
         if message.calls >= 0:
             self.logs.record_ended(((record.id, message.calls),))
-        self._lost_elsewhere(record, message.executing, message.cause, message.stderr, facts)
+        self._lost_elsewhere(record, message.executing, message.cause, message.stderr, facts, self.tables.nodes[source[1:]].draining)
 
-    def node_lost(self, node: WorkerRecord, actor_ids: Iterable[bytes], cause: str) -> None:
+    def node_lost(self, node: NodeRecord, actor_ids: Iterable[bytes], cause: str) -> None:
         """Restart actors that lived on another node and do so no more, or record their death."""
         for actor_id in list(actor_ids):
             record = self.records.get(actor_id)
             if record is not None and record.worker is node:
-                self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),))
+                self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),), node.draining)
 
     def returning_lost(self, node: WorkerRecord, tasks: Iterable[TaskRecord], cause: str) -> None:
         """Take actors for dead that were to return from another node: they may have lived there."""
@@ -457,30 +465,34 @@ class ActorDirectory:
                 record.returning = False
                 self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),))
 
-    def _lost_elsewhere(self, record: ActorRecord, executing: bytes, cause: str, stderr: str, facts: Facts) -> None:
+    def _lost_elsewhere(self, record: ActorRecord, executing: bytes, cause: str, stderr: str, facts: Facts, drained: bool = False) -> None:
         if record.worker is not None:
             record.worker.actors.pop(record.id, None)
         record.worker = None
         self.logs.process_gone(record.id)
         record.executing = executing
         record.lives_on = True  # What callers have a link to is this daemon.
-        self._lost(record, cause, stderr, facts)
+        self._lost(record, cause, stderr, facts, drained)
 
-    def _lost(self, record: ActorRecord, cause: str, stderr: str, facts: Facts) -> None:
-        """Restart an actor that has no process any more if that is allowed; otherwise it is dead."""
+    def _lost(self, record: ActorRecord, cause: str, stderr: str, facts: Facts, drained: bool = False) -> None:
+        """Restart an actor that has no process any more if that is allowed; otherwise it is dead.
+
+        If its node is ``drained``, that does not count as a restart.
+        """
         cause = record.killed or cause
         limit: int = record.task.option("max_restarts", 0)
-        why = record.killed or ("" if limit < 0 or record.restarts < limit else "no restart is left" if limit else "it has no restarts")
+        is_left = limit < 0 or record.restarts < limit or (drained and limit > 0)
+        why = record.killed or ("" if is_left else "no restart is left" if limit else "it has no restarts")
         if not why:
             if self.tables.nodes:
                 self.tables.transitions.append(ActorLifeEnded(record.id))
-            record.task.facts().retries += 1
+            record.task.facts().retries += not drained
             record.lived_before = True
             record.state = CREATING
             self._notify(record, record.watchers)
             why = self._make_again(record)
             if not why:
-                again = f"restart {record.restarts}" + (f" of {limit}" if limit >= 0 else "")
+                again = "which is no restart" if drained else f"restart {record.restarts}" + (f" of {limit}" if limit >= 0 else "")
                 named = f"{record.class_name} {record.name!r}" if record.name else record.class_name
                 self.tables.notify_again(
                     record.task.function.queue.job, f"actor {named} ({brief(record.id)}) is made again, {again}: {cause}"

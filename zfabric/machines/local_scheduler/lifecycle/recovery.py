@@ -72,6 +72,7 @@ HELD = frozenset(
         m.CallOutcomes,
         m.KillActor,
         m.ActorExiting,
+        m.ActorDrained,
         m.ActorEnded,
         m.Put,
         m.OfferResults,
@@ -96,7 +97,7 @@ HELD_QUERIES = ("actor", "actor log", "create group", "remove group", "nothing")
 """Queries that wait as well: their answers depend on names, or on messages that are not handled yet."""
 _AFTERWARDS = (
     m.TakenBack, m.Unblocked, m.FindActors, m.LogAppended, m.Checkpoint, m.ReplayProgress, m.CallCounts, m.CallOutcomes,
-    m.Fetch, m.Release, m.Cancel, m.KillActor, m.ActorExiting, m.ActorEnded, m.Query, m.Goodbye,
+    m.Fetch, m.Release, m.Cancel, m.KillActor, m.ActorExiting, m.ActorDrained, m.ActorEnded, m.Query, m.Goodbye,
 )  # fmt: skip
 """Messages of registering processes that are handled last, in order."""
 _LASTING = (m.Submit, m.Put, m.OfferResults)

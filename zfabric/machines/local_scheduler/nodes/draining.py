@@ -1,8 +1,11 @@
 """Draining: a node that is to leave its cluster gives away what it has for others, and then ends in order.
 
 The other nodes place nothing new on it, and it returns tasks of others that it has not begun. Tasks that run here end, as do tasks whose
-home is here. Values that only this node has are copied: those of other homes to these, its own to a node that holds refs to them, from
-which the home of their job adopts them once this node has left (``failover``).
+home is here. Actors of other homes that may be made again end after their running calls, and live on elsewhere (``relocation``). All others
+end with the node: once no task is left that may need them, and they have no calls.
+
+Values that only this node has are copied: those of other homes to these, its own to a node that holds refs to them, from which the home of
+their job adopts them once this node has left (``failover``).
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from typing import Any
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored
 from zfabric.machines.local_scheduler.references import holders_of
 from zfabric.machines.local_scheduler.tables import Tables
@@ -26,10 +31,16 @@ DRAINED = "it was drained"
 class Draining:
     """The drain of this node, and what other nodes ask of this one as they are drained."""
 
-    def __init__(self, tables: Tables, executions: Executions) -> None:
+    def __init__(self, tables: Tables, executions: Executions, actors: ActorDirectory, guests: Guests) -> None:
         self.tables = tables
         self.executions = executions
+        self.actors = actors
+        self.guests = guests
         self._ended = False
+        self._asked: set[bytes] = set()
+        """Nodes that were asked whether they have received everything, since nothing is left here."""
+        self._unanswered: dict[bytes, tuple[bytes, int]] = {}
+        """How many such requests each node has not answered, and the daemon to which they went."""
         self._announced: set[bytes] = set()
         """Nodes that were notified that this one is drained."""
         self._copying: dict[bytes, bytes] = {}
@@ -59,9 +70,8 @@ class Draining:
     def report(self) -> dict[str, Any]:
         """What is left on this node."""
         tasks, values = self._tasks(), self._values()
-        actors: list[ActorRecord | GuestRecord] = [each for each in self.tables.actors.values() if each.state != DEAD]
-        actors += self.tables.guests.values()
-        return {"tasks": tasks, "values": len(values), "actors": [_described(each) for each in actors], "ended": self._ended}
+        actors = [_described(each) for each in self._actors()]
+        return {"tasks": tasks, "values": len(values), "actors": actors, "ended": self._ended}
 
     def end_of_turn(self, now: float) -> None:
         """Give away what can be given away, and leave once nothing is left."""
@@ -71,6 +81,11 @@ class Draining:
                 self.tables.send_to_node(node.token, m.NodeDraining())
         self._announced &= self.tables.nodes.keys()
         self.executions.return_unbegun()
+        self.guests.drain(movable=True)
+        tasks = self._tasks()
+        if not tasks and not any(guest.may_restart for guest in self.guests.staying()):
+            self.guests.drain(movable=False)
+            self.actors.drain()
         values = self._values()
         by_node: dict[bytes, list[bytes]] = {}
         for object_id, keeper in values.items():
@@ -80,13 +95,31 @@ class Draining:
         for keeper, object_ids in by_node.items():
             for start in range(0, len(object_ids), ROWS_MAX):
                 self.tables.send_to_node(keeper, m.CopyValues(tuple(object_ids[start : start + ROWS_MAX])))
-        if not values and not self._tasks() and not any(each.unreceived for each in self.tables.nodes.values()):
+        if values or tasks or self._actors() or any(each.unreceived for each in self.tables.nodes.values()):
+            self._asked.clear()
+        else:
+            self._take_leave()
+
+    def _take_leave(self) -> None:
+        """End this node once all others have received what it has sent them."""
+        nodes = self.tables.nodes
+        for token, node in nodes.items():
+            daemon, count = self._unanswered.get(token, (b"", 0))
+            if node.registered and (token not in self._asked or daemon != node.daemon):
+                self._asked.add(token)
+                self._unanswered[token] = node.daemon, count + 1 if daemon == node.daemon else 1
+                self.executions.borrowing.send_behind(token, m.CopyValues(()))
+        if self._asked >= nodes.keys() and not any(self._unanswered[token][1] for token in nodes):
             self._end()
 
     def _end(self) -> None:
         if not self._ended:
             self._ended = True
             self.tables.effects.append(EndNode(DRAINED))
+
+    def _actors(self) -> list[ActorRecord | GuestRecord]:
+        """Actors that have yet to end."""
+        return [*(each for each in self.tables.actors.values() if each.state != DEAD), *self.guests.staying()]
 
     def _tasks(self) -> int:
         """How many tasks have no outcome: of this node, or run for others."""
@@ -112,7 +145,9 @@ class Draining:
         self.tables.nodes[source[1:]].draining = True
 
     def on_copy_values(self, now: float, source: Address, message: m.CopyValues) -> None:
-        """A node that is drained asks this one to copy values."""
+        """A node that is drained asks this one to copy values, or (of none) whether it has received everything."""
+        if not message.object_ids:
+            self.tables.send_to_node(source[1:], m.ValuesCopied(()))
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
             if record is not None:
@@ -133,7 +168,10 @@ class Draining:
                     self.tables.send_to_node(node, m.ValuesCopied((object_id,)))
 
     def on_values_copied(self, now: float, source: Address, message: m.ValuesCopied) -> None:
-        """Another node has copied values of this one."""
+        """Another node has copied values of this one, or (none) has received everything."""
+        daemon, count = self._unanswered.get(source[1:], (b"", 0))
+        if not message.object_ids and count:
+            self._unanswered[source[1:]] = daemon, count - 1
         for object_id in message.object_ids:
             if self._copying.get(object_id) == source[1:]:
                 self._copied.add(object_id)
@@ -144,6 +182,5 @@ def _is_here(record: AnyObject) -> bool:
 
 
 def _described(record: ActorRecord | GuestRecord) -> str:
-    restarts: int = record.task.option("max_restarts", 0)
     name = f"{record.class_name} {record.name!r}" if record.name else record.class_name
-    return f"{name} (may restart)" if restarts else name
+    return f"{name} (moves)" if isinstance(record, GuestRecord) and record.may_restart else name

@@ -8,7 +8,7 @@ reports that the process has ended. If the home dies, the process ends.
 from __future__ import annotations
 
 from zfabric.machines.local_scheduler.actor_records import GuestRecord
-from zfabric.machines.local_scheduler.actors.directory import ActorDirectory, how_it_died
+from zfabric.machines.local_scheduler.actors.directory import NODE_DRAINED, ActorDirectory, how_it_died
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.records import WorkerRecord
@@ -83,6 +83,31 @@ class Guests:
             worker.kill_reason = worker.kill_reason or reason
             self.tables.effects.append(KillProcess(worker.pid, reason))
 
+    # -- this node is drained --
+
+    def staying(self) -> list[GuestRecord]:
+        """Actors that have yet to end before this node leaves. Those in a placement group end with it: their bundle is here until then."""
+        return [guest for guest in self.records.values() if self.tables.queue_of(guest.task).group is None]
+
+    def drain(self, movable: bool) -> None:
+        """Have actors end which may be made again elsewhere, or those which may not: the former after their running calls, the latter once
+        they have no calls."""
+        for guest in self.staying():
+            if guest.may_restart == movable and not guest.leaving and guest.worker.process is not None:
+                guest.leaving = True
+                actor_id, attempt = guest.id, guest.task.attempt
+                if movable:
+                    self.tables.send_to_control(guest.worker, m.DrainActor(actor_id, attempt))
+                else:
+                    guest.ending = guest.ending or NODE_DRAINED
+                    self.tables.send_to_control(guest.worker, m.RetireActor(actor_id, attempt, False))
+
+    def on_actor_drained(self, now: float, source: Address, message: m.ActorDrained) -> None:
+        """An actor ends, since this node is drained."""
+        guest, worker = self.records.get(message.actor_id), self.tables.worker_of(source)
+        if guest is not None and guest.worker is worker and guest.task.attempt == message.attempt:
+            guest.drained = True
+
     # -- what homes receive --
 
     def on_actor_exiting(self, now: float, source: Address, message: m.ActorExiting) -> None:
@@ -102,6 +127,8 @@ class Guests:
         del self.records[actor_id]
         executing = died.executing if died.executing != actor_id else b""
         cause, stderr, _ = how_it_died(worker, died)
+        if guest.drained:  # All callers have the outcomes of what it began.
+            executing, cause = actor_id, NODE_DRAINED
         facts = (worker.pid, died.signal, died.exit_code, died.peak)
         calls = next((count for each, count in died.ended if each == actor_id), -1)
         message = m.LifeEnded(actor_id, guest.task.attempt, executing, cause, stderr, facts, guest.ending, calls)
