@@ -452,7 +452,7 @@ def test_frames_and_tables_survive_a_storm_of_kills(small: Any) -> None:
     reason = "pandas or pyarrow is not installed: frames and tables under kill storms are NOT tested"
     pandas = pytest.importorskip("pandas", reason=reason)
     arrow = pytest.importorskip("pyarrow", reason=reason)
-    small(put_patience=PATIENCE)
+    small(put_patience=PATIENCE, poison_kills=50)  # A task may be on one worker after the other as they are killed: it is not its fault.
 
     @zf.remote(max_retries=50)
     def frame(number: int) -> Any:
@@ -470,7 +470,7 @@ def test_frames_and_tables_survive_a_storm_of_kills(small: Any) -> None:
 
     frames = [frame.remote(number) for number in range(30)]
     sums = [summed.remote(table.remote(each)) for each in frames]
-    for done in (2, 9, 16, 23):  # so that no task meets its fifth dead worker, which would be its fault
+    for done in (2, 9, 16, 23):
         zf.wait(sums, num_returns=done, timeout=PATIENCE)
         for pid in worker_pids():
             with suppress(ProcessLookupError):
