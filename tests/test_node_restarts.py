@@ -20,6 +20,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, call_value, child_prefix, first_attempt, object_id, remote_caller
 from zfabric.protocol.options import RESOURCE_UNIT
+from zfabric.runtime.daemon import lease_clock
 from zfabric.sim.programs import ACTOR, Program, mix
 from zfabric.sim.scenarios import STEADY, get, invoke, task
 from zfabric.sim.world import World
@@ -81,8 +82,10 @@ def test_a_job_goes_on_when_the_daemons_of_executor_home_and_head_are_killed() -
 
 
 def test_when_the_daemons_of_two_nodes_die_at_once_what_tasks_made_is_there_or_made_again() -> None:
-    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20) as cluster:
-        _, home, executor = cluster.nodes
+    """And a daemon whose lease is over stops the workers as it starts."""
+    long = {"node_lease": 600.0}
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config=long) as cluster:
+        head, home, executor = cluster.nodes
         with zf.init(home.address):
             there = twice.options(scheduling_strategy=NodeAffinitySchedulingStrategy(executor.node_id, soft=True))
             made = [there.remote(5 * number, None) for number in range(20)]
@@ -96,6 +99,16 @@ def test_when_the_daemons_of_two_nodes_die_at_once_what_tasks_made_is_there_or_m
             assert [value for value, _ in zf.get(refs, timeout=60)] == [2 * number for number in range(TASKS)]
             assert not {daemon_of(home), daemon_of(executor)} & set(before)
             eventually(lambda: len(zf.nodes()) == 3, "all nodes")
+            counter: Any = zf.remote(num_cpus=0)(Counter).remote()
+            _, process = zf.get(counter.next.remote(), timeout=60)
+            session = home._launched.session
+            assert session.lease_until() > lease_clock() + 0.7 * long["node_lease"]
+            head.pause()  # It cannot renew the lease, which is over by the time of this file.
+            session.write_lease(lease_clock())
+            os.kill(eventually(lambda: daemon_of(home), "it has a daemon"), signal.SIGKILL)
+            eventually(lambda: state_of(process) == "T", "the next daemon stops the workers")
+            head.resume()
+            assert zf.get(counter.next.remote(), timeout=60) == (2, process)
 
 
 def test_nobody_ends_when_the_head_is_stopped_for_longer_than_a_lease_and_goes_on() -> None:

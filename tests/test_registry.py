@@ -12,7 +12,7 @@ from zfabric.machines.control_store import ControlStore
 from zfabric.machines.member import Member
 from zfabric.machines.registry import Registry
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import ConnectNodes, EndNode, Freeze, Send, Silence, Store
+from zfabric.protocol.effects import ConnectNodes, EndNode, Freeze, RecordLease, Send, Silence, Store
 from zfabric.protocol.ids import CONTROL_STORE, HEAD, JOINER, LOCAL_SCHEDULER, MEMBER, REGISTRY, SHELL
 from zfabric.protocol.messages import PROTOCOL_VERSION
 
@@ -288,7 +288,11 @@ def test_a_node_goes_on_where_it_was_when_the_head_was_held_up() -> None:
     step(machine, 0.0, m.Joined(NODE_A, 2, LEASE))
     for now in (0.0, 8.0, 9.0, 15.0):
         step(machine, now)
-    assert step(machine, 15.1, m.LeaseRenewed(machine._number)) == [Freeze(False), Silence(False)]
+    assert step(machine, 15.1, m.LeaseRenewed(machine._number)) == [
+        RecordLease(15.0 + LEASE),
+        Freeze(False),
+        Silence(False),
+    ]
 
 
 def test_a_late_answer_renews_only_what_its_request_can_have_renewed() -> None:
@@ -297,8 +301,8 @@ def test_a_late_answer_renews_only_what_its_request_can_have_renewed() -> None:
     step(machine, 0.0, m.Joined(NODE_A, 2, LEASE))
     step(machine, 0.0)  # The first request for a renewal is sent now.
     assert Silence(True) in step(machine, 8.0)
-    assert step(machine, 8.1, m.LeaseRenewed(1)) == [], "sent at 0: that lease is over at 10 as before"
-    assert step(machine, 8.2, m.LeaseRenewed(2)) == [Silence(False)], "sent at 8"
+    assert step(machine, 8.1, m.LeaseRenewed(1)) == [RecordLease(LEASE)], "sent at 0: that lease is over at 10 as before"
+    assert step(machine, 8.2, m.LeaseRenewed(2)) == [RecordLease(8.0 + LEASE), Silence(False)], "sent at 8"
 
 
 def test_tables_are_passed_on_and_older_ones_are_not() -> None:
@@ -327,21 +331,36 @@ def test_a_node_that_finds_no_head_ends() -> None:
 
 def test_a_restarted_daemon_begins_with_the_last_table_and_is_silent_until_the_registry_answers() -> None:
     table = m.NodeTable(7, (("row",),), NODE_A)
-    machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2), table, LEASE)
+    machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2), table, LEASE, LEASE)
     asked = Send(REGISTRY + NODE_A, join(NODE_B, number=2))
     assert machine.take_effects(0.0) == [Silence(True), ConnectNodes(*table), Send(LOCAL_SCHEDULER + OWN, table), asked]
     assert step(machine, 4.0) == [asked]
-    assert step(machine, 4.1, m.Joined(NODE_A, 2, LEASE))[:2] == [Freeze(False), Silence(False)], "the daemon before may have stopped them"
+    assert step(machine, 4.1, m.Joined(NODE_A, 2, LEASE))[1:3] == [Freeze(False), Silence(False)], "the daemon before may have stopped them"
 
 
 def test_a_restarted_daemon_ends_its_node_if_the_registry_does_not_answer_within_two_leases() -> None:
     table = m.NodeTable(7, (("row",),), NODE_A)
-    machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2), table, LEASE)
+    machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2), table, LEASE, LEASE)
     machine.take_effects(0.0)
-    assert Freeze(True) not in step(machine, LEASE / 2 - 0.1)
-    assert Freeze(True) in step(machine, LEASE / 2)
     assert not any(isinstance(each, EndNode) for each in step(machine, 2 * LEASE - 0.1))
     assert any(isinstance(each, EndNode) for each in step(machine, 2 * LEASE))
+
+
+def test_a_restarted_daemon_stops_the_workers_when_the_one_before_would_have() -> None:
+    """It is given what the one before recorded: its lease counts from the same request."""
+    before = member()
+    before.take_effects(0.0)
+    (recorded,) = [each.until for each in step(before, 3.0, m.Joined(NODE_A, 2, LEASE)) if isinstance(each, RecordLease)]
+    step(before, 4.0)
+    assert RecordLease(4.0 + LEASE) in step(before, 5.0, m.LeaseRenewed(before._number)), "a lease counts from its request"
+    machine = Member(MEMBER + OWN, LOCAL_SCHEDULER + OWN, join(NODE_B, number=2), m.NodeTable(7, (("row",),), NODE_A), recorded, LEASE)
+    machine.take_effects(8.0)
+    assert Freeze(True) not in step(machine, 8.9)
+    assert machine.next_deadline() == 9.0
+    assert Freeze(True) in step(machine, 9.0)
+    assert Freeze(True) not in step(machine, 9.1)
+    effects = step(machine, 9.2, m.Joined(NODE_A, 2, LEASE))
+    assert [each for each in effects if isinstance(each, Freeze)] == [Freeze(False)], "the head was only held up"
 
 
 # --- pairs of nodes -----------------------------------------------------------------------------------------------------------

@@ -172,6 +172,12 @@ class Freeze(NamedTuple):
     frozen: bool
 
 
+class RecordLease(NamedTuple):
+    """Retain for the node's next daemon when the node's lease ends, in seconds on the clock of leases."""
+
+    until: float
+
+
 class EndNode(NamedTuple):
     """End this node: its supervisor kills all its processes. ``reason`` is for people."""
 
@@ -251,6 +257,7 @@ Effect: TypeAlias = (
     | ConnectNodes
     | Silence
     | Freeze
+    | RecordLease
     | EndNode
     | Log
 )

@@ -63,6 +63,7 @@ class ClusterConnection:
             join_message(session, settings, pair.public, number, self.address, resources),
             settings.head,
             before.node_table() if before is not None else None,
+            session.lease_until(),
         )
         self.joined = False
         """Whether the node is in the newest table."""

@@ -128,6 +128,7 @@ class Daemon:
             e.ConnectNodes: self._connect,
             e.Silence: self._silence,
             e.Freeze: lambda effect: self.supervision.freeze(effect.frozen),
+            e.RecordLease: lambda effect: session.write_lease(effect.until),
             e.EndNode: self._end_node,
         }
         if daemons:

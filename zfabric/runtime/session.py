@@ -13,6 +13,7 @@
     key            the key pair of a node of a cluster of several
     cluster.key    such a node's copy of the cluster's key file; at the head, with the file beside it that only the head has
     membership     the number of such a node, once it has joined, and the addresses of all nodes
+    lease          when the lease of such a node ends, on the clock that runs on while the machine is suspended
 
 All files belong to one user. A parent directory that other users own or may enter is refused, so the files inside need no further
 protection. The names are short, since the path of an ipc socket must be shorter than 108 bytes.
@@ -30,6 +31,7 @@ import fcntl
 import json
 import os
 import stat
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -276,6 +278,19 @@ class Session:
         except (OSError, ValueError):
             return None
         return JoinedNode(found["number"], found["address"], tuple(found["addresses"]), found["table"])
+
+    def write_lease(self, until: float) -> None:
+        """Record when the node's lease ends, for its next daemon. It is written in place: a disk that is full since takes it, too."""
+        with suppress(OSError):
+            descriptor = os.open(f"{self.directory}/lease", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(struct.pack("d", until))
+
+    def lease_until(self) -> float:
+        """Return what ``write_lease`` recorded; 0.0, which is long ago, if there is nothing."""
+        with suppress(OSError, struct.error), open(f"{self.directory}/lease", "rb") as file:
+            return float(struct.unpack("d", file.read())[0])
+        return 0.0
 
     # -- the daemon's socket --
 

@@ -53,12 +53,13 @@ ROUNDS_MAX = 1000
 class ClusterPart(NamedTuple):
     """What makes a node one of a cluster: how it joins, and whether it is the head, which has the registry.
 
-    ``table`` is the last node table of the daemon before, if the node had joined.
+    ``table`` is the last node table of the daemon before, if the node had joined, and ``until`` when its lease ends.
     """
 
     join: m.Join
     head: bool
     table: m.NodeTable | None = None
+    until: float = 0.0
 
 
 class NodeMachines:
@@ -95,7 +96,8 @@ class NodeMachines:
         self.member: Member | None = None
         self.registry: Registry | None = None
         if part is not None:
-            self.member = Member(MEMBER + incarnation, scheduler, part.join, part.table, config.node_lease, config.pair_patience)
+            lease, patience = config.node_lease, config.pair_patience
+            self.member = Member(MEMBER + incarnation, scheduler, part.join, part.table, part.until, lease, patience)
             self.machines[MEMBER] = OnLeaseClock(self.member, self._lease_clock)
             if part.head:
                 self._own_nodes |= {HEAD}

@@ -158,7 +158,7 @@ class Invariants:
             member = node.daemon.core.member
             if node.identifier not in self._members - members or member is None or not member.number or not node.up:
                 continue
-            if member.silent and (node.frozen or not node.workers or member.unanswered(node.daemon.now)):
+            if member.silent and (node.frozen or not node.workers):
                 continue
             if not (node.stopped_until or node.resuming):
                 self.world.fail(f"node {node.number} is declared dead, and acts")

@@ -52,6 +52,8 @@ class Node:
         """The number that the registry gave it, which outlives its daemons; 0 before."""
         self.node_table: m.NodeTable | None = None
         """The last node table, which outlives its daemons."""
+        self.lease_until = 0.0
+        """When its lease ends, on its own clock; this outlives its daemons, too."""
         self.identifier = node_identifier(number) if number else b"thisnode"
         self.arena = SimArena(world.fail, pieces)
         """Memory and spilled files."""
@@ -90,7 +92,7 @@ class Node:
         resources = (("CPU", self.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
         number = self.joined_as
         join = m.Join(m.PROTOCOL_VERSION, self.identifier, number, f"node{self.number}", 0, self.identifier * 5, "", "", resources, (), ())
-        return ClusterPart(join, self.number == 1, self.node_table)
+        return ClusterPart(join, self.number == 1, self.node_table, self.lease_until)
 
     @property
     def published(self) -> bytes:
@@ -532,6 +534,8 @@ class SimDaemon:
             world.states["node silent"] += effect.silent
         elif isinstance(effect, e.Freeze):
             self.node.freeze(effect.frozen)
+        elif isinstance(effect, e.RecordLease):
+            self.node.lease_until = effect.until
         elif isinstance(effect, e.EndNode):
             world.after(0.001, partial(self.node.lost_lease, effect.reason))
         elif isinstance(effect, e.Log):

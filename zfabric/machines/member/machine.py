@@ -5,19 +5,18 @@ that cannot renew it ceases to act before the registry declares it dead: at 0.8 
 are stopped. It may be the head that is held up, and then nobody is dead: if the lease is renewed after all, the node goes on where it was.
 After two leases it ends.
 
-The daemon of a node may be restarted. The next one begins with the last table of the one before, so that it finds the other nodes. It does
-not know when the lease was last renewed: it is silent until the registry has answered, and stops the workers after half a lease.
+The daemon of a node may be restarted. The next one begins with the last table of the one before, so that it finds the other nodes, and with
+the end of its lease. It is silent until the registry has answered, and stops the workers when the one before would have.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from zfabric.machines.member.pairs import Pairs
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import ConnectNodes, Effect, EndNode, Freeze, Log, Send, Silence
+from zfabric.protocol.effects import ConnectNodes, Effect, EndNode, Freeze, Log, RecordLease, Send, Silence
 from zfabric.protocol.ids import HEAD, REGISTRY, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 
@@ -29,8 +28,6 @@ SILENT_SHARE = 0.8
 """The share of its lease after which a node that could not renew it sends nothing more."""
 FROZEN_SHARE = 0.9
 """The share of its lease after which the workers of a node that could not renew it are stopped. Clocks may differ by a few percent."""
-FROZEN_SHARE_RESTARTED = 0.5
-"""The same after a restart of the daemon, from then on: the one before renewed its lease every quarter of it."""
 ENDS_AFTER = 2
 """Leases after which a node that could not renew its own ends."""
 JOIN_SECONDS = 6.0
@@ -40,8 +37,8 @@ JOIN_SECONDS = 6.0
 class Member:
     """One per node of a cluster. ``join`` is what the node says of itself; ``scheduler`` its local scheduler.
 
-    ``former`` is the last table of the daemon before, if the node had joined; ``lease`` is how long its lease then was, and
-    ``pair_patience`` how long another node may be out of reach, in seconds.
+    ``former`` is the last table of the daemon before, if the node had joined; ``until`` is when its lease ends, as far as that is known,
+    ``lease`` is how long a lease is, and ``pair_patience`` how long another node may be out of reach, in seconds.
     """
 
     def __init__(
@@ -50,6 +47,7 @@ class Member:
         scheduler: Address,
         join: m.Join,
         former: m.NodeTable | None = None,
+        until: float = 0.0,
         lease: float = 0.0,
         pair_patience: float = 30.0,
     ) -> None:
@@ -60,6 +58,8 @@ class Member:
         self._former = former
         self._patience = JOIN_SECONDS if former is None else ENDS_AFTER * lease
         """How long it asks to join, in seconds."""
+        self._freeze_at = None if former is None else until - (1 - FROZEN_SHARE) * lease
+        """When a restarted daemon stops the workers if it has no answer; None if that is no question, or done."""
         self._lease: float | None = None
         """Its length in seconds, once the node has joined."""
         self._until = 0.0
@@ -107,7 +107,8 @@ class Member:
         if self._ended:
             return None
         if self._lease is None:
-            return self._ask_at if self._began is None else min(self._ask_at, self._began + self._patience, self._freeze_at())
+            ends_at = None if self._began is None else self._began + self._patience
+            return min(each for each in (self._ask_at, ends_at, self._freeze_at) if each is not None)
         share = ENDS_AFTER if self.frozen else FROZEN_SHARE if self.silent else SILENT_SHARE
         due = min(self._ask_at, self._until - self._lease + share * self._lease)
         pairs = self._pairs.next_deadline()
@@ -151,7 +152,8 @@ class Member:
         if self._began is not None and now >= self._began + self._patience:
             self._end(f"the head did not answer within {self._patience:g} s")
             return
-        if now >= self._freeze_at():
+        if self._freeze_at is not None and now >= self._freeze_at:
+            self._freeze_at = None
             self._freeze()
         if now >= self._ask_at:
             self._ask_at = now + JOIN_EVERY
@@ -165,7 +167,7 @@ class Member:
             self._registry = REGISTRY + message.head
             self._lease = message.lease
             self.number = message.number
-            self._until = asked + message.lease
+            self._set_until(asked + message.lease)
             self._ask_at = now
             self.frozen |= self._former is not None  # The daemon before may have stopped the workers.
             self._go_on(now, message.lease)
@@ -208,8 +210,12 @@ class Member:
             return
         self._asked = {number: sent for number, sent in self._asked.items() if number > message.number}
         self._counts["renewals"] += 1
-        self._until = asked + self._lease
+        self._set_until(asked + self._lease)
         self._go_on(now, self._lease)
+
+    def _set_until(self, until: float) -> None:
+        self._until = until
+        self._effects.append(RecordLease(until))
 
     def _go_on(self, now: float, lease: float) -> None:
         """Act again, if the lease that was renewed lasts long enough."""
@@ -221,16 +227,6 @@ class Member:
         if self.silent:
             self.silent = False
             self._effects.append(Silence(False))
-
-    def _freeze_at(self) -> float:
-        """When a restarted daemon that has no answer stops the workers."""
-        if self._former is None or self._began is None or self.frozen:
-            return math.inf
-        return self._began + FROZEN_SHARE_RESTARTED / ENDS_AFTER * self._patience
-
-    def unanswered(self, now: float) -> bool:
-        """Whether this is a restarted daemon that lets the workers run, and does not know yet whether its node is dead."""
-        return self._former is not None and self._lease is None and now < self._freeze_at()
 
     def _freeze(self) -> None:
         if not self.frozen:
