@@ -23,8 +23,6 @@ from zfabric.protocol.options import WHOLE_GROUP, GroupTerm, in_bundle
 
 REMOVED_MAX = 1000
 """Most removed groups of running jobs that are remembered; of others their home says that it does not know them."""
-SLOTS_MAX = 1000
-"""Most tasks that one bundle counts for when tasks are dealt out."""
 
 
 class GroupTasks:
