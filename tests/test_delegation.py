@@ -175,6 +175,14 @@ def test_a_task_runs_where_its_large_argument_is_without_a_copy() -> None:
     assert not any(isinstance(message, m.FetchValues | m.Pull) for _, _, message in sent)
 
 
+def test_large_inputs_from_another_node_come_side_by_side() -> None:
+    producers = [call_on(2, slot, task(5 + slot, size=3_000_000)) for slot in range(3)]
+    consumer = call_on(1, 3, task(9), needs=(0, 1, 2))
+    _, sent = run(*producers, ("wait", (0, 1, 2), 3, None), consumer, get((3, 545697)))
+    moves = [type(message) for _, _, message in sent if isinstance(message, m.Pull | m.Pulled)]
+    assert moves == [m.Pull] * 3 + [m.Pulled] * 3
+
+
 def test_a_value_for_seven_nodes_leaves_its_home_four_times_at_most() -> None:
     """Every complete copy serves on: of seven readers that ask at the same time, the home serves some, and they serve the others."""
     size = 64 * MiB

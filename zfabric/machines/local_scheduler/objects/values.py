@@ -211,7 +211,7 @@ class Values:
                     text = f"its argument {short(object_id)} is on disk: {reason[5:].strip()}"
                     self.outcomes.fail(task, "ObjectStoreFullError", text, ())
                 else:
-                    self.outcomes.wait_again(task, record)
+                    self.outcomes.wait_again(task, (record,))
             self.rebuilding.lost(object_id, reason)
 
     # -- durable values --

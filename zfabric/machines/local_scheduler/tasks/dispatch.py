@@ -416,11 +416,7 @@ class Dispatcher:
                 self.outcomes.end_with(task, record.status, value if type(value) is bytes else b"")
                 return None
             if value is None or isinstance(value, Elsewhere):
-                self.outcomes.wait_again(task, record)
-                if value is not None or record.status != OK:
-                    self.tables.want(record)
-                else:
-                    self.rebuilding.make_available(record, "evicted")
+                self._wait_for_inputs(task)
                 return None
             if type(value) is Stored and object_id not in missing:
                 missing[object_id] = None
@@ -433,6 +429,17 @@ class Dispatcher:
         missing.update((object_id, value) for object_id, value in zip(task.row[3], values, strict=True) if type(value) is not Stored)
         task.facts().wait_locations = missing
         return None
+
+    def _wait_for_inputs(self, task: TaskRecord) -> None:
+        """Let a task that was assigned wait for all inputs that are not here, so that they come or are made again side by side."""
+        inputs = [record for each in dict.fromkeys(task.row[3]) if (record := self.tables.find(each)) is not None]
+        absent = [each for each in inputs if each.status in (OK, PENDING) and (each.value is None or isinstance(each.value, Elsewhere))]
+        self.outcomes.wait_again(task, absent)
+        for record in absent:
+            if record.value is None and record.status == OK:
+                self.rebuilding.make_available(record, "evicted")
+            else:
+                self.tables.want(record)
 
     def located(self, object_id: bytes, incarnation: bytes, offset: int, size: int) -> bool:
         """Add a place that the store has pinned for a worker, and send a task that has all of its places.

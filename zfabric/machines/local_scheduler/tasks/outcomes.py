@@ -7,7 +7,7 @@ that was dispatched. Any other completion is late, and what it wrote into the ar
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from zfabric.machines.common.row_format import pack_row, unpack_row
@@ -335,13 +335,14 @@ class Outcomes:
         """End a task with the failure of something it depends on."""
         self._finish(task, status, payload)
 
-    def wait_again(self, task: TaskRecord, record: AnyObject) -> None:
-        """Let a task that was assigned and not sent wait for a value that was lost meanwhile."""
+    def wait_again(self, task: TaskRecord, absent: Sequence[AnyObject]) -> None:
+        """Let a task that was assigned and not sent wait for inputs that are not here (any more)."""
         self._detach(task)
-        task.wait(1)
-        if record.dependents is None:
-            record.dependents = []
-        record.dependents.append(task)
+        task.wait(len(absent))
+        for record in absent:
+            if record.dependents is None:
+                record.dependents = []
+            record.dependents.append(task)
 
     def adopt(self, task: TaskRecord) -> None:
         """Finish a task whose value a process has offered."""
