@@ -40,7 +40,7 @@ def use(root: str, name: str, make: Callable[[str], None], bytes_max: int) -> Ca
                 os.mkdir(f"{place}/content", 0o700)
                 try:
                     make(f"{place}/content")
-                except BaseException:
+                except BaseException:  # Interrupts too: what is half made must not be used.
                     _remove_tree(f"{place}/content")
                     raise
                 _write_size(place)

@@ -84,7 +84,7 @@ def listen(context: Context, endpoint: str, keys: KeyPair, queued: int, bound: i
             socket.setsockopt(zmq.USE_FD, bound)
         socket.setsockopt(zmq.IPV6, _is_ipv6(endpoint))
         socket.bind(endpoint)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: the context waits for open sockets.
         socket.close(0)
         raise
     return socket
@@ -97,7 +97,7 @@ def dealer(context: Context, keys: KeyPair, server_key: bytes, queued: int) -> S
         _common(socket, keys, queued)
         socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
-    except BaseException:
+    except BaseException:  # As above.
         socket.close(0)
         raise
     return socket

@@ -71,7 +71,7 @@ def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
         found: list[Any] = []
         try:
             found.extend(values)
-        except Exception as error:
+        except Exception as error:  # User code: what it yielded before its error is returned.
             if found:
                 raise Unfinished(error, functools.partial(and_failures, found)) from error
             raise
@@ -82,7 +82,7 @@ def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
         try:
             async for value in values:
                 found.append(value)
-        except Exception as error:
+        except Exception as error:  # As above.
             if found:
                 raise Unfinished(error, functools.partial(and_failures, found)) from error
             raise

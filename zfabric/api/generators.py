@@ -268,7 +268,7 @@ class Collected:
         refs: list[ObjectRef] = []
         try:
             refs.extend(map(_stored, values))
-        except Exception as error:
+        except Exception as error:  # User code: what it yielded before its error has refs.
             raise Unfinished(error, partial(_and_failure, refs)) from error
         return DynamicObjectRefGenerator(refs)
 
@@ -277,7 +277,7 @@ class Collected:
         try:
             async for value in values:
                 refs.append(_stored(value))
-        except Exception as error:
+        except Exception as error:  # As above.
             raise Unfinished(error, partial(_and_failure, refs)) from error
         return DynamicObjectRefGenerator(refs)
 

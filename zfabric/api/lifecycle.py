@@ -263,7 +263,7 @@ def init(
         if environment != NO_RUNTIME_ENV:
             try:
                 _runtime_env = sent(environment)
-            except BaseException:
+            except BaseException:  # Ctrl-C too: the caller gets no client to shut down.
                 shutdown()
                 raise
         context = ClusterContext(client)
@@ -272,7 +272,7 @@ def init(
 
             try:
                 _page = PageProcess(context.session_directory, dashboard_host, dashboard_port or 0)
-            except BaseException:
+            except BaseException:  # As above.
                 shutdown()
                 raise
             context.address_info["webui_url"] = _page.url

@@ -382,7 +382,7 @@ class FabricClient:
                     outcomes.append(self._view(identifier, entry.data))
                 else:
                     outcomes.append(Outcome(entry.status, entry.data, None))  # type: ignore[arg-type]  # at hand: it is not None
-        except BaseException:
+        except BaseException:  # Ctrl-C too: nobody else would release the pins.
             for outcome in outcomes:
                 if isinstance(outcome, Outcome) and outcome.release is not None:
                     outcome.release()

@@ -272,7 +272,7 @@ class DriverClient:
                     result = function(*args, **kwargs)
                 finally:
                     signals.end()
-            except BaseException:
+            except BaseException:  # Handlers of deferred signals run in `end`, and may raise anything.
                 if undo is not None and result is not _NOTHING:
                     undo(result, *args)
                 raise

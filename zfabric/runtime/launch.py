@@ -153,7 +153,7 @@ def launch(
     if cluster is not None:
         try:
             cluster = _with_keys(cluster, session)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: nobody else would remove the session.
             os.close(lock)
             session.remove()
             raise

@@ -117,7 +117,7 @@ class UserCode:
                     self._machine.pins.view(identifier)
                 try:
                     data = self._view(value)
-                except BaseException:
+                except BaseException:  # Interrupts too: nobody else would release the view.
                     self._unview(identifier)
                     raise
                 values.append(serialization.deserialize(data, partial(self._unview, identifier)))
@@ -259,7 +259,7 @@ class _Again:
         while True:
             try:
                 value = self.function(*args, **kwargs)
-            except Exception as error:
+            except Exception as error:  # User code: the method's options say which errors call it again.
                 if not self._asks(error):
                     raise
             else:
@@ -270,7 +270,7 @@ class _Again:
         while True:
             try:
                 return await value
-            except Exception as error:
+            except Exception as error:  # User code: the method's options say which errors call it again.
                 if not self._asks(error):
                     raise
             args, kwargs = self.arguments()
@@ -295,7 +295,7 @@ class _Again:
                             yielded += 1
                             yield value
                 return
-            except Exception as error:
+            except Exception as error:  # User code: the method's options say which errors call it again.
                 if not self._asks(error):
                     raise
             args, kwargs = self.arguments()
@@ -315,7 +315,7 @@ class _Again:
                             yield value
                         index += 1
                 return
-            except Exception as error:
+            except Exception as error:  # User code: the method's options say which errors call it again.
                 if not self._asks(error):
                     raise
             args, kwargs = self.arguments()

@@ -14,22 +14,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from zfabric.machines.common.log_format import LOG
 from zfabric.machines.common.row_format import unpack_row
+from zfabric.machines.worker.items import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import INCARNATION_BYTES, PREFIX_BYTES, TASK_BYTES, short
 from zfabric.protocol.messages import ALIVE, FAILED
 from zfabric.sim.logged import READONLY
+from zfabric.sim.node import Overview
 from zfabric.sim.programs import LOST
-
-if TYPE_CHECKING:
-    from zfabric.machines.worker.items import Invocation
-    from zfabric.sim.node import Overview
-    from zfabric.sim.workers import WorkerProcess
-
+from zfabric.sim.workers import WorkerProcess
 
 REASONS = ("job has ended", "register", "memory", "class of its actor")
 """Words of the reasons for which the daemon may kill a process that several actors share."""

@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zfabric.machines.local_scheduler import WAITING
+from zfabric.machines.local_scheduler import WAITING, Deadlocks
 from zfabric.machines.worker import Invocation
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, short
 from zfabric.sim.actors import GONE
+from zfabric.sim.bodies import StackFrame
 from zfabric.sim.network import Faults
+from zfabric.sim.node import Overview
+from zfabric.sim.processes import Process
 from zfabric.sim.programs import ACTOR, CRASHED, LIGHT, LOST, MODULUS, NOTHING, PLAIN, STOPPED, Author, Program, Spec, function_id, mix
-
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler import Deadlocks
-    from zfabric.sim.bodies import StackFrame
-    from zfabric.sim.node import Overview
-    from zfabric.sim.processes import Process
 
 REPORT_SECONDS = 1.0
 """Seconds within which the scheduler receives that a process no longer waits, or has died."""

@@ -7,15 +7,12 @@ others may die. Only the last one may have no room: nobody uses it.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 from zfabric.protocol.options import ANY_BUNDLE, RESOURCE_UNIT, GroupTerm, Strategy, group_strategy
+from zfabric.sim.processes import Process
 from zfabric.sim.programs import ACTOR, MODULUS, PLAIN, Program, mix
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from zfabric.sim.processes import Process
 
 BUNDLE = (("slot", RESOURCE_UNIT // 4),)
 """The resources of each bundle."""

@@ -10,22 +10,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zfabric.machines.local_scheduler.records import DONE, ENDING
+from zfabric.machines.local_scheduler.records import DONE, ENDING, AnyObject, TaskRecord
 from zfabric.machines.registry.machine import NUMBERS_KEY, TABLE
 from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import REGISTRY, TASK_BYTES, object_id, short
 from zfabric.protocol.messages import FAILED, OK, Envelope
+from zfabric.sim.node import Node, Overview, SimDaemon
 from zfabric.sim.node_invariants import NodeInvariants
 from zfabric.sim.programs import LOST, unpack_value
-
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.records import AnyObject, TaskRecord
-    from zfabric.sim.node import Node, Overview, SimDaemon
-    from zfabric.sim.workers import WorkerProcess
+from zfabric.sim.workers import WorkerProcess
 
 
 class Invariants:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zfabric.protocol.options import SPREAD
 from zfabric.sim.network import NodeFaults
+from zfabric.sim.node import Node, Overview
 from zfabric.sim.programs import Program
-
-if TYPE_CHECKING:
-    from zfabric.sim.node import Node, Overview
 
 ENLARGED = (70_000, 300_000, 1_500_000, 2_500_000)
 """Sizes of values that worlds of several nodes make large."""

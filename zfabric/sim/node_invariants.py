@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from zfabric.machines.local_scheduler.actors.directory import DETACHED
 from zfabric.machines.local_scheduler.records import DONE, NO_HOME, BorrowedRecord, Elsewhere
 from zfabric.machines.local_scheduler.references import holders_of, named_by
+from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.ids import short
-
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.tables import Tables
-    from zfabric.sim.node import Node, Overview, SimDaemon
+from zfabric.sim.node import Node, Overview, SimDaemon
 
 
 class NodeInvariants:

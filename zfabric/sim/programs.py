@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 
 from zfabric.protocol.ids import FUNCTION_BYTES
 from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
-
-if TYPE_CHECKING:
-    from zfabric.sim.network import Faults
+from zfabric.sim.network import Faults
 
 MODULUS = 1_000_003
 FOREVER = 500.0

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any
 
 from zfabric.machines.worker import Invocation
 from zfabric.protocol.ids import TASK_BYTES, object_id
@@ -15,14 +16,10 @@ from zfabric.protocol.messages import OK
 from zfabric.protocol.options import SPREAD, option
 from zfabric.sim.actors import GONE
 from zfabric.sim.arena import Content
+from zfabric.sim.network import Faults
 from zfabric.sim.programs import ACTOR, CRASHED, FOREVER, LOST, MODULUS, NOTHING, PLAIN, STREAM, Program, Value, mix, pack_value
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from zfabric.sim.network import Faults
-
-    Running = Generator[tuple[Any, ...], Any, Any]
+Running = Generator[tuple[Any, ...], Any, Any]
 
 FIRST_SLOT = 20_000
 """The first slot of streams: no author uses it."""

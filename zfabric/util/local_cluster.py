@@ -174,7 +174,7 @@ class LocalCluster:
         node = self._launch(False, num_cpus, num_gpus, resources, labels, object_store_memory)
         try:
             return node._wait()
-        except BaseException:
+        except BaseException:  # Ctrl-C too.
             self.nodes.remove(node)
             node._close()
             raise

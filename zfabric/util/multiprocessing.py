@@ -538,5 +538,5 @@ class _Raised:
 def _outcome(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     try:
         return func(*args, **kwargs)
-    except Exception as error:
+    except Exception as error:  # Whatever the work raises is its result.
         return _Raised(*pack_error(error, {"function": getattr(func, "__qualname__", type(func).__qualname__), "pid": os.getpid()}))

@@ -190,7 +190,7 @@ class _Around:
         token = contexts.attach(trace.set_span_in_context(self._span, self._parent))
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # Whatever ends user code ends its span.
             if not isinstance(error, (StopIteration, StopAsyncIteration)):
                 self._span.record_exception(error)
                 self._span.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")

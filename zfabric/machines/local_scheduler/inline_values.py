@@ -8,10 +8,8 @@ through them: its completion, and the release of its value. They set the records
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.records import AnyObject, Elsewhere, Stored
+from zfabric.machines.local_scheduler.records import AnyObject, Elsewhere, Stored
 
 
 class InlineValues:

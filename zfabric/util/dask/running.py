@@ -48,7 +48,7 @@ def run(work: Work, *arguments: Any) -> Any:
                     args[position] = values[place]
                 values.append(function(*args))
                 args.clear()
-        except Exception as error:
+        except Exception as error:  # Whatever a task of the graph raises gets its key.
             error.add_note(f"in the Dask task {key!r}")
             raise
         for place in drops[index]:

@@ -236,7 +236,7 @@ class _Callbacks:
             for each in self._active:
                 if each[1]:
                     each[1](self._dsk, self._state)
-        except BaseException:
+        except BaseException:  # Callbacks are user code, and Ctrl-C may come: those that have started are ended.
             self._finish(True)
             raise
         _, _, self._before, self._after, _ = unpack_callbacks(self._active)
