@@ -51,7 +51,7 @@ def call_unordered(client: Client, number: int, needs: tuple[bytes, ...] = (), r
 
 
 def meet(client: Client) -> None:
-    """Know where the actor lives, before anything is called."""
+    """Have the client learn where the actor lives, before anything is called."""
     client.calls.meet(ACTOR)
     lives(client, HOME)
     client.take_effects(0.0)

@@ -290,7 +290,7 @@ def store() -> Store:
 
 
 def later(store: Store) -> None:
-    """What can wait is written."""
+    """Let the time pass after which rows are written that nobody waits for."""
     store.turn()
     store.now += 2 * store.config.lineage_delay
     store.turn()

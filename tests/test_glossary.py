@@ -26,6 +26,10 @@ REVISED = (
     "README.md",
     "docs/architecture.md",
     "docs/tour.md",
+    "docs/guide",
+    "docs/recipes.md",
+    "docs/page.md",
+    "docs/metrics.md",
     "docs/decisions",
     "docs/cli.md",
     "docs/deploy.md",
@@ -46,9 +50,7 @@ REVISED = (
     "tests",
     "perf",
     "zfabric/shell",
-    "zfabric/machines/client",
-    "zfabric/machines/local_scheduler",
-    "zfabric/machines/worker",
+    "zfabric/machines",
 )
 """Pages, modules and packages that keep to the glossary."""
 

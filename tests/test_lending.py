@@ -136,7 +136,7 @@ def test_a_thread_that_began_to_wait_under_a_task_on_top_lends_afterwards(tmp_pa
 
 
 def test_reports_of_lent_cpus() -> None:
-    """That it waits, once, whichever thread waits; and not while the main thread reports it itself."""
+    """A task is reported as waiting once, however many of its threads wait, and not while its main thread reports it itself."""
     worker = Worker(WORKER + b"\x02worker0", zf.config.Config.of({}))
     worker.connect(b"\x01daemon0")
     lending = Lending(worker)

@@ -79,7 +79,7 @@ def redirect(output: str, errors: str) -> None:
 
 
 FILES_WANTED = 65_536
-"""Files that a process may open to which strangers can connect, if that is allowed: each connection is one until it is refused."""
+"""Open files that a process asks for to which strangers can connect: each connection takes one until it is refused."""
 
 
 def open_files_max() -> int:

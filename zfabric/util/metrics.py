@@ -26,7 +26,7 @@ _lock = threading.Lock()
 _series: dict[tuple[Any, ...], _Series] = {}
 _file: Any = None
 _file_of = ""
-"""The session that the file belongs to."""
+"""The directory of the session that the file belongs to."""
 
 
 class _Series:
@@ -79,7 +79,7 @@ def _open_file() -> None:
 
 
 def _enter(name: tuple[Any, ...], series: _Series) -> None:
-    """Give a number its place in the file. If there is no room, it is not served, and the first one is warned of."""
+    """Give a number its place in the file. If there is no room, it is not served; a warning says so the first time."""
     from zfabric.adapters.metric_files import MetricsFull
 
     try:

@@ -29,7 +29,7 @@ class LoggedCall(NamedTuple):
     again: bool
     """Whether a replay runs it. It does not run a call that was stopped in its middle: nobody knows where that was."""
     calls: tuple[Row, ...] = ()
-    """Calls that the actor has made of itself since the row before, and how those of them ended that have no row (see ``OwnCalls``)."""
+    """Calls that the actor has made of itself since the row before, and the outcomes of such calls that have no row (see ``OwnCalls``)."""
 
 
 def is_note(row: Row) -> bool:

@@ -1,23 +1,21 @@
 """The control store: one shard of the control table, as a machine over a journal.
 
-**Two transactions exist at a time, and no more.** What peers say is *gathered* in one; ``take_effects`` hands it to the shell as
-a ``Store``, and it is *in flight* until the shell says ``Committed``. Meanwhile the next one gathers. Both are plain
-dictionaries of rows, newest last, and so a conditional operation is decided by looking in three places: gathered, in flight,
-committed.
+**Two transactions exist at a time, and no more.** The rows that peers send are *gathered* in one. ``take_effects`` passes it to the shell
+as a ``Store``, and it is *in flight* until the shell reports ``Committed``. Meanwhile the next one gathers. Both are plain dictionaries of
+rows, newest last, so a conditional operation is decided by looking in three places: gathered, in flight, committed.
 
-**An answer waits for all that it was decided on.** Every answer to a write, also a negative one, is kept with the
-gathered transaction and given when that is committed; so nothing that could still be rolled back is ever revealed, and
-a rollback needs no undoing: both transactions are dropped, and everybody who waited on them is told False. Reads are answered
-from committed rows alone, and wait for the commit where rows of their table are on the way: what a peer reads is never
-older than what anybody had written before it asked. A ``Write`` without rows is therefore a barrier.
+**An answer waits for all that it was decided on.** Every answer to a write, also a negative one, is retained with the gathered
+transaction, and sent when that is committed. So nothing is revealed that could still be rolled back, and a rollback needs no undoing: both
+transactions are dropped, and everybody who waited for them receives False. Reads are answered from committed rows alone. Where rows of
+their table are on the way they wait for the commit: what a peer reads is never older than what anybody had written before it asked. A
+``Write`` without rows is therefore a barrier.
 
 **When.** A transaction is handed over at once if somebody waits for it, else when it is ``lineage_delay`` old or large. It is
 always marked urgent, since its waiting is done.
 
-**Read-only.** After a rollback (in practice a full disk) what puts rows is answered False at once. Deletes are never dropped, whoever
-is told False, since nobody says them again, and they may be what makes room. They are tried again every ``store_retry_every``
-seconds, with one tiny row; the first put that commits ends it.
-
+**Read-only.** After a rollback (in practice because the disk is full) the store is read-only: whoever puts rows receives False at once.
+Deletes are not dropped, though their senders have received False: nobody repeats them, and they may make room. Every
+``store_retry_every`` seconds they are tried again, with one tiny row. The first put that commits ends this state.
 """
 
 from __future__ import annotations

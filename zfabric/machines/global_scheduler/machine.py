@@ -1,8 +1,9 @@
 """The global scheduler: one shard that places spilled tasks by the heartbeats of the nodes.
 
-It keeps no task. Who asks, keeps; who is told "nowhere" asks again, and so nothing is forgotten when a node joins that has
-what was missing, and a shard that restarts knows all it needs after one heartbeat of each node. Between two heartbeats
-of a node, what was placed on it counts as queued there, so that one batch does not pile up on the node that looked best.
+It retains no task. A home retains the tasks for which it asks, and asks again for those that were placed nowhere. So none is lost when a
+shard restarts, nor overlooked when a node joins that has what was missing, and a new shard has all its state after one heartbeat of each
+node. Between two heartbeats of a node, tasks that were placed on it count as queued there, so that one batch does not pile up on the node
+that looked best.
 """
 
 from __future__ import annotations

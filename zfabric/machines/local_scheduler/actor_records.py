@@ -52,7 +52,7 @@ class ActorRecord:
         """Whether its last handle was dropped."""
         self.retire_at: float | None = None
         self.returning = False
-        """Whether it may live on another node, as far as this restarted scheduler knows: its callers are told nothing meanwhile."""
+        """Whether another node may yet report it to this restarted scheduler. Its callers are not notified meanwhile."""
         self.watchers: set[bytes] = set()
         """Processes that call it and are notified of its location."""
 

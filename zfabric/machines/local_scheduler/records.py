@@ -831,7 +831,7 @@ class NodeRecord(WorkerRecord):
         self.full: dict[Demand, float] = {}
         """As home: demands for which actors or bundles left no room there when it was tried, and until when it is not tried again."""
         self.reclaimable = False
-        """As home: whether it may have tasks of this node that it has not begun: some were sent since it last had none to return."""
+        """As home: whether it may have tasks of this node that it has not begun. Some were sent since it last had none to return."""
         self.repeating: set[tuple[bytes, bytes]] = set()
         """As home: processes that repeat calls of an actor there: (process, actor). No ends are acknowledged meanwhile."""
         self.ends_received: int | None = None
@@ -841,7 +841,7 @@ class NodeRecord(WorkerRecord):
         self.pinned: dict[int, tuple[bytes, ...]] = {}
         """As executor: objects that are pinned until a message of ended attempts is acknowledged, by its number."""
         self.unreceived: deque[m.Ended | m.CallsEnded | m.RelayedYields] = deque()
-        """As executor: such messages that the home has not acknowledged."""
+        """As executor: messages of ended attempts that the home has not acknowledged."""
         self.daemon = b""
         """The incarnation of its daemon; empty before it has registered."""
         self.answered = b""

@@ -107,7 +107,7 @@ class Tables:
         self.config = config
         self.tasks: dict[bytes, TaskRecord] = {}
         self.failures: dict[bytes, TaskRecord] = {}
-        """Those of them that have ended and have an error in place of a value."""
+        """The tasks that have ended and have an error in place of a value."""
         self.objects: dict[bytes, ObjectRecord] = {}
         """Records of ``put`` values, and of values of tasks with several returns."""
         self.streams: dict[bytes, StreamRecord] = {}

@@ -366,7 +366,7 @@ class ObjectStore:
             self.step(now, source, message)
 
     def on_claim(self, now: float, source: Address, message: m.Message) -> None:
-        """Only a store that recovers is told what there is and what to keep."""
+        """Refuse: only a store that recovers receives what exists and what it is to retain."""
         raise Refusal("this object store is not recovering")
 
     def _refuse(self, source: Address, text: str) -> None:

@@ -1,7 +1,7 @@
 """The registry: the one place where it is decided which nodes a cluster has, and that a node is dead.
 
-A living node has a row in the control store of the head ("member"). The row is durable before the node is told that it has joined, and its
-deletion is durable before anybody is told that the node is dead, so a registry that restarts never takes back what it has said. A node
+A living node has a row in the control store of the head ("member"). The row is durable before the node is notified that it has joined, and
+its deletion is durable before anybody is notified that the node is dead. So a registry that restarts never revokes a decision. A node
 lives as long as it renews its lease. Leases begin anew, at full length, when the registry starts, and whenever it was itself held up: a
 registry that stalls declares nobody dead.
 """
@@ -135,7 +135,7 @@ class Registry:
     # -- nodes that join --
 
     def on_join(self, now: float, source: Address, message: m.Join) -> None:
-        """Make a node one of the cluster's, or repeat to it what it was told."""
+        """Make a node one of the cluster's, or repeat the answer to it."""
         if not source[1:].startswith(JOINER) and self._is_other(source, message.node):
             return
         if not self._read:

@@ -2,10 +2,10 @@
 
 A value that is wanted is pinned first, which restores it if it was spilled, and unpinned when nobody wants it any more and no byte of it is
 on its way out of the arena. Wants are served in order. A few nodes are served at a time (``transfer_readers``); all others are queued, and
-are told so.
+notified of that.
 
-A value of one chunk has been served once that is on its way: a reader that does not receive it asks again. For a larger one the reader says
-that it has all of it.
+A value of one chunk counts as served once the chunk is on its way: a reader that does not receive it asks again. Of a larger value the
+reader reports that it has all of it.
 
 Every complete copy serves on: when a reader has all of a value, some of those that are queued for it are sent there, so many that each node
 which has the value, or will have it soon, gets an equal share. For the same reason nobody else begins to be served while a reader has more
@@ -44,7 +44,7 @@ class Delivery:
         self.position = self.limit = 0
         self.served = False
         self.told = False
-        """Whether the reader knows that it is queued."""
+        """Whether the reader was notified that it is queued."""
         self.due = float("inf")
 
 
@@ -232,7 +232,7 @@ class Supplies:
                     self._ready.update(((each.reader, each.token), each) for each in supply.readers.values() if each.served)
 
     def _refuse(self, supply: Supply, reason: str) -> None:
-        """There is no copy here: all who want one are told."""
+        """Notify all who want a copy that there is none here."""
         for delivery in list(supply.readers.values()):
             self._tell(delivery.reader, m.Unavailable(delivery.token, reason))
             self._remove(delivery)

@@ -48,7 +48,7 @@ class Computation:
         self._slots = _slots(options)
         self._planner = Planner(graph, self._asked, self._slots, single)
         self._running: dict[zf.ObjectRef, tuple[GraphBatch, list[Any]]] = {}
-        """By the first ref of the task of each batch: it has measurements. With it, the refs of its groups."""
+        """Batches that run, each with the refs of its groups of values, by the first ref of its task, which has the measurements."""
         self._places: dict[int, tuple[_Stored, int]] = {}
         """Where the value of a finished task is, as long as it is needed; -1 if it was stored by itself."""
         self._uses = [len(users) for users in graph.users]

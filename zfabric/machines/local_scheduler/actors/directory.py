@@ -580,7 +580,7 @@ class ActorDirectory:
                 self._lost(record, "its process ended before the node's daemon was restarted, or meanwhile", "", ())
 
     def may_return(self, task: TaskRecord) -> None:
-        """Expect that another node may report an actor to this restarted scheduler: until then its callers are told nothing."""
+        """Expect that another node may report an actor to this restarted scheduler. Its callers are not notified before that."""
         self.records[task.id].returning = True
 
     def return_to(self, node: WorkerRecord, task: TaskRecord, attempt: int) -> None:

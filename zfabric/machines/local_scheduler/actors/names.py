@@ -1,8 +1,8 @@
 """Names of actors in a cluster: the head decides who has each, and all nodes are asked who has it.
 
 A new actor with a name waits until the head has given it that name (``ClaimName``): of two nodes, one gets it. Its home has the record of
-the name; the head has only which actor of which home it is, and receives that again from homes whose daemon, or whose head's, is new.
-In a cluster of one there is nobody to ask.
+the name. The head has only the ids of the actor and of its home, in memory: after a restart of the head's daemon, or of a home's, the home
+repeats its claims. In a cluster of one there is nobody to ask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
 
 
 class _Holder(NamedTuple):
-    """Who has a name: an actor, its home, and the daemon of that which has claimed it."""
+    """Who has a name: an actor, its home, and the incarnation of the home's daemon that has claimed it."""
 
     actor_id: bytes
     home: bytes
@@ -78,13 +78,13 @@ class ActorNames:
             self.tables.send_to_node(self.tables.head, m.FreeName(*freed))
 
     def on_returned(self, returned: ActorReturned) -> None:
-        """Claim the name of an actor again that this restarted scheduler did not know when it repeated the others."""
+        """Claim the name of an actor again that this restarted scheduler did not have yet when it repeated its claims."""
         record = self.tables.actors.get(returned.actor_id)
         if record is not None and record.name and self.tables.head in self.tables.nodes:
             self.tables.send_to_node(self.tables.head, m.ClaimName(record.id, record.namespace, record.name))
 
     def repeat(self, node: bytes) -> None:
-        """Repeat all claims to the head, whose daemon is new, or this node's is."""
+        """Repeat all claims to the head, after a restart of its daemon or of this node's."""
         if node == self.tables.head:
             for record in self.actors.named.values():
                 self.tables.send_to_node(node, m.ClaimName(record.id, record.namespace, record.name))

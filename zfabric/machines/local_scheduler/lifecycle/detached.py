@@ -36,7 +36,7 @@ class DetachedActors:
         self.changed: dict[JobRecord, None] = {}
         """Jobs of other nodes whose detached actors here have changed in this turn."""
         self._reported: set[bytes] = set()
-        """Jobs of other nodes that go on for actors of this one, as their homes were told."""
+        """Jobs of other nodes that go on for actors of this one, as this node last reported to their homes."""
         self._elsewhere: dict[bytes, set[bytes]] = {}
         """Jobs of this node that go on for actors of another one, by node."""
 

@@ -51,7 +51,7 @@ class Borrowing:
         self._behind: deque[tuple[int, bytes, m.Message]] = deque()
         """Messages that wait for all ``Borrow`` up to a number: (number, node, message)."""
         self._released: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)
-        """Holds that this node gives up, by home: by object, the number of the last ``Borrow`` before."""
+        """Holds that this node gives up, by home: each object with the number of the last ``Borrow`` before."""
 
     # -- ids that cross between nodes --
 
@@ -64,7 +64,7 @@ class Borrowing:
                 self.tables.objects[object_id] = BorrowedRecord(object_id, home)
 
     def settle(self, object_ids: Iterable[bytes]) -> None:
-        """Borrow those of these objects that something here needs by now; the records of others go."""
+        """Borrow the objects of these ids that something here needs, and drop the records of the others."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if isinstance(record, BorrowedRecord):
@@ -74,7 +74,7 @@ class Borrowing:
                     self.tables.spare.append(record)
 
     def forget_unneeded(self, object_ids: Iterable[bytes]) -> None:
-        """Let the records of objects go that nothing here needs."""
+        """Drop the records of objects that nothing here needs."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if isinstance(record, BorrowedRecord) and record.holders is None and record.pins <= 0:
@@ -154,7 +154,7 @@ class Borrowing:
         self._flush()
 
     def begin_anew(self, node: bytes) -> None:
-        """Forget what was under way to a node whose daemon is new. ``repeat`` sends what still counts; what it has asked it asks again."""
+        """Forget what was under way to a node whose daemon is new. ``repeat`` sends what still counts; the node repeats its requests."""
         self._open = {number: home for number, home in self._open.items() if home != node}
         self._behind = deque(each for each in self._behind if each[1] != node)
         self._released.pop(node, None)

@@ -49,7 +49,7 @@ class Children:
             self._forget_ended()
 
     def parent_ended(self, task: TaskRecord) -> None:
-        """Entrust the children that have no outcome of a task that has ended, and those of its children that have ended before."""
+        """Entrust the unfinished children of a task that has ended, and the unfinished children of its finished ones."""
         unfinished: list[TaskRecord] = []
         agenda = self._take(task)
         while agenda:

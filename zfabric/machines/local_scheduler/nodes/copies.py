@@ -79,7 +79,7 @@ class Copies:
         self._tell(m.Pull(object_id, size, sources))
 
     def stop(self, object_id: bytes) -> None:
-        """Make a copy no longer; nobody is told of its end."""
+        """Stop making a copy; nobody is notified."""
         if self._wanted.pop(object_id, None) is not None:
             self._tell(m.StopPull(object_id))
 

@@ -306,8 +306,8 @@ class Executions:
     def home_died(self, dead: NodeRecord) -> list[m.Completed]:
         """Report ends that a dead home has not acknowledged to the homes of the jobs, which take over. Return those of this node's jobs.
 
-        First these homes are told that this node has the attempts, as they are of those that run (``Orphans.report``). What the ends name
-        that are returned is pinned.
+        First it reports to these homes that this node has the attempts, as ``Orphans.report`` does for attempts that run. What the returned
+        ends name is pinned.
         """
         own: list[m.Completed] = []
         for message in dead.unreceived:

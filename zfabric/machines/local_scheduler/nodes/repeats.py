@@ -1,7 +1,7 @@
 """What two nodes repeat to each other when the daemon of one of them is new.
 
 A daemon that was restarted has lost what it had with others, and the link to it begins anew on both sides. Each registers with the other
-(``RegisterNode``), repeats what it has of the other's, and says ``Ready``; what was sent before is void. A borrower repeats its holds, an
+(``RegisterNode``), repeats what it has of the other's, and sends ``Ready``; what was sent before is void. A borrower repeats its holds, an
 executor the attempts that it has and the ends that are not acknowledged, a home the values that the other retains for it, and a node the
 values that it retains for the other. What one side does not repeat, the other gives up: attempts are lost, holds are released.
 """

@@ -146,9 +146,9 @@ class Stopping:
         prefixes: Iterable[bytes] = (),
         parents: Iterable[bytes] = (),
     ) -> list[TaskRecord]:
-        """These tasks with all their descendants, and those of these calls, or with these prefixes or parents.
+        """Return these tasks with all their descendants, and the descendants of these calls, prefixes and parents.
 
-        Children that arrive later are stopped, too, and those that tasks submit on other nodes.
+        Children that arrive later, or that tasks submit on other nodes, are stopped, too.
         """
         found = {task.id: task for task in tasks}
         level = tasks
