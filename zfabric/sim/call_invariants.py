@@ -239,7 +239,7 @@ class CallInvariants:
                 "target": calls.targets,
                 "call without outcome": calls.pending,
                 "shared result": calls.results.ids,
-                "home": calls._homes,
+                "location": calls._locations,
                 "count of values": calls._several,
                 "ref held for a call": calls._held,
                 "blocked target": calls.blocked,

@@ -82,7 +82,7 @@ class Calls:
         """Most bytes of values of dependencies in a call's row."""
         self.gone: list[bytes] = []
         """Incarnations in which no actor lives any more: the shell closes its links to them."""
-        self._homes: dict[bytes, tuple[bytes, int]] = {}
+        self._locations: dict[bytes, tuple[bytes, int]] = {}
         """Location of each actor that this process has called: (incarnation, attempt). The links to these incarnations are open."""
         self._held: dict[bytes, tuple[bytes, ...]] = {}
         """Refs that each call holds until its outcome arrives."""
@@ -588,9 +588,9 @@ class Calls:
         """Update the locations of actors; an actor may have moved or died."""
         for actor_id, state, incarnation, attempt, lives_on, executing, failure in message.rows:
             target = self.targets.get(actor_id)
-            before, life = self._homes.pop(actor_id, (b"", 0))
+            before, life = self._locations.pop(actor_id, (b"", 0))
             if incarnation:
-                self._homes[actor_id] = incarnation, attempt
+                self._locations[actor_id] = incarnation, attempt
             changed = incarnation != before or (before and attempt != life)
             if before and incarnation != before and not lives_on:
                 self.gone.append(before)
@@ -755,7 +755,7 @@ class Calls:
 
     def holdings(self) -> Iterator[tuple[type[Any], Any]]:
         """What is repeated to a restarted scheduler: (kind of message, item)."""
-        for actor_id in {**self.targets, **self.killed, **self._homes}:
+        for actor_id in {**self.targets, **self.killed, **self._locations}:
             yield m.FindActors, actor_id
         yield from self.results.expected()
 

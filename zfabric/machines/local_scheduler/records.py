@@ -796,7 +796,10 @@ class WorkerRecord:
 
 
 class NodeRecord(WorkerRecord):
-    """Another node, as it is to the home of tasks: a worker that runs many of them at once, in any order."""
+    """Another node, as it is to the home of tasks: a worker that runs many of them at once, in any order.
+
+    It may be a home whose tasks this node runs, too. Attributes that belong to one of these parts name the part of *this* node.
+    """
 
     __slots__ = (
         "answered",
