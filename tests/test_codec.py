@@ -25,7 +25,7 @@ from zfabric.protocol.node_fields import NODE_CHECKS
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, STREAM_VALUES_MAX
 from zfabric.protocol.pieces import DIVISIBLE, divided
 from zfabric.protocol.refusals import Unread
-from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES, read_trace
+from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES, WAITED_BYTES, read_trace
 
 TASK, FUNCTION, OBJECT = b"t" * TASK_BYTES, b"f" * FUNCTION_BYTES, b"o" * OBJECT_BYTES
 
@@ -134,6 +134,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("HostedActors", "rows"): many(st.tuples(task_rows, numbers)),
     ("CallTimes", "names"): many(st.tuples(function_ids, texts)),
     ("CallTimes", "trace"): st.lists(st.binary(min_size=EACH_BYTES, max_size=EACH_BYTES), max_size=3).map(b"".join),
+    ("CallTimes", "waited"): st.just(b""),
     ("HostDelays", "running"): st.one_of(task_ids, st.just(b"")),
     ("HostDelays", "rows"): many(st.tuples(task_ids, task_ids, many(object_ids), many(task_ids), st.booleans())),
     ("CallTimes", "arguments"): many(st.tuples(task_ids, many(object_ids))),
@@ -646,8 +647,8 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("OutcomesReceived", 1, (TASK, (), True), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
     ("ReplayProgress", 3, (TASK, 0, 0, ()), b"8" * INCARNATION_BYTES, [OBJECT, "8" * INCARNATION_BYTES, 7]),
     ("ReplayProgress", 3, (TASK, 0, 0, ()), b"8" * 2 * INCARNATION_BYTES, [OBJECT]),
-    ("CallTimes", 0, ((), b"", ()), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
-    ("CallTimes", 2, ((), b"", ()), (TASK, (OBJECT,)), [(TASK,), (TASK, OBJECT), (TASK + b"x", (OBJECT,)), (TASK, (OBJECT + b"x",))]),
+    ("CallTimes", 0, ((), b"", (), b""), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
+    ("CallTimes", 2, ((), b"", (), b""), (TASK, (OBJECT,)), [(TASK,), (TASK, OBJECT), (TASK + b"x", (OBJECT,)), (TASK, (OBJECT + b"x",))]),
     (
         "HostDelays",
         1,
@@ -695,7 +696,10 @@ def test_deeply_nested_data_is_malformed_and_nothing_else() -> None:
 
 def test_columns_of_a_trace_of_calls_have_one_length() -> None:
     for length, accepted in ((0, True), (EACH_BYTES, True), (EACH_BYTES + 1, False), (EACH_BYTES - 16, False)):
-        assert accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallTimes", [[], b"t" * length, []]]]])) == accepted
+        assert accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallTimes", [[], b"t" * length, [], b""]]]])) == accepted
+    for length, accepted in ((0, True), (2 * WAITED_BYTES, True), (WAITED_BYTES, False), (2 * WAITED_BYTES + 1, False)):
+        times = [[], b"t" * 2 * EACH_BYTES, [], b"w" * length]
+        assert accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallTimes", times]]])) == accepted
 
 
 @pytest.mark.parametrize(

@@ -150,10 +150,23 @@ def test_a_server_is_scraped_and_running_times_are_counted(cluster: Any) -> None
     def scrape() -> dict[Any, float]:
         return samples(urllib.request.urlopen(url, timeout=PATIENCE).read().decode())
 
+    line = Line.remote()
+    zf.get(line.grow.remote(1), timeout=PATIENCE)
     scrape()
     zf.get([timed.remote() for _ in range(20)], timeout=PATIENCE)
     labels = (("function", "timed"), ("kind", "task"))
     assert eventually(lambda: scrape().get(("zfabric_run_seconds_count", labels)), "the runs of the tasks") == 20
+
+    def calls() -> Any:
+        zf.get([line.grow.remote(2) for _ in range(5)], timeout=PATIENCE)
+        found = scrape()
+        return found if found.get(("zfabric_call_seconds_count", method)) else None
+
+    method = (("function", "Line.grow"),)
+    found = eventually(calls, "how long calls took, with their wait")
+    ran = (*method, ("kind", "call"))
+    assert found["zfabric_call_seconds_count", method] <= found["zfabric_run_seconds_count", ran]
+    assert found["zfabric_call_seconds_sum", method] > 0.0
     server.send_signal(2)
     server.wait(PATIENCE)
 
@@ -214,8 +227,10 @@ def test_a_full_file_takes_no_more_and_keeps_what_it_has(tmp_path: Path) -> None
 def test_the_board_draws_metrics_that_exist(cluster: Any) -> None:
     board = json.loads((Path(__file__).parent.parent / "docs/grafana.json").read_text())
     drawn = {name for panel in board["panels"] for target in panel["targets"] for name in re.findall(r"zfabric_\w+", target["expr"])}
+    zf.get(timed.remote(), timeout=PATIENCE)  # Functions have counts once there is one.
     there = {name for name, _ in scraped(cluster)} | {
         "zfabric_run_seconds_bucket",
+        "zfabric_call_seconds_bucket",
         "zfabric_lease_age_seconds",  # These two are those of nodes of a cluster.
         "zfabric_copied_bytes_total",
     }

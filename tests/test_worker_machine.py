@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from logs_alone import ACTOR, Actor
+from logs_alone import DAEMON as SCHEDULER
 from worker_alone import DAEMON, FUNCTION, begin, finish, give, row, sent_by
 from worker_alone import worker as worker  # a fixture
 
@@ -9,6 +12,7 @@ from zfabric.machines.worker.items import Item
 from zfabric.machines.worker.machine import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, object_id
+from zfabric.protocol.trace import UNKNOWN, read_waited
 
 
 def test_tasks_begin_in_order_and_their_outcomes_are_sent_together(worker: Worker) -> None:
@@ -215,3 +219,80 @@ def test_running_queued_and_unacknowledged_tasks_are_reported_to_the_next_daemon
 def test_a_stop_is_recorded(worker: Worker) -> None:
     worker.step(0.0, b"L" + DAEMON, m.StopWorker())
     assert worker.stopping
+
+
+class Measured(Actor):
+    """An actor without a log, at a time that the test sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.worker.mailbox.logs[ACTOR]
+
+    def arrive(self, now: float, *numbers: int) -> None:
+        rows = tuple((number.to_bytes(16, "big"), "add", b"") for number in numbers)
+        self.worker.step(now, CLIENT + b"\x01client0", m.Call(ACTOR, 0, rows))
+
+    def end(self, started: float) -> None:
+        item = self.worker.begin()
+        assert item is not None
+        self.worker.finish_call(item, m.OK, (b"value",), (), started, 0.5)  # type: ignore[arg-type]
+
+    def measure(self, now: float, seconds: float = 10.0) -> None:
+        self.worker.step(now, b"L" + SCHEDULER, m.MeasureCalls(seconds))
+
+    def waited(self) -> list[float]:
+        """How long the calls waited that are reported now."""
+        self.worker.report_trace()
+        return [each for message in self.sent(m.CallTimes) for each in read_waited(message.waited, len(message.trace) // 48)]
+
+
+def test_calls_are_measured_from_their_arrival_while_somebody_asks_and_cost_nothing_more_otherwise() -> None:
+    actor = Measured()
+    accept, add = actor.worker.handlers[m.Call], actor.worker.call_trace.add
+    assert (accept, add) == (actor.worker.mailbox.accept, actor.worker.call_trace.add)
+    actor.arrive(1.0, 1, 2)
+    actor.end(1.0)
+    actor.measure(2.0)
+    assert actor.waited() == [UNKNOWN], "it ended before anybody asked"
+    actor.arrive(3.0, 3, 4)
+    for started in (3.5, 4.0, 4.5):
+        actor.end(started)
+    assert actor.waited() == [UNKNOWN, 1.0, 1.5]
+    actor.measure(5.0)
+    actor.arrive(14.0, 5)
+    actor.end(14.25)
+    actor.arrive(15.0, 6)
+    actor.end(16.0)
+    assert actor.waited() == [0.25, UNKNOWN], "the time for which it was asked is over"
+    assert actor.worker.handlers[m.Call] == accept
+    assert type(actor.worker.call_trace) is type(Measured().worker.call_trace)
+
+
+def test_a_drained_actor_that_is_measured_holds_its_calls() -> None:
+    actor = Measured()
+    actor.measure(0.0)
+    actor.worker.step(0.0, b"L" + SCHEDULER, m.DrainActor(ACTOR, 0))
+    actor.arrive(1.0, 1)
+    assert actor.worker.begin() is None
+    actor.arrive(20.0, 2)
+    assert actor.worker.begin() is None, "also when nobody asks any more"
+
+
+def test_arrivals_of_calls_that_never_begin_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zfabric.machines.worker.call_trace.ARRIVALS_MAX", 4)
+    actor = Measured()
+    actor.measure(0.0)
+    actor.arrive(1.0, *range(10, 14))
+    for number in range(10, 13):
+        actor.worker.step(1.5, CLIENT + b"\x01client0", m.StopCall(number.to_bytes(16, "big"), "cancelled"))
+    actor.arrive(2.0, 20)
+    for _ in range(2):
+        actor.end(3.0)
+    assert actor.waited() == [2.0, UNKNOWN], "there was no room for the last one"
+    actor.arrive(4.0, *range(30, 34))
+    actor.worker.step(4.5, CLIENT + b"\x01client0", m.StopCall((30).to_bytes(16, "big"), "cancelled"))
+    actor.waited()  # A report makes room.
+    actor.arrive(5.0, 40)
+    for _ in range(4):
+        actor.end(6.0)
+    assert actor.waited() == [2.0, 2.0, 2.0, 1.0]

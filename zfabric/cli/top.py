@@ -111,25 +111,27 @@ def _head(now: dict[str, Any]) -> Panel:
 
 
 def _functions(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("function", "job", ""):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=16 if name == "function" else None)
-    for name in ("wait", "run", "done", "failed", "mean", "left"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=7 if name in ("mean", "left") else None)
-    for row in rows:
-        ended = row["finished"] + row["failed"]
-        bar = ProgressBar(total=max(1, ended + row["waiting"] + row["running"]), completed=ended, width=14)
-        table.add_row(
-            Text(plain(row["name"])),
-            str(int(row["job"], 16)),
-            bar,
-            f"{row['waiting']:,}",
-            f"{row['running']:,}",
-            f"{row['finished']:,}",
-            Text(f"{row['failed']:,}", style="red" if row["failed"] else ""),
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    table.add_column("function", no_wrap=True, overflow="ellipsis", min_width=12, ratio=1)
+    table.add_column("job", no_wrap=True)
+    table.add_column("", no_wrap=True, width=8)
+    numbers = [
+        (
+            *(f"{row[name]:,}" for name in ("waiting", "running", "finished", "failed")),
+            "-" if row["rate"] is None else f"{row['rate']:,.1f}",
             _span(row["mean_seconds"]),
             _span(row["seconds_left"]),
         )
+        for row in rows
+    ]
+    for place, name in enumerate(("wait", "run", "done", "failed", "/s", "mean", "left")):
+        widest = max((len(cells[place]) for cells in numbers), default=0)  # Names of functions are cut, numbers are not.
+        table.add_column(name, justify="right", no_wrap=True, min_width=max(widest, len(name)))
+    for row, cells in zip(rows, numbers, strict=True):
+        ended = row["finished"] + row["failed"]
+        bar = ProgressBar(total=max(1, ended + row["waiting"] + row["running"]), completed=ended, width=8)
+        styled = [Text(cell, style="red" if place == 3 and row["failed"] else "") for place, cell in enumerate(cells)]
+        table.add_row(Text(plain(row["name"])), str(int(row["job"], 16)), bar, *styled)
     return table
 
 

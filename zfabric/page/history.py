@@ -14,6 +14,7 @@ from zfabric.machines.common.naming import salt_of
 from zfabric.page.spans import Attempt
 from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, first_attempt
 from zfabric.protocol.names import brief
+from zfabric.protocol.trace import UNKNOWN
 
 NEAR_MOST = 5
 """Most calls of an actor before and after one that are drawn."""
@@ -113,16 +114,31 @@ def _order(centre: bytes, actor: bytes, attempts: Sequence[Attempt]) -> tuple[li
 
 
 def calls_of_actors(attempts: Sequence[Attempt], now: float, seconds: float) -> dict[str, dict[str, Any]]:
-    """By actor (hex): calls per second, and the median and the 99th percentile of how long they ran, over the last ``seconds``."""
+    """By actor (hex): calls per second over the last ``seconds``, and the median and 99th percentile of two times.
+
+    "p50" and "p99" are of how long calls took, from their arrival in the actor's process to their end, where that was measured: None if it
+    was of no call. "run_p50" and "run_p99" are of how long they ran.
+    """
     ran: dict[bytes, list[float]] = {}
+    took: dict[bytes, list[float]] = {}
     first = now
     for each in attempts:
         if each.actor and each.start + each.seconds >= now - seconds:
             first = min(first, each.start)
             ran.setdefault(each.actor, []).append(each.seconds)
+            if each.waited != UNKNOWN:
+                took.setdefault(each.actor, []).append(each.waited + each.seconds)
     span = max(1.0, min(seconds, now - first))
-    return {actor.hex(): {"rate": len(times) / span, **_percentiles(sorted(times))} for actor, times in ran.items()}
+    return {
+        actor.hex(): {"rate": len(times) / span, **_percentiles(sorted(took.get(actor, ()))), **_percentiles(sorted(times), "run_")}
+        for actor, times in ran.items()
+    }
 
 
-def _percentiles(times: list[float]) -> dict[str, float]:
-    return {name: times[min(len(times) - 1, int(share * len(times)))] for name, share in (("p50", 0.5), ("p99", 0.99))}
+IDLE = {"rate": 0.0, "p50": None, "p99": None, "run_p50": None, "run_p99": None}
+"""The same of an actor without calls."""
+
+
+def _percentiles(times: list[float], prefix: str = "") -> dict[str, float | None]:
+    last = len(times) - 1
+    return {prefix + name: times[min(last, int(share * len(times)))] if times else None for name, share in (("p50", 0.5), ("p99", 0.99))}

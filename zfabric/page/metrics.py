@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from zfabric.adapters.metric_files import read_metrics
 from zfabric.adapters.processes import start_ticks
 from zfabric.page.views import Views
+from zfabric.protocol.trace import UNKNOWN
 
 CONTENT_TYPE = text_format.CONTENT_TYPE_LATEST
 BOUNDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
@@ -101,6 +102,8 @@ class _Cluster(Collector):
         attempts, waits = views.ended_since_last()
         for attempt in attempts:
             _observe(views.running_times, (attempt.name, attempt.kind), attempt.seconds)
+            if attempt.waited != UNKNOWN:
+                _observe(views.call_times, attempt.name, attempt.waited + attempt.seconds)
         for kind, times in waits.items():
             for seconds in times:
                 _observe(views.waiting_times, kind, seconds)
@@ -108,6 +111,11 @@ class _Cluster(Collector):
         for (name, kind), (buckets, total) in sorted(views.running_times.items()):
             found.add_metric([name, kind], _cumulative(zip((*BOUNDS, math.inf), buckets, strict=True)), total[0])
         yield found
+        about = "from a call's arrival in its actor's process to its end, its wait in the queue included"
+        calls = HistogramMetricFamily("zfabric_call_seconds", about, labels=["function"])
+        for name, (buckets, total) in sorted(views.call_times.items()):
+            calls.add_metric([name], _cumulative(zip((*BOUNDS, math.inf), buckets, strict=True)), total[0])
+        yield calls
         for kind, about in (
             ("scheduling", "how long sampled tasks took from their submission to their beginning"),
             ("arguments", "how long sampled tasks waited for their arguments"),

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from zfabric.exceptions import FabricError
-from zfabric.protocol.trace import actor_of, read_trace, unmarked, unpack_event
+from zfabric.protocol.trace import EACH_BYTES, UNKNOWN, actor_of, read_trace, read_waited, unmarked, unpack_event
 from zfabric.runtime.timeline import TimelineNode
 
 WINDOW_SECONDS = 60.0
@@ -38,6 +38,8 @@ class Attempt(NamedTuple):
     task: bytes
     actor: bytes = b""
     """The actor that a call is of."""
+    waited: float = UNKNOWN
+    """How long a call had been in its actor's process before it began, if that was measured."""
 
 
 class TaskStream:
@@ -72,14 +74,15 @@ class TaskStream:
         self._after[node.name] = after
 
     def _add(self, value: bytes, of: TimelineNode) -> None:
-        node, pid, names, trace, kind, _ = unpack_event(value)
+        node, pid, names, trace, kind, _, measured = unpack_event(value)
         if kind not in ("task", "call"):
             return
         functions, lane = dict(names), (of.name or node.hex()[:8], pid)
-        for task, function, start, seconds in read_trace(trace):
+        waits = read_waited(measured, len(trace) // EACH_BYTES)
+        for (task, function, start, seconds), waited in zip(read_trace(trace), waits, strict=True):
             name, mark = unmarked(functions.get(function) or function.hex()[:8])
             actor = actor_of(function, task) if kind == "call" else b""
-            self.attempts.append(Attempt(lane, name, mark, kind, start - of.shift, seconds, task, actor))
+            self.attempts.append(Attempt(lane, name, mark, kind, start - of.shift, seconds, task, actor, waited))
             self.seen += 1
 
     def window(self, now: float, seconds: float = WINDOW_SECONDS, ago: float = 0.0) -> dict[str, Any]:
@@ -92,7 +95,7 @@ class TaskStream:
         lanes: dict[tuple[str, int], list[Attempt]] = {}
         first, last = now - ago - seconds, now - ago
         for attempt in self.attempts:
-            lane, _, _, _, start, length, _, _ = attempt  # Unpacked, as there may be a hundred thousand.
+            lane, _, _, _, start, length, _, _, _ = attempt  # Unpacked, as there may be a hundred thousand.
             if start <= last and start + length >= first:
                 if lane in lanes:
                     lanes[lane].append(attempt)
@@ -112,7 +115,7 @@ class TaskStream:
 def _busy(attempts: list[Attempt], first: float, last: float) -> float:
     """How long something ran between two times; what ran on top of something that waited is not counted twice."""
     total, until = 0.0, first
-    for _, _, _, _, start, length, _, _ in attempts:
+    for _, _, _, _, start, length, _, _, _ in attempts:
         end = start + length
         if end > until:
             total += end - (start if start > until else until)
@@ -131,7 +134,7 @@ def _bars(attempts: list[Attempt], now: float) -> list[list[Any]]:
     bars: list[list[Any]] = []
     until = alike = None  # The end of the last bar, and what an attempt is to be so that it becomes a part of that.
     for attempt in attempts:  # Most are merged here: no bar is made for each of a hundred thousand.
-        _, name, mark, _, start, seconds, task, _ = attempt
+        _, name, mark, _, start, seconds, task, _, _ = attempt
         if until is not None and start - until < gap and alike == (name, mark):
             bar = bars[-1]
             bar[4] += 1

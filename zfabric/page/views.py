@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
@@ -12,7 +12,7 @@ import psutil
 
 from zfabric.exceptions import FabricError
 from zfabric.page.errors import ErrorGroups, read_error
-from zfabric.page.history import add_history, calls_of_actors
+from zfabric.page.history import IDLE, add_history, calls_of_actors
 from zfabric.page.lines import Output
 from zfabric.page.spans import WINDOW_SECONDS, Attempt, TaskStream
 from zfabric.protocol.ids import TASK_BYTES
@@ -39,6 +39,8 @@ SAMPLED_SECONDS = 1.0
 """How long one question for samples of stacks takes."""
 SUBMITTED_MOST = 50_000
 """Most sampled tasks whose end is awaited."""
+RATE_SECONDS = 10.0
+"""Over how long the rate of a function is taken, if somebody has looked for that long."""
 MEMBERS_SECONDS = 5.0
 """How long a list of the nodes is used for the task stream."""
 LINES_OF_TASK = 20
@@ -58,9 +60,13 @@ class Views:
         """Where the processes of programs write metrics of their own."""
         self.running_times: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
         """Of a function and a kind: counts by the boundaries of ``metrics``, and the sum in seconds."""
+        self.call_times: dict[str, tuple[list[int], list[float]]] = {}
+        """The same of calls of actors by method, with the time in the actor's queue."""
         self.waiting_times: dict[str, tuple[list[int], list[float]]] = {}
         """The same of sampled tasks that waited to begin, or for arguments."""
         self._before: tuple[float, int] | None = None
+        self._ended: deque[tuple[float, Counter[tuple[str, str]]]] = deque()
+        """How many tasks of each function (job and name) had ended, at the times of the last answers."""
         self._copied: dict[str, tuple[float, int]] = {}
         """By node: when it was asked how many bytes it had copied from others, and how many."""
         self._submitted: dict[bytes, float] = {}
@@ -85,6 +91,7 @@ class Views:
         if self._before is not None and now > self._before[0] and finished >= self._before[1]:
             rate = (finished - self._before[1]) / (now - self._before[0])
         self._before = now, finished
+        self._add_rates(progress, now)
         memory = psutil.virtual_memory()
         tasks = _sum(status["tasks"] for status in statuses)
         # A task that runs elsewhere has a record on two nodes: what waits and runs is counted by functions, at their homes.
@@ -149,6 +156,22 @@ class Views:
             row["seconds_left"] = left * row["mean_seconds"] / parallel if left and row["mean_seconds"] is not None else None
         return sorted(rows, key=lambda row: (-(row["waiting"] + row["running"]), row["name"]))
 
+    def _add_rates(self, rows: list[dict[str, Any]], now: float) -> None:
+        """Add to each function how many of its tasks end per second, over the last ``RATE_SECONDS``; None where that is not known yet."""
+        ended: Counter[tuple[str, str]] = Counter()
+        for row in rows:
+            ended[row["job"], row["name"]] += row["finished"] + row["failed"]
+        before = self._ended
+        if before and now - before[-1][0] > RATE_SECONDS:
+            before.clear()  # Nobody looked for a while.
+        while len(before) > 1 and now - before[1][0] >= RATE_SECONDS:
+            before.popleft()
+        for row in rows:
+            name = row["job"], row["name"]
+            grown = ended[name] - before[0][1][name] if before else -1  # A restarted daemon counts from where it found the tasks.
+            row["rate"] = grown / (now - before[0][0]) if grown >= 0 and now > before[0][0] else None
+        before.append((now, ended))
+
     def measured(self) -> dict[str, Any]:
         """What metrics are made of: the nodes, and of this one alone its status, functions, and workers by state."""
         nodes = self._client.query("nodes")
@@ -167,6 +190,7 @@ class Views:
         They waited to begin ("scheduling"), from when the daemon had them, and for arguments ("arguments").
         """
         taken = self._client.query("latencies")
+        self._client.query("measure calls")
         self._submitted.update(taken["submitted"])
         if self._metered is None:
             self._metered = TaskStream(clock())
@@ -209,11 +233,13 @@ class Views:
         return _table(self._client.query("tasks", limit + 1, states), limit)
 
     def actors(self, limit: int) -> Table:
-        """Actors, with their calls of the last minute and their handles."""
+        """Actors, with their calls of the last minute and their handles. Their processes measure how long calls wait from now on."""
+        for node in self._members():
+            with contextlib.suppress(FabricError):  # It is named elsewhere, and what is there is missing.
+                node.asker.query("measure calls")
         table = _table(self._client.query("actors", min(limit + 1, LIST_LIMIT)), limit)
         calls = calls_of_actors(self._read_stream().attempts, clock(), WINDOW_SECONDS)
-        idle = {"rate": 0.0, "p50": None, "p99": None}
-        return {**table, "rows": [{**row, **calls.get(row["actor_id"], idle)} for row in table["rows"]], "total": self._actors_in_all()}
+        return {**table, "rows": [{**row, **calls.get(row["actor_id"], IDLE)} for row in table["rows"]], "total": self._actors_in_all()}
 
     def _actors_in_all(self) -> int:
         return sum(sum(status["actors"].values()) for status in self._statuses())

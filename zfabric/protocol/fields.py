@@ -11,7 +11,7 @@ from typing import Any
 
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, NODE_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX, group_of
-from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES
+from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES, WAITED_BYTES
 
 Check = Callable[[str, tuple[Any, ...]], None]
 """Checks the fields of a message, whose types are right already: (name of the message, fields). Raises MalformedFrame."""
@@ -362,6 +362,8 @@ def _traced(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, columns[0], FUNCTION_BYTES)
     if len(fields[1]) % EACH_BYTES:
         raise MalformedFrame(f"{name}: a trace has {EACH_BYTES} bytes for each call")
+    if len(fields[3]) not in (0, len(fields[1]) // EACH_BYTES * WAITED_BYTES):
+        raise MalformedFrame(f"{name}: {WAITED_BYTES} bytes for how long each call waited, or none")
     columns = check_columns(name, fields[2], {2}, (BYTES, TUPLE))
     check_ids(name, columns[0], TASK_BYTES)
     check_ids(name, tuple(itertools.chain.from_iterable(columns[1])), OBJECT_BYTES)

@@ -23,6 +23,10 @@ SPAN_BYTES = 16
 TIME_BYTES = FUNCTION_BYTES + SPAN_BYTES
 """Bytes of an attempt in a trace, besides its task's id."""
 EACH_BYTES = TASK_BYTES + TIME_BYTES
+WAITED_BYTES = 8
+"""How long a call waited in its actor's process, where somebody measures that: a double beside the trace."""
+UNKNOWN = -1.0
+"""In its place, for a call that arrived before that."""
 
 
 def read_trace(trace: bytes) -> Iterator[tuple[bytes, bytes, float, float]]:
@@ -42,6 +46,17 @@ def pack_times(functions: Sequence[bytes], times: Sequence[float]) -> bytes:
     return b"".join(functions) + struct.pack(f"{len(times)}d", *times)
 
 
+def pack_waited(waited: Sequence[float]) -> bytes:
+    """Seconds for which each call of a trace waited, or ``UNKNOWN``."""
+    return struct.pack(f"{len(waited)}d", *waited)
+
+
+def read_waited(waited: bytes, count: int) -> Sequence[float]:
+    """What ``pack_waited`` packed, for a trace of ``count`` calls; all are unknown if nobody measured."""
+    found = array("d", waited)
+    return found if len(found) == count else [UNKNOWN] * count
+
+
 class TraceEvent(NamedTuple):
     """A row of the event table: the reporting worker and its node, the names of the functions, and the trace."""
 
@@ -53,6 +68,8 @@ class TraceEvent(NamedTuple):
     """Attempts of a "task", or a "call" of an actor: then the functions' ids are those of methods."""
     arguments: Rows = ()
     """The values that calls took as arguments: ``(call_id, object ids)``, for those that took any."""
+    waited: bytes = b""
+    """How long calls waited in the actor's process before they began (``pack_waited``); empty if nobody measured."""
 
 
 MARKS = ("failed", "retried", "cancelled", "timed out", "crashed", "died")
@@ -85,9 +102,9 @@ def rename(trace: bytes, names: dict[int, str]) -> tuple[bytes, Rows]:
     return bytes(changed), tuple((identifier, name) for name, identifier in identifiers.items())
 
 
-def pack_event(node: bytes, pid: int, names: Rows, trace: bytes, kind: str = "task", arguments: Rows = ()) -> bytes:
+def pack_event(node: bytes, pid: int, names: Rows, trace: bytes, kind: str = "task", arguments: Rows = (), waited: bytes = b"") -> bytes:
     """The value of a row of the event table."""
-    packed: bytes = msgpack.packb((node, pid, names, trace, kind, arguments), use_bin_type=True)
+    packed: bytes = msgpack.packb((node, pid, names, trace, kind, arguments, *((waited,) if waited else ())), use_bin_type=True)
     return packed
 
 

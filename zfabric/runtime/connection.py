@@ -547,6 +547,12 @@ class Connection:
             self._flusher_asleep = False
             self._arm.release()
 
+    def _wake_flusher(self) -> None:
+        """Have the flusher look whether it is to receive (``_reads_aside``). The caller holds the lock."""
+        if self._flusher_asleep:
+            self._flusher_asleep = False
+            self._arm.release()
+
     def _flush_late(self) -> None:
         """Run the flusher: it sleeps while nothing is unsent, and otherwise sends every two milliseconds."""
         maintain_at = clock() + CHECK_EVERY
@@ -556,21 +562,24 @@ class Connection:
                 self._attempt(self._maintain)
             if not self._arm.acquire(timeout=max(0.0, maintain_at - clock())):
                 continue
-            idle = 0
-            calls = self.machine.calls
-            while (idle < FLUSHER_PATIENCE or calls.expectant) and not self.closed and clock() < maintain_at:
+            idle = 0 if self.armed else FLUSHER_PATIENCE
+            while (idle < FLUSHER_PATIENCE or self._reads_aside()) and not self.closed and clock() < maintain_at:
                 # Waking this thread for each row would cost the sender more than the rest of its work for a row.
                 time.sleep(self.config.send_delay if idle < FLUSHER_PATIENCE else RECEIVE_EVERY)
                 idle = 0 if self.armed else idle + 1
-                if calls.expectant:
+                if self._reads_aside():
                     self._attempt(self._receive_and_send)
                 # A program that submits in a loop sends full batches itself. Unsent rows are then newer than its last batch.
                 if self.armed and clock() - self.sent_at >= self.config.send_delay:
                     self._attempt(self._flush_armed)
             with self.lock:
-                self._flusher_asleep = not self.armed and not calls.expectant
+                self._flusher_asleep = not self.armed and not self._reads_aside()
                 if not self._flusher_asleep:
                     self._arm.release()
+
+    def _reads_aside(self) -> bool:
+        """Whether the flusher is to receive, since others wait for a reaction while the program computes."""
+        return self.machine.calls.expectant
 
     def _flush_armed(self) -> None:
         with self.lock:

@@ -101,6 +101,8 @@ class ControlThread:
             connection.transport.wake()
         elif type(message) is m.DrainActor:
             connection.transport.wake()
+        elif type(message) is m.MeasureCalls:
+            connection.measure_calls()
         elif type(message) is m.CallerGone:
             connection.control_transport.forget(message.incarnation)
             connection.forget_caller(message.incarnation)

@@ -123,7 +123,7 @@ def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans, nodes: dict[bytes, 
     actors: dict[tuple[int, int, bytes], int] = {}
     hosts: set[tuple[int, int]] = set()
     for _, value in rows:
-        node, pid, names, trace, kind, arguments = unpack_event(value)
+        node, pid, names, trace, kind, arguments, _ = unpack_event(value)
         spans.arguments += arguments
         place = nodes.get(node)
         if place is None:

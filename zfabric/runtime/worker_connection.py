@@ -45,6 +45,7 @@ class WorkerConnection(Connection):
         self._threads = threads
         self.retained: dict[bytes, HeldRefs] = {}
         """Refs inside results and errors that are not reported yet, by task or call id."""
+        self._take_calls: Callable[[float, bytes, Any], None] = self._take_unmeasured
         self._callers_gone: list[bytes] = []
         """Callers that have ended. Their links are closed once all that they sent is read."""
 
@@ -110,7 +111,18 @@ class WorkerConnection(Connection):
         else:
             self.worker.step(now, source, message)
 
-    def _take_calls(self, now: float, source: bytes, message: Any) -> None:
+    def measure_calls(self) -> None:
+        """Receive also while a call runs, as long as the worker measures how long calls wait. The caller holds the lock."""
+        self._take_calls = self._take_measured
+
+    def _take_measured(self, now: float, source: bytes, message: Any) -> None:
+        self._take_unmeasured(now, source, message)
+        if self.worker.measures:
+            self._wake_flusher()
+        else:
+            self._take_calls = self._take_unmeasured
+
+    def _take_unmeasured(self, now: float, source: bytes, message: Any) -> None:
         """Queue calls. The control thread stops those whose time is up, and is woken if that is earlier than it knows."""
         timed = self.worker.mailbox.timed
         before = self.worker.next_deadline() if timed else None
@@ -167,6 +179,11 @@ class WorkerConnection(Connection):
             self.worker.report_delays(self._callee)
             self.worker.mailbox.forget_answered(self.machine.calls.pending)
         super()._maintain()
+
+    def _reads_aside(self) -> bool:
+        """Whether the flusher is to receive. Where calls are measured, one that arrives while another one runs is to be seen arriving."""
+        worker = self.worker
+        return super()._reads_aside() or (worker.measures and bool(worker.stack or worker.mailbox.queue))
 
     def _callee(self, identifier: bytes) -> bytes | None:
         """Return the actor whose pending call makes an object, if this process called it. The caller holds the lock."""

@@ -72,6 +72,7 @@ EXPECTED_OF_ACTORS = (
     "ActorEnded",
     "CallerGone",
     "CollectGarbage",
+    "MeasureCalls",
     "call made again",
     "LogAppended",
     "Checkpoint",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
-from zfabric.protocol.trace import method_id, pack_times
+from zfabric.protocol.trace import UNKNOWN, method_id, pack_times, pack_waited
 
 CALLS_MAX = 1024
 """Calls that one message reports: 48 kB. Calls that are unreported when the process is killed are missing from the timeline."""
+ARRIVALS_MAX = 65_536
+"""Queued calls whose arrival is retained while somebody measures. Of a longer queue the rest has no arrival."""
 
 
 class CallTrace:
@@ -43,7 +47,44 @@ class CallTrace:
         if not self._ran:
             return None
         names = tuple((identifier, self._names[identifier]) for identifier in sorted(set(self._ran)))
-        traced = m.CallTimes(names, b"".join(self._call_ids) + pack_times(self._ran, self._times), tuple(took))
+        traced = m.CallTimes(names, b"".join(self._call_ids) + pack_times(self._ran, self._times), tuple(took), b"")
         took.clear()
         self._ran, self._call_ids, self._times = [], [], []
         return traced
+
+
+class MeasuredCallTrace(CallTrace):
+    """The same while somebody measures: with how long each call had been in this process when it began.
+
+    It takes the place of the other, so that a call costs no more where nobody measures. ``until`` is when it gives the place back,
+    ``present`` the ids of calls that have arrived and not ended: what else has an arrival here was dropped, and never begins.
+    """
+
+    def __init__(self, until: float, present: Callable[[], Iterable[bytes]]) -> None:
+        super().__init__()
+        self.until = until
+        self._present = present
+        self._arrivals: dict[bytes, float] = {}
+        self._waited: list[float] = []
+        """In the order of the calls that ran."""
+
+    def arrived(self, now: float, rows: tuple[Row, ...]) -> None:
+        """Record when these calls arrived. One that comes again has arrived before."""
+        for row in rows if len(self._arrivals) < ARRIVALS_MAX else ():
+            self._arrivals.setdefault(row[0], now)
+
+    def add(self, call_id: bytes, actor_id: bytes, class_name: str, method: str, started: float, seconds: float) -> None:
+        """Record a call that has ended."""
+        super().add(call_id, actor_id, class_name, method, started, seconds)
+        arrival = self._arrivals.pop(call_id, None)
+        self._waited.append(started - arrival if arrival is not None else UNKNOWN)
+
+    def take(self, took: list[Row]) -> m.CallTimes | None:
+        """Take the message to send, if any call has ended."""
+        traced = super().take(took)
+        if len(self._arrivals) >= ARRIVALS_MAX:
+            self._arrivals = {call_id: self._arrivals[call_id] for call_id in self._present() if call_id in self._arrivals}
+        if traced is None:
+            return None
+        waited, self._waited = self._waited, []
+        return traced._replace(waited=pack_waited(waited))

@@ -8,13 +8,13 @@ Tasks that the scheduler puts on top of it (``inline``) begin before anything el
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.worker.actor_queues import CallQueue
 from zfabric.machines.worker.baton import FAREWELL, Baton
-from zfabric.machines.worker.call_trace import CallTrace
+from zfabric.machines.worker.call_trace import CallTrace, MeasuredCallTrace
 from zfabric.machines.worker.completions import CompletionBatch
 from zfabric.machines.worker.drivers import Drivers
 from zfabric.machines.worker.items import Invocation, Item, actor_of
@@ -470,14 +470,54 @@ class Worker:
         known = self.mailbox.actors.get(message.actor_id)
         if self.baton is None and self.relocation is None and known is not None and known[1] == message.attempt:
             self.relocation = Relocation(self.mailbox, now, self.config.quiesce_seconds if self.beside else 0.0)
-            self.handlers[m.Call] = self._held(self.mailbox.accept)
-            self.handlers[m.RelayedCalls] = self._held(self.mailbox.accept_relayed)
+            self._route_calls()
+
+    def on_measure_calls(self, now: float, source: Address, message: m.MeasureCalls) -> None:
+        """Report from now on, and for a time, how long calls wait in this process."""
+        if isinstance(self.call_trace, MeasuredCallTrace):
+            self.call_trace.until = now + message.seconds
+        else:
+            self.report_trace()
+            self.call_trace = MeasuredCallTrace(now + message.seconds, self._present_calls)
+            self._route_calls()
+
+    def _present_calls(self) -> Iterator[bytes]:
+        """Ids of the calls that have arrived and not ended."""
+        for queue in (self.mailbox.queue, *self.mailbox.groups.values(), self.mailbox.held):
+            yield from (item.row[0] for item in queue)
+        yield from (item.row[0] for item in (*self.stack, *self.running_calls.values()))
+
+    @property
+    def measures(self) -> bool:
+        """Whether somebody looks at how long calls wait."""
+        return isinstance(self.call_trace, MeasuredCallTrace)
+
+    def _route_calls(self) -> None:
+        """Choose what handles calls that arrive: other ways than the usual one are no part of it."""
+        for kind, handler in ((m.Call, self.mailbox.accept), (m.RelayedCalls, self.mailbox.accept_relayed)):
+            accept: Handler = handler
+            accept = accept if self.relocation is None else self._held(accept)
+            self.handlers[kind] = self._measured(accept) if self.measures else accept
 
     def _held(self, accept: Handler) -> Handler:
         def handle(now: float, source: Address, message: m.Message) -> None:
             accept(now, source, message)
             assert self.relocation is not None
             self.relocation.hold()
+
+        return handle
+
+    def _measured(self, accept: Handler) -> Handler:
+        def handle(now: float, source: Address, message: m.Call | m.RelayedCalls) -> None:
+            accept(now, source, message)
+            trace = self.call_trace
+            assert isinstance(trace, MeasuredCallTrace)
+            if now < trace.until:
+                trace.arrived(now, message.rows)
+            else:
+                self.report_trace()
+                self.call_trace = CallTrace()
+                self._route_calls()
 
         return handle
 
@@ -626,4 +666,5 @@ class Worker:
             m.OutcomesReceived: self.on_outcomes_received,
             m.RetireActor: self.on_retire_actor,
             m.DrainActor: self.on_drain_actor,
+            m.MeasureCalls: self.on_measure_calls,
         }

@@ -51,7 +51,7 @@ export const tasks = list({
 export const actors = list({
   title: "Actors",
   path: "actors",
-  caption: (many, answer) => `${many === answer.total ? count(many) : `${count(many)} of ${count(answer.total ?? many)}`} actors; rates and times are those of the last minute, and times those of the methods themselves, without the wait before`,
+  caption: (many, answer) => `${many === answer.total ? count(many) : `${count(many)} of ${count(answer.total ?? many)}`} actors; rates and times are those of the last minute; "latency" is from the arrival of a call in the process of its actor to its end, its wait in the queue included, and measured since somebody looks; "run" is the method alone`,
   // Callers are asked on their own: some take a second to answer.
   beside(view, rows) {
     if (!view.asking) {
@@ -68,8 +68,10 @@ export const actors = list({
     ["node", (row) => row.node ?? "–"],
     ["calls per second", (row) => (row.rate < 10 ? row.rate.toFixed(1) : count(row.rate)), "right"],
     ["waiting", (row) => (row.queue === null ? "…" : count(row.queue)), "right"],
-    ["run p50", (row) => seconds(row.p50), "right"],
-    ["run p99", (row) => seconds(row.p99), "right"],
+    ["latency p50", (row) => seconds(row.p50), "right"],
+    ["latency p99", (row) => seconds(row.p99), "right"],
+    ["run p50", (row) => seconds(row.run_p50), "right"],
+    ["run p99", (row) => seconds(row.run_p99), "right"],
     ["callers", (row) => row.callers.length, "right"],
     ["restarts", (row) => row.restarts, "right"],
     ["checkpoint", (row) => (row.checkpoint_every === null ? "–" : `${row.checkpoint === null ? "none yet" : `after ${count(row.checkpoint)}`}, +${count(row.since_checkpoint ?? 0)}`), "right"],

@@ -90,6 +90,7 @@ export function bars(rows) {
     ["running", (row) => count(row.running), "right"],
     ["done", (row) => count(row.finished), "right"],
     ["failed", (row) => count(row.failed), "right"],
+    ["per second", (row) => (row.rate === null ? "–" : row.rate < 10 ? row.rate.toFixed(1) : count(row.rate)), "right"],
     ["mean", (row) => seconds(row.mean_seconds), "right"],
     ["left", (row) => seconds(row.seconds_left), "right"],
   ], rows);

@@ -177,6 +177,7 @@ from zfabric.protocol.messages.queries import CollectGarbage as CollectGarbage
 from zfabric.protocol.messages.queries import Inspect as Inspect
 from zfabric.protocol.messages.queries import Inspected as Inspected
 from zfabric.protocol.messages.queries import LogLines as LogLines
+from zfabric.protocol.messages.queries import MeasureCalls as MeasureCalls
 from zfabric.protocol.messages.queries import Notice as Notice
 from zfabric.protocol.messages.queries import OutputWritten as OutputWritten
 from zfabric.protocol.messages.queries import Query as Query

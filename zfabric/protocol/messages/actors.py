@@ -184,13 +184,15 @@ class ActorExiting(NamedTuple):
 class CallTimes(NamedTuple):
     """actor -> local scheduler. When calls ran, for the timeline: a trace (``protocol.trace``), and ``names``, rows ``(id, method)``.
 
-    ``arguments`` are the values that calls took, rows ``(call_id, object ids)`` for those that took any.
+    ``arguments`` are the values that calls took, rows ``(call_id, object ids)`` for those that took any. ``waited`` is empty
+    unless somebody measures (``MeasureCalls``): seconds between a call's arrival in the process and its beginning, a double for each call.
     Sent once a second, or sooner if there are many. Lost times are missing in the timeline and nowhere else.
     """
 
     names: Rows
     trace: bytes
     arguments: Rows
+    waited: bytes
 
 
 class HostDelays(NamedTuple):

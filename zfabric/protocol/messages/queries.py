@@ -69,6 +69,15 @@ class CollectGarbage(NamedTuple):
     """
 
 
+class MeasureCalls(NamedTuple):
+    """local scheduler -> the control thread of a worker with actors. Report how long calls wait (``CallTimes``), for ``seconds`` from now.
+
+    Sent while somebody looks at these times, again and again. If it is lost, they are missing until the next one.
+    """
+
+    seconds: float
+
+
 class LogLines(NamedTuple):
     """shell -> local scheduler -> driver. Output of workers: rows ``(pid, name, stream, text)``, stream "out" or "err".
 

@@ -38,7 +38,7 @@ class Events:
 
     def calls_ended(self, now: float, worker: WorkerRecord, message: m.CallTimes) -> None:
         """Add the calls of actors that a worker has reported as ended."""
-        self._add(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments))
+        self._add(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments, message.waited))
 
     def worker_died(self, now: float, worker: WorkerRecord, died: m.ProcessDied) -> None:
         """Add the attempt that a death cut off, and the actors that ended with the process without having been killed."""

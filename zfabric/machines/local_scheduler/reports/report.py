@@ -17,6 +17,7 @@ from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.group_records import GroupRecord
 from zfabric.machines.local_scheduler.groups.directory import Groups
+from zfabric.machines.local_scheduler.latencies import MEASURED_SECONDS
 from zfabric.machines.local_scheduler.records import (
     DONE,
     IDLE,
@@ -95,6 +96,7 @@ class Reports:
             "statuses": lambda now: [self._status(now)],
             "clock": lambda now: now,
             "latencies": lambda now: tables.latencies.take(now),
+            "measure calls": self._measure_calls,
             "copied bytes": self._copied_bytes,
             "nodes": self._nodes,
             "cluster_resources": self._resources,
@@ -165,6 +167,11 @@ class Reports:
             raise ValueError(f"no process of this cluster has the pid {pid}")
         to = CONTROL + control_of(process.token) if isinstance(process, WorkerRecord) else CLIENT + process.incarnation
         self.tables.send(to, m.Inspect(source, token, about, seconds))
+
+    def _measure_calls(self, now: float) -> None:
+        """Have the actors of this node report how long calls wait in their queues, for a while."""
+        for worker in self.tables.latencies.workers_to_ask(now, self.tables.workers.values()):
+            self.tables.send_to_control(worker, m.MeasureCalls(MEASURED_SECONDS))
 
     def _processes(self, now: float, subject: bytes) -> list[int]:
         """The pid of the process of a worker, task or actor, or of an object's task; without a subject, of all drivers and workers."""
