@@ -179,9 +179,12 @@ class RecordLease(NamedTuple):
 
 
 class EndNode(NamedTuple):
-    """End this node: its supervisor kills all its processes. ``reason`` is for people."""
+    """End this node: its supervisor kills all its processes. ``reason`` is for people; ``DRAINED`` is that of a node that was drained."""
 
     reason: str
+
+
+DRAINED = "it was drained"
 
 
 class StartAgent(NamedTuple):

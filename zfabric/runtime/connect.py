@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.exceptions import ConfigError, ConnectionLostError, FabricError, VersionMismatchError
+from zfabric.exceptions import ConfigError, ConnectionLostError, FabricError, NodeDiedError, VersionMismatchError
+from zfabric.protocol.effects import DRAINED
 from zfabric.protocol.names import is_text
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
@@ -188,9 +189,9 @@ def drain_node(
     """
     identifier = bytes.fromhex(node)
     client = attach(session, kind="tool")
+    in_time = True
     try:
         until = None if timeout is None else clock() + timeout
-        in_time = True
         while any(row["node"] == node for row in client.query("nodes")):
             late = until is not None and clock() >= until
             try:
@@ -204,5 +205,9 @@ def drain_node(
                 report(left)
             time.sleep(0.05)  # A tool polls: the daemon does not notify it.
         return in_time
+    except NodeDiedError as error:
+        if client.node != identifier or DRAINED not in str(error):
+            raise
+        return in_time  # It was the tool's own node that has left.
     finally:
         client.close()

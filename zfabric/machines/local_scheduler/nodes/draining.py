@@ -21,11 +21,9 @@ from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, B
 from zfabric.machines.local_scheduler.references import holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import EndNode
+from zfabric.protocol.effects import DRAINED, EndNode
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import DEAD
-
-DRAINED = "it was drained"
 
 
 class Draining:
