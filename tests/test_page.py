@@ -52,7 +52,10 @@ class Page:
 
     def __init__(self, address: str, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "zfabric", "page", "--address", address, "--port", "0", *options], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "zfabric", "page", "--address", address, "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
@@ -533,6 +536,13 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         for view, text in expected.items():
             browser.execute_script(f"location.hash = '{view}'")
             eventually(lambda text=text: shown(text), view)
+            # For a screen reader: each column has a name, and what is a picture to it has no links inside.
+            assert not browser.execute_script(
+                "return [...document.querySelectorAll('#view th')].filter((each) => !each.textContent).length"
+            )
+            assert not browser.find_elements(By.CSS_SELECTOR, "#view [role=img] a"), view
+        browser.find_element(By.CSS_SELECTOR, ".skip").send_keys("\n")
+        assert browser.execute_script("return [document.activeElement.id, location.hash.split('/')[0]]") == ["view", "#graph"]
         browser.execute_script("location.hash = 'stream'")
         eventually(lambda: shown("Counter.add"), "bars")
         browser.find_element(By.CSS_SELECTOR, "#view canvas").send_keys("+-np")  # By the keyboard alone.
@@ -585,7 +595,6 @@ def test_the_page_shows_all_nodes() -> None:
         )
         assert events.readline() == b"event: update\n"
         update = json.loads(events.readline().removeprefix(b"data: "))
-        events.close()
         assert [node["name"] for node in update["nodes"]] == ["node1", "node2"]
         assert update["resources"]["CPU"] == 2
         assert {row["name"]: row["finished"] for row in update["progress"]} == {"speak": 20}
@@ -593,7 +602,10 @@ def test_the_page_shows_all_nodes() -> None:
         _values_have_the_names_of_their_makers(served, places)
         zf.get(make.options(scheduling_strategy=places[1]).remote(), timeout=PATIENCE)
         _nodes_serve_their_own_metrics(nodes, {"speak": 20, "make": 3})
-        served.close()
+        served.close()  # While a window shows the page.
+        assert served.process.stderr is not None
+        assert served.process.stderr.read() == "\ninterrupted\n"
+        events.close()
 
 
 @zf.remote

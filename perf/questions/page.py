@@ -1,16 +1,19 @@
 """How soon does each view of the page open on a large job, and what does a viewer cost the daemon?
 
-The job has a million tasks that are done and to which the program refers, and ten thousand lightweight actors, each called once. A view is
+The job has a million tasks that are done and to which the program refers, and ten thousand lightweight actors, each called once. With
+``ZFABRIC_PERF_PAGE_TASKS=10000000`` there are as many tasks: the program still refers to the newest million. A view is
 open when the server has answered all that it asks for first; the browser's own time is not measured. The stacks are left out: a program
 that computes answers once a second. The daemon's CPU time is taken without a viewer and with one who has the overview before him, in turns.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 import urllib.request
+from collections import deque
 from http.client import HTTPConnection
 from typing import Any
 
@@ -19,6 +22,9 @@ from perf import machine
 from perf.question import Aim, Question, Run, Samples
 from perf.workloads import nothing
 
+TASKS = int(os.environ.get("ZFABRIC_PERF_PAGE_TASKS", "1000000"))
+HELD = 1_000_000
+"""Tasks to which the program refers: the newest ones."""
 VIEWS = {
     "overview": "events",
     "task stream": "stream",
@@ -89,13 +95,19 @@ class Viewer:
 def measure(run: Run) -> dict[str, Samples]:
     """One cluster; every view several times, then seconds with and without a viewer in turns."""
     samples = {figure: Samples([]) for figure in ("task stream, for the first time", *VIEWS, "daemon, for a viewer")}
-    tasks, actors, seconds = run.pick(1_000_000, 500), run.pick(10_000, 5), run.pick(100, 1) / 10
+    tasks, actors, seconds = run.pick(TASKS, 500), run.pick(10_000, 5), run.pick(100, 1) / 10
     with run.cluster() as system:
         remote, counter = system.remote(nothing), system.remote(Counter).options(lightweight=True, num_cpus=0)
-        refs = [remote.remote() for _ in range(tasks)]
+        refs: deque[zf.ObjectRef[None]] = deque()
+        for begin in range(0, tasks, HELD):
+            new = [remote.remote() for _ in range(min(HELD, tasks - begin))]
+            for ref in new:
+                refs.append(ref)
+                if len(refs) > HELD:
+                    refs.popleft()
+            zf.wait(new, num_returns=len(new))
         handles = [counter.remote() for _ in range(actors)]
         zf.get([handle.add.remote() for handle in handles])
-        zf.wait(refs, num_returns=len(refs))
         daemon = system.daemon()
         viewer = Viewer(zf.get_runtime_context().gcs_address)
         try:

@@ -90,8 +90,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _is_not_about_open_windows(record: logging.LogRecord) -> bool:
-    """Whether a line says something else than that the server ends while windows show the page."""
-    return "graceful shutdown" not in str(record.msg)
+    """Whether a line says something else than that the server ends while windows show the page, or wait for an answer."""
+    cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return "graceful shutdown" not in str(record.msg) and not cancelled
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket, session: Session) -> None:

@@ -29,7 +29,7 @@ export function described(answer) {
   if (answer.attempts?.length) {
     parts.push(table("attempts of the last minutes", [
       ["node", (row) => row.node || "–"], ["pid", (row) => el("a", { href: `#stacks/${row.pid}` }, row.pid), "right"],
-      ["began", (row) => `${seconds(row.ago)} ago`, "right"], ["took", (row) => seconds(row.seconds), "right"], ["", (row) => row.mark || "ok"],
+      ["began", (row) => `${seconds(row.ago)} ago`, "right"], ["took", (row) => seconds(row.seconds), "right"], ["outcome", (row) => row.mark || "ok"],
     ], answer.attempts));
   }
   if (answer.arguments?.length) {

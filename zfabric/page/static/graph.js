@@ -31,8 +31,8 @@ export const graph = {
       place.append(el("p", { class: "note" }, answer.found.length > 1 ? "That can mean several things; give more of the id." : "No task or object here is called so (any more)."));
       return;
     }
-    place.append(draw(answer), el("h2", {}, "The same as a table"), table(`${answer.edges.length} edges`, [
-      ["from", ([from]) => name(answer, from)], ["", ([, , kind]) => kind], ["to", ([, to]) => name(answer, to)],
+    place.append(draw(answer), el("h2", {}, "The same as a table"), table(`${answer.edges.length} ${answer.edges.length === 1 ? "edge" : "edges"}`, [
+      ["from", ([from]) => name(answer, from)], ["edge", ([, , kind]) => kind], ["to", ([, to]) => name(answer, to)],
     ], answer.edges), answer.more ? el("p", { class: "note" }, `${answer.more} more neighbours are not drawn.`) : "");
   },
 };
@@ -53,7 +53,7 @@ function draw({ nodes, edges, centre }) {
   }
   const width = 40 + WIDTH + Math.max(...[...filled.keys()]) * COLUMN;
   const height = 40 + Math.max(...filled.values()) * ROW;
-  const picture = svg("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "the graph; the table below says the same" });
+  const picture = svg("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": "the graph; the table below says the same" });
   picture.append(svg("defs", {}, svg("marker", { id: "tip", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { d: "M0,0 L8,4 L0,8 z", class: "tip" }))));
   for (const [from, to, kind] of edges) {
     const [x1, y1] = at.get(from), [x2, y2] = at.get(to);

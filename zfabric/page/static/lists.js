@@ -3,7 +3,7 @@ import { ask, bytes, count, demand, detailsLink, el, renew, seconds, short, stat
 const PAGE = 200;
 
 // A list that is asked for anew every two seconds, and shows more rows on request. What is cut is said.
-function list({ title, path, columns, caption, states = [], beside }) {
+function list({ title, path, columns, caption, legend, states = [], beside }) {
   return {
     title,
     show(place) {
@@ -14,7 +14,7 @@ function list({ title, path, columns, caption, states = [], beside }) {
         ? el("label", {}, "state ", el("select", { onchange: (event) => { this.chosen = event.target.value; this.refresh(); } },
           el("option", { value: "" }, "all"), states.map((each) => el("option", { value: each }, each))))
         : "";
-      place.append(el("h2", {}, title), el("div", { class: "tools" }, choice), this.body);
+      place.append(el("h2", {}, title), legend ? el("p", { class: "legend" }, legend) : "", el("div", { class: "tools" }, choice), this.body);
       this.timer = setInterval(() => this.refresh(), 2000);
       return this.refresh();
     },
@@ -35,7 +35,7 @@ export const tasks = list({
   title: "Tasks",
   path: "tasks",
   states: ["running", "blocked", "assigned", "ready", "infeasible", "waiting", "finished", "failed"],
-  caption: (many) => `${many} tasks, the running ones first`,
+  caption: (many) => `${count(many)} ${many === 1 ? "task" : "tasks"}, the running ones first`,
   columns: [
     ["task", (row) => detailsLink(row.task_id, short(row.task_id))],
     ["function", (row) => row.name],
@@ -51,7 +51,8 @@ export const tasks = list({
 export const actors = list({
   title: "Actors",
   path: "actors",
-  caption: (many, answer) => `${many === answer.total ? count(many) : `${count(many)} of ${count(answer.total ?? many)}`} actors; rates and times are those of the last minute; "latency" is from the arrival of a call in the process of its actor to its end, its wait in the queue included, and measured since somebody looks; "run" is the method alone`,
+  caption: (many, answer) => `${many === answer.total ? count(many) : `${count(many)} of ${count(answer.total ?? many)}`}${(answer.total ?? many) === 1 ? " actor" : " actors"}`,
+  legend: "Rates and times are those of the last minute. Latency: from a call's arrival in its actor's process to its end, with its wait in the queue; measured while somebody looks. Run: the method alone.",
   // Callers are asked on their own: some take a second to answer.
   beside(view, rows) {
     if (!view.asking) {
@@ -75,14 +76,14 @@ export const actors = list({
     ["callers", (row) => row.callers.length, "right"],
     ["restarts", (row) => row.restarts, "right"],
     ["checkpoint", (row) => (row.checkpoint_every === null ? "–" : `${row.checkpoint === null ? "none yet" : `after ${count(row.checkpoint)}`}, +${count(row.since_checkpoint ?? 0)}`), "right"],
-    ["", (row) => row.reason || (row.waits_for.length ? "waits" : "")],
+    ["why", (row) => row.reason || (row.waits_for.length ? "waits" : "")],
   ],
 });
 
 export const workers = list({
   title: "Workers",
   path: "workers",
-  caption: (many) => `${many} worker processes`,
+  caption: (many) => `${count(many)} worker ${many === 1 ? "process" : "processes"}`,
   columns: [
     ["pid", (row) => el("a", { href: `#stacks/${row.pid}` }, row.pid), "right"],
     ["node", (row) => row.node ?? "–"],

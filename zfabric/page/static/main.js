@@ -43,7 +43,7 @@ export function guard(promise) {
 }
 
 function say(text, bad = false) {
-  link.textContent = text;
+  if (link.textContent !== text) link.textContent = text; // A screen reader says what is set, also if it is the same.
   link.classList.toggle("bad", bad);
 }
 
@@ -63,6 +63,10 @@ document.getElementById("search").addEventListener("submit", (event) => {
   event.preventDefault();
   const wanted = document.getElementById("wanted").value.trim();
   if (wanted) location.hash = `details/${encodeURIComponent(wanted)}`;
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // Its fragment is the name of no view.
+  place.focus();
 });
 window.addEventListener("hashchange", () => { route(); place.focus({ preventScroll: true }); });
 route();

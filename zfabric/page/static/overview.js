@@ -47,9 +47,9 @@ export const overview = {
     ];
     const nodes = table(`${now.nodes.length} ${now.nodes.length === 1 ? "node" : "nodes"}`, [
       ["node", (row) => row.name ?? row.node.slice(0, 8)],
-      ["", (row) => (row.head ? "head" : "")],
+      ["role", (row) => (row.head ? "head" : "–")],
       ["address", (row) => row.address || "this machine only"],
-      ["", (row) => (row.silent ? el("span", { class: "state-failed" }, "does not answer") : "")],
+      ["state", (row) => (row.silent ? el("span", { class: "state-failed" }, "does not answer") : "answers")],
       ["CPUs in use", answered((row) => { const all = row.resources.CPU ?? 0; return `${+(all - (row.available.CPU ?? 0)).toFixed(2)} of ${all}`; }), "right"],
       ["running", answered((row) => count(row.running)), "right"],
       ["queued", answered((row) => count(row.queued)), "right"],
@@ -65,7 +65,7 @@ export const overview = {
       ["namespace", (row) => row.namespace || "–"],
       ["submitted", (row) => count(row.submitted), "right"],
       ["for", (row) => seconds(row.seconds), "right"],
-      ["", (row) => (row.ended ? "ending" : "running")],
+      ["state", (row) => (row.ended ? "ending" : "running")],
     ], now.jobs);
     const pools = Object.entries(now.workers).map(([name, many]) => `${many} ${name}`).join(", ");
     const more = rows.length > SHOWN ? [el("p", { class: "note" }, `The first ${SHOWN} of ${count(rows.length)} functions; `, el("a", { href: "#progress" }, "all of them"))] : [];
@@ -84,7 +84,7 @@ export function bars(rows) {
   return table("tasks by function", [
     ["function", (row) => row.name],
     ["job", (row) => parseInt(row.job, 16)],
-    ["", (row) => bar(row)],
+    ["progress", (row) => bar(row)],
     ["waiting", (row) => count(row.waiting), "right"],
     ["for arguments", (row) => count(row.arguments), "right"],
     ["running", (row) => count(row.running), "right"],

@@ -195,8 +195,8 @@ export const stream = {
       by.set(bar[2], found);
     }
     const rows = [...by.values()].sort((a, b) => b.busy - a.busy);
-    renew(this.legend, table("what is shown, by function", [
-      ["", (row) => swatch(row.name)], ["function", (row) => row.name], ["runs", (row) => count(row.runs), "right"],
+    renew(this.legend, !rows.length ? "" : table("what is shown, by function", [
+      ["colour", (row) => swatch(row.name)], ["function", (row) => row.name], ["runs", (row) => count(row.runs), "right"],
       ["busy", (row) => seconds(row.busy), "right"], ["without success", (row) => count(row.bad), "right"],
     ], rows));
   },
