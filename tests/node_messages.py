@@ -203,7 +203,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "Ended": st.builds(m.Ended, numbers, ended(pool), homes),
         "RelayedYields": st.builds(m.RelayedYields, numbers, many(yields, 3), homes),
         "AllowYields": st.builds(m.AllowYields, pool.tasks, st.just(m.CLOSE) | st.integers(0, 100)),
-        "EndsReceived": st.builds(m.EndsReceived, numbers),
+        "EndsReceived": st.builds(m.EndsReceived, numbers, many(st.tuples(exactly(INCARNATION_BYTES), numbers), 3)),
         "RunningDelegated": st.builds(m.RunningDelegated, many(st.tuples(pool.tasks, pool.attempts), 3)),
         "ClaimValues": st.builds(m.ClaimValues, many(st.tuples(pool.objects, many(pool.objects, 2)), 3), homes),
         "RetainedValues": st.builds(m.RetainedValues, many(st.tuples(pool.objects, numbers, many(pool.objects, 2)), 3), homes),

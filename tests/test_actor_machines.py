@@ -146,6 +146,15 @@ def test_a_call_that_is_repeated_by_way_of_the_next_daemon_may_have_run(client: 
     assert outcome(client, second) == ("ActorDiedError", "not run")
 
 
+def test_a_receipt_follows_what_was_sent_before_its_request(client: Client) -> None:
+    done = call(client, 1)
+    lives(client, DAEMON)
+    assert sent(client) == [1]
+    client.step(0.0, b"L" + DAEMON, m.Returned(((done, OK, (b"value",)),)))
+    client.step(0.0, b"L" + DAEMON, m.RequestReceipt(5))
+    assert messages_of(client, m.Receipt) == [m.Receipt(5)]
+
+
 def test_a_call_that_the_dead_incarnation_returned_is_not_repeated(client: Client) -> None:
     again = call(client, 1, retries=-1)
     lives(client, HOME)

@@ -159,6 +159,8 @@ MALFORMED = [
     ("RelayedCalls", (TASK, 0, ((TASK, "method", b""),), HOME, ((OBJECT, b"home"),))),
     ("RelayedReceipt", (TASK, (TASK,), True, b"short")),
     ("CallerGone", (b"short",)),
+    ("EndsReceived", (1, ((b"short", 1),))),
+    ("EndsReceived", (1, ((HOME, -1),))),
     ("ClaimName", (OBJECT, "", "name")),
     ("FreeName", (TASK, "", "name" * 10_000)),
     ("NameClaimed", (TASK, OBJECT)),

@@ -8,7 +8,7 @@ import pytest
 from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
 
-from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER
+from zfabric.machines.local_scheduler.nodes.delegations import RECEIPTS_WITHIN
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, WORKER, call_value, control_of, first_attempt, object_id, remote_caller
@@ -38,6 +38,30 @@ def test_a_call_of_another_node_reaches_the_actor_and_its_outcome_returns(node: 
     assert node.sent_to(WORKER + worker) == [], "the actor retains the outcome until the other node has taken it in"
     node.hear(HOME_A, m.EndsReceived(1))
     assert node.sent_to(WORKER + worker) == [m.OutcomesRecorded((CALL,))]
+
+
+def test_an_outcome_is_retained_until_its_caller_has_received_it(node: Nodes) -> None:
+    worker, another = node.actor(), b"\x05another"
+    for number, caller in enumerate((CALLER, another, CALLER)):
+        node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(number),), caller, ()))
+        node.send(WORKER + worker, m.CallOutcomes(((call(number)[0], remote_caller(caller, HOME_A), m.OK, (b"value",), ()),)))
+    ended = node.told(HOME_A)
+    assert [each.number for each in ended] == [1, 2, 3]
+    node.hear(HOME_A, m.EndsReceived(2, ((CALLER, 0),)))
+    assert node.sent_to(WORKER + worker) == [m.OutcomesRecorded((call(1)[0],))]
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon 2", node.scheduler.address[1:]), m.Ready())
+    assert [each for each in node.told(HOME_A) if isinstance(each, m.CallsEnded)] == [ended[0], ended[2]], "the next daemon receives them"
+    node.hear(HOME_A, m.EndsReceived(3, ((CALLER, 1),)))
+    assert node.sent_to(WORKER + worker) == [m.OutcomesRecorded((CALL,))]
+    node.hear(HOME_A, m.EndsReceived(1))
+    assert node.sent_to(WORKER + worker) == [m.OutcomesRecorded((call(2)[0],))], "the caller lacks nothing"
+
+
+def test_outcomes_of_several_callers_are_acknowledged_one_by_one(node: Nodes) -> None:
+    worker, another = node.actor(), b"\x05another"
+    rows = tuple((call(each)[0], remote_caller(name, HOME_A), m.OK, (b"value",), ()) for each, name in enumerate((CALLER, another)))
+    node.send(WORKER + worker, m.CallOutcomes(rows))
+    assert [[row[1] for row in each.rows] for each in node.told(HOME_A)] == [[CALLER], [another]]
 
 
 def test_an_outcome_waits_until_what_the_actor_holds_is_registered_at_its_home(node: Nodes) -> None:
@@ -178,6 +202,19 @@ def test_a_value_with_refs_inside_is_fetched_by_the_actors_node_which_learns_the
     assert [each.homes for each in node.told(HOME_A) if type(each) is m.FetchedValues] == [((OTHER, HOME_C),)]
 
 
+def requests(node: Nodes, caller: bytes, after: float = RECEIPTS_WITHIN) -> list[m.RequestReceipt]:
+    """The receipts that a caller was requested, after the time after which they are."""
+    node.now += after
+    node.turn()
+    return [each for each in node.sent_to(CLIENT + caller) if isinstance(each, m.RequestReceipt)]
+
+
+def confirm(node: Nodes, caller: bytes, after: float = RECEIPTS_WITHIN) -> None:
+    """Have a caller confirm what it was sent."""
+    for each in requests(node, caller, after):
+        node.send(CLIENT + caller, m.Receipt(each.token))
+
+
 def test_outcomes_are_acknowledged_together_after_a_while(node: Nodes) -> None:
     worker = find(node)
     node.hear(HOME_A, m.Borrowed(1), alive())
@@ -190,8 +227,45 @@ def test_outcomes_are_acknowledged_together_after_a_while(node: Nodes) -> None:
     node.hear(HOME_A, m.CallsEnded(2, ((call(1)[0], worker, m.OK, (b"value",), ()),), ()))
     due = node.scheduler.next_deadline()
     assert due is not None
-    assert due <= node.now + ACKNOWLEDGE_AFTER
+    assert due <= node.now + RECEIPTS_WITHIN
+    confirm(node, worker)
+    assert node.told(HOME_A) == [], "the other callers have some time to confirm theirs"
     assert node.told_at_last(HOME_A) == [m.EndsReceived(2)]
+    assert node.told_at_last(HOME_A) == [], "that was all"
+
+
+def test_an_outcome_is_acknowledged_once_its_caller_has_received_it(node: Nodes) -> None:
+    """Until then this daemon may die before its frame arrives. The caller then repeats the call, and the actor would run it again."""
+    worker = find(node)
+    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
+    node.hear(HOME_A, m.CallsEnded(3, ((CALL, worker, m.OK, (b"value",), ()),), ()))
+    node.told(HOME_A)
+    (first,) = requests(node, worker)
+    node.hear(HOME_A, m.CallsEnded(4, ((call(1)[0], worker, m.OK, (b"value",), ()),), ()))
+    assert node.told_at_last(HOME_A) == [m.EndsReceived(4, ((worker, 0),))], "what others wait for is not held up"
+    assert requests(node, worker) == [], "one request at a time"
+    node.send(CLIENT + worker, m.Receipt(first.token))
+    assert node.told(HOME_A) == []
+    (second,) = [each for each in node.sent_to(CLIENT + worker) if isinstance(each, m.RequestReceipt)]
+    assert node.told_at_last(HOME_A) == [m.EndsReceived(3, ((worker, 3),))]
+    node.send(CLIENT + worker, m.Receipt(first.token))
+    assert node.told_at_last(HOME_A) == [], "that was the receipt for the first one"
+    node.send(CLIENT + worker, m.Receipt(second.token))
+    assert node.told_at_last(HOME_A) == [m.EndsReceived(4)]
+
+
+def test_a_caller_that_exits_lacks_no_outcomes(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
+    node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ()),), ()))
+    requests(node, worker)
+    node.told(HOME_A)
+    died(node, worker, None)
+    node.told_at_last(HOME_A)
+    assert not node.scheduler.tables.owed
+    assert not node.scheduler.tables.nodes[HOME_A].receipts
 
 
 def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Nodes) -> None:
@@ -203,6 +277,7 @@ def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Node
     assert m.Returned(((CALL, m.OK, (None,)),)) in node.sent_to(CLIENT + worker)
     assert node.told(HOME_A) == [], "the actor's node releases what is inside with this acknowledgement"
     (borrow,) = node.told(HOME_C)
+    confirm(node, worker)
     assert node.told_at_last(HOME_A) == []
     node.hear(HOME_C, m.Borrowed(borrow.number))
     assert node.told(HOME_A) == [m.EndsReceived(1)]
@@ -223,7 +298,8 @@ def test_no_outcome_is_acknowledged_while_calls_come_again_since_a_daemon_is_new
     assert m.EndsReceived(1) not in node.told_at_last(HOME_A), "the call may be on its way again, and the actor is to know it"
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
     node.send(CLIENT + worker, m.CallsRepeated(FAR))
-    assert [type(each) for each in node.told(HOME_A)] == [m.RelayedCalls, m.EndsReceived]
+    confirm(node, worker, 0.0)
+    assert [type(each) for each in node.told_at_last(HOME_A)] == [m.RelayedCalls, m.EndsReceived]
 
 
 def test_a_caller_that_exits_is_gone_on_the_actors_node_too(node: Nodes) -> None:

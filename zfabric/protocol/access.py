@@ -47,6 +47,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.OutcomesReceived,
             m.StopRelayed,
             m.CallsRepeated,
+            m.Receipt,
             m.ActorExiting,
             m.ActorDrained,
             m.CallTimes,

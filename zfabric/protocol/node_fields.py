@@ -478,6 +478,13 @@ def _calls_ended(name: str, fields: tuple[Any, ...]) -> None:
     _homes(name, homes)
 
 
+def _ends_received(name: str, fields: tuple[Any, ...]) -> None:
+    number, callers = fields
+    columns = check_columns(name, callers, {2}, (BYTES, INT))
+    check_ids(name, columns[0], INCARNATION_BYTES)
+    _numbers(name, number, *columns[1])
+
+
 # -- global schedulers --
 
 
@@ -651,7 +658,7 @@ NODE_CHECKS: dict[str, Check] = {
     "Ended": _ended,
     "RelayedYields": _relayed_yields,
     "AllowYields": _allow_yields,
-    "EndsReceived": _number,
+    "EndsReceived": _ends_received,
     "Borrow": _borrow,
     "Borrowed": _borrow,
     "RunningDelegated": _running,

@@ -169,7 +169,7 @@ EXPECTED_OF_RESTARTS = (
 """The same where nothing happens to nodes but that their daemons die."""
 EXPECTED_OF_RELAYS = (
     "RelayedCalls", "RelayedReceipt", "StopRelayed", "CallsEnded", "KillActor", "CallerGone", "RetireActor", "ActorExiting", "LifeEnded",
-    "RelayedBlock", "RelayedCheckpoint", "LogRecorded", "ReadLog", "LogPage",
+    "RelayedBlock", "RelayedCheckpoint", "LogRecorded", "ReadLog", "LogPage", "RequestReceipt", "Receipt",
 )  # fmt: skip
 """The same for actors in them."""
 

@@ -630,6 +630,10 @@ class Calls:
             self._repeat(target)
         self._orders.append(Send(source, m.CallsRepeated(message.actor_id)))
 
+    def on_request_receipt(self, now: float, source: Address, message: m.RequestReceipt) -> None:
+        """Confirm that all outcomes of calls have been received that were sent before."""
+        self._orders.append(Send(source, m.Receipt(message.token)))
+
     def _repeat(self, target: Target) -> None:
         """Send all calls again that were sent to the present life of an actor on another node, and what it retains outcomes for."""
         self.queued += len(target.sent) - len(target.outbox)

@@ -332,6 +332,7 @@ class Client:
             m.Returned: self.calls.on_returned,
             m.ActorLocations: self.calls.on_actor_locations,
             m.RepeatCalls: self.calls.on_repeat_calls,
+            m.RequestReceipt: self.calls.on_request_receipt,
             m.CallerGone: self.calls.on_caller_gone,
             m.Welcome: self.on_welcome,
             m.Refused: self.on_refused,

@@ -51,6 +51,7 @@ from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
+from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs, RemoteLogs
 from zfabric.machines.local_scheduler.nodes.remote_actors import RemoteActors
@@ -272,12 +273,15 @@ class LocalScheduler:
             self.rejoining,
             self.deliver,
         )
-        self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, node)
+        self.receipts = Receipts(self.tables)
+        self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, self.receipts, node)
         self.remote_callers = RemoteCallers(self.tables, self.references, self.outcomes, self.borrowing, self.executions, self.streams)
         self.remote_logs = RemoteLogs(self.tables, self.logs, self.borrowing)
         self.guest_logs = GuestLogs(self.tables, self.references, self.logs, self.borrowing, self.remote_callers, node)
         self.guests = Guests(self.tables, self.actors, self.executions, self.workers, self.dispatcher, self.guest_logs)
-        self.remote_actors = RemoteActors(self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, node)
+        self.remote_actors = RemoteActors(
+            self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, self.receipts, node
+        )
         self.draining = Draining(self.tables, self.executions, self.actors, self.guests)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
         self.crowding = Crowding(self.tables, self.executions, self.strategies)
@@ -578,7 +582,7 @@ class LocalScheduler:
             self.remote_callers.end_of_turn()
         if self.logs.recorded:
             self.remote_logs.end_of_turn()
-        if tables.owed and now >= next(iter(tables.owed.values())):
+        if tables.owed and now >= min(tables.owed.values()):
             self.delegations.end_of_turn(now)
         if tables.to_fetch or tables.for_nodes or tables.unwanted or tables.given_up:
             self.fetching.end_of_turn()
@@ -832,6 +836,7 @@ class LocalScheduler:
             m.OutcomesReceived: self.remote_actors.on_outcomes_received,
             m.StopRelayed: self.remote_actors.on_stop_relayed,
             m.CallsRepeated: self.remote_actors.on_calls_repeated,
+            m.Receipt: self.receipts.on_receipt,
             m.ExpectResults: self.call_results.on_expect_results,
             m.CallOutcomes: self.call_results.on_call_outcomes,
             m.KillActor: self.remote_actors.on_kill_actor,

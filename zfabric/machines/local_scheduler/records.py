@@ -795,6 +795,22 @@ class WorkerRecord:
         return bool(self.blocked_tasks)
 
 
+class CallerReceipt:
+    """Which outcomes of calls on another node a process of this one has received, by the numbers of the messages that they came in."""
+
+    __slots__ = ("received", "requested", "sent", "token")
+
+    def __init__(self) -> None:
+        self.sent = 0
+        """The last message of which outcomes were sent to the process."""
+        self.received = 0
+        """It has received the outcomes up to this one."""
+        self.token = 0
+        """The request for a receipt that it has not answered; 0 if there is none."""
+        self.requested = 0
+        """What was sent when that was requested."""
+
+
 class NodeRecord(WorkerRecord):
     """Another node, as it is to the home of tasks: a worker that runs many of them at once, in any order.
 
@@ -812,12 +828,15 @@ class NodeRecord(WorkerRecord):
         "next_end",
         "number",
         "pinned",
+        "receipts",
         "reclaimable",
         "registered",
         "repeated",
         "repeating",
         "reported",
+        "requested",
         "resources",
+        "unconfirmed",
         "unreceived",
     )
 
@@ -839,12 +858,18 @@ class NodeRecord(WorkerRecord):
         """As home: processes that repeat calls of an actor there: (process, actor). No ends are acknowledged meanwhile."""
         self.ends_received: int | None = None
         """As home: the newest message of ended attempts that is to be acknowledged (``Tables.owed``)."""
+        self.receipts: dict[bytes, CallerReceipt] = {}
+        """As home: processes here that may not have received all outcomes of their calls there."""
+        self.requested = False
+        """As home: whether their receipts were requested for the next acknowledgement."""
         self.next_end = 1
         """As executor: the number of the next message of ended attempts."""
         self.pinned: dict[int, tuple[bytes, ...]] = {}
         """As executor: objects that are pinned until a message of ended attempts is acknowledged, by its number."""
         self.unreceived: deque[m.Ended | m.CallsEnded | m.RelayedYields] = deque()
         """As executor: messages of ended attempts that the home has not acknowledged."""
+        self.unconfirmed: dict[bytes, deque[m.CallsEnded]] = {}
+        """As executor: acknowledged outcomes of calls that their callers may not have received, by caller."""
         self.daemon = b""
         """The incarnation of its daemon; empty before it has registered."""
         self.answered = b""

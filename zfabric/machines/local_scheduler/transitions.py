@@ -108,7 +108,7 @@ class CallerNotified(NamedTuple):
 
 
 class CallsEndReceived(NamedTuple):
-    """Another node has taken in the outcomes of calls in a message with this number; their actors retain them until then."""
+    """A caller on another node has received the outcomes in a message with this number; their actors retain them until then."""
 
     node: bytes
     number: int

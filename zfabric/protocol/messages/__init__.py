@@ -198,11 +198,13 @@ from zfabric.protocol.messages.relays import LogPage as LogPage
 from zfabric.protocol.messages.relays import LogRecorded as LogRecorded
 from zfabric.protocol.messages.relays import NameClaimed as NameClaimed
 from zfabric.protocol.messages.relays import ReadLog as ReadLog
+from zfabric.protocol.messages.relays import Receipt as Receipt
 from zfabric.protocol.messages.relays import RelayedBlock as RelayedBlock
 from zfabric.protocol.messages.relays import RelayedCalls as RelayedCalls
 from zfabric.protocol.messages.relays import RelayedCheckpoint as RelayedCheckpoint
 from zfabric.protocol.messages.relays import RelayedReceipt as RelayedReceipt
 from zfabric.protocol.messages.relays import RepeatCalls as RepeatCalls
+from zfabric.protocol.messages.relays import RequestReceipt as RequestReceipt
 from zfabric.protocol.messages.relays import StopRelayed as StopRelayed
 from zfabric.protocol.messages.rows import Ids as Ids
 from zfabric.protocol.messages.rows import Row as Row

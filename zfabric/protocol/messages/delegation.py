@@ -151,10 +151,13 @@ class RelayedYields(NamedTuple):
 class EndsReceived(NamedTuple):
     """home -> executor. The home has processed all ``Ended`` up to this number, and is a registered holder of the objects they name.
 
-    Nobody waits for it: it is sent a while after the first of these, for all of them.
+    Nobody waits for it: it is sent a while after the first of these, for all of them. ``callers`` are processes that may not have received
+    all outcomes of their calls: rows ``(caller, number)``. The executor retains those that it sent to them above that number until one of
+    these messages no longer names them.
     """
 
     number: int
+    callers: Rows = ()
 
 
 class Borrow(NamedTuple):

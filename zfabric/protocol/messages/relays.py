@@ -152,6 +152,22 @@ class CallsRepeated(NamedTuple):
     actor_id: bytes
 
 
+class RequestReceipt(NamedTuple):
+    """local scheduler -> client. Answer with ``Receipt``: so the client has received all outcomes of calls that were sent before.
+
+    It is sent a while after outcomes of calls of an actor on another node, which the actor retains until then. Either message is lost
+    with the daemon: then the actor's node repeats the outcomes, and the next daemon requests another receipt.
+    """
+
+    token: int
+
+
+class Receipt(NamedTuple):
+    """client -> local scheduler. The client has received this ``RequestReceipt``, and all that was sent before it."""
+
+    token: int
+
+
 class ClaimName(NamedTuple):
     """home of an actor -> head. The actor claims a name. ``NameClaimed`` is the answer."""
 
@@ -176,7 +192,7 @@ class FreeName(NamedTuple):
 
 
 class CallsEnded(NamedTuple):
-    """local scheduler -> local scheduler of the callers' node. Outcomes of relayed calls: rows as in ``CallOutcomes``.
+    """local scheduler -> local scheduler of the caller's node. Outcomes of relayed calls of one process: rows as in ``CallOutcomes``.
 
     Of a large value only the size is there, as in ``Ended``, with which these messages share their numbers and ``EndsReceived``.
     """

@@ -11,6 +11,7 @@ from typing import Any
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
+from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.records import READY, FunctionRecord, NodeRecord, ShapeQueue, TaskRecord
 from zfabric.machines.local_scheduler.references import References, row_names
 from zfabric.machines.local_scheduler.tables import Tables
@@ -23,19 +24,29 @@ from zfabric.protocol.options import option
 ACKNOWLEDGE_AFTER = 0.02
 """Seconds after which an end is acknowledged, with all that have come meanwhile. Until then its node retains the outcome and does nothing
 else with it, so nobody waits. A message for each would cost both daemons time for each task of a program that waits for every task."""
+RECEIPTS_WITHIN = 0.01
+"""Seconds that callers have to confirm what they have received, before ends are acknowledged without what they have not confirmed."""
 
 
 class Delegations:
     """Gives ready tasks to other nodes, and takes in how they ended."""
 
     def __init__(
-        self, tables: Tables, references: References, outcomes: Outcomes, borrowing: Borrowing, copies: Copies, node: bytes
+        self,
+        tables: Tables,
+        references: References,
+        outcomes: Outcomes,
+        borrowing: Borrowing,
+        copies: Copies,
+        receipts: Receipts,
+        node: bytes,
     ) -> None:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
         self.borrowing = borrowing
         self.copies = copies
+        self.receipts = receipts
         self.node = node
 
     def give(self, queue: ShapeQueue, node: NodeRecord, most: int, now: float) -> int:
@@ -142,20 +153,28 @@ class Delegations:
         self.tables.owe(node, message.number, now + ACKNOWLEDGE_AFTER)
 
     def end_of_turn(self, now: float) -> None:
-        """Acknowledge the ended attempts that were taken in, once that is due. Those that are due first come first."""
+        """Acknowledge the ended attempts and calls that were taken in, once that is due."""
         for node, due in list(self.tables.owed.items()):
             if node.ends_received is None or self.tables.nodes.get(node.token) is not node:
                 del self.tables.owed[node]
-            elif due > now:
-                break
-            elif not node.repeating:
-                del self.tables.owed[node]
-                self.borrowing.send_behind(node.token, m.EndsReceived(node.ends_received))
-                node.ends_received = None
+            elif due <= now and not node.repeating:
+                if node.receipts and not node.requested and self.receipts.request(node):
+                    node.requested = True
+                    self.tables.owed[node] = now + RECEIPTS_WITHIN
+                else:
+                    self._acknowledge(node, node.ends_received, now)
+
+    def _acknowledge(self, node: NodeRecord, number: int, now: float) -> None:
+        del self.tables.owed[node]
+        node.ends_received, node.requested = None, False
+        callers = tuple((caller, each.received) for caller, each in node.receipts.items())
+        self.borrowing.send_behind(node.token, m.EndsReceived(number, callers))
+        if any(not each.token for each in node.receipts.values()):
+            self.tables.owe(node, number, now + RECEIPTS_WITHIN)
 
     def next_deadline(self) -> float | None:
         """When an acknowledgement is due."""
-        return next((due for node, due in self.tables.owed.items() if not node.repeating), None)
+        return min((due for node, due in self.tables.owed.items() if not node.repeating), default=None)
 
 
 def _without_strategy(row: m.Row, function: FunctionRecord) -> m.Row:

@@ -6,8 +6,9 @@ nothing of the task stays here. The home retries, cancels, fails.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable
+from math import inf
 
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
@@ -334,14 +335,29 @@ class Executions:
             else:
                 own.append(report.completed())
 
-    def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> None:
-        """A home has taken in reports, and is registered as a holder of what they name."""
+    def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> list[m.Ended | m.CallsEnded | m.RelayedYields]:
+        """A home has taken in reports, and is registered as a holder of what they name. Return those that nobody lacks any more."""
         home = self.tables.nodes.get(source[1:])
-        while home is not None and home.unreceived and home.unreceived[0].number <= message.number:
-            received = home.unreceived.popleft()
-            self.references.unpin(home.pinned.pop(received.number))
-            if isinstance(received, m.CallsEnded):
-                self.tables.transitions.append(CallsEndReceived(source[1:], received.number))
+        if home is None:
+            return []
+        received: list[m.Ended | m.CallsEnded | m.RelayedYields] = []
+        lacking: dict[bytes, int] = dict(message.callers)
+        for caller, unconfirmed in list(home.unconfirmed.items()):
+            while unconfirmed and unconfirmed[0].number <= lacking.get(caller, inf):
+                received.append(unconfirmed.popleft())
+            if not unconfirmed:
+                del home.unconfirmed[caller]
+        while home.unreceived and home.unreceived[0].number <= message.number:
+            report = home.unreceived.popleft()
+            if isinstance(report, m.CallsEnded) and report.number > lacking.get(caller := report.rows[0][1], report.number):
+                home.unconfirmed.setdefault(caller, deque()).append(report)
+            else:
+                received.append(report)
+        for report in received:
+            self.references.unpin(home.pinned.pop(report.number))
+            if isinstance(report, m.CallsEnded):
+                self.tables.transitions.append(CallsEndReceived(source[1:], report.number))
+        return received
 
 
 def _is_stream(task: TaskRecord | RefusedRow) -> bool:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from zfabric.machines.local_scheduler.actor_records import RemoteActorRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
-from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER
+from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER, RECEIPTS_WITHIN
+from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers, names_of
 from zfabric.machines.local_scheduler.objects.call_results import CallResults, names_of_outcome
 from zfabric.machines.local_scheduler.records import NO_HOME, NodeRecord, ProcessRecord
@@ -31,13 +32,21 @@ class RemoteActors:
     """Finds actors of other nodes, sends calls there, and passes outcomes to the callers."""
 
     def __init__(
-        self, tables: Tables, actors: ActorDirectory, call_results: CallResults, borrowing: Borrowing, callers: RemoteCallers, node: bytes
+        self,
+        tables: Tables,
+        actors: ActorDirectory,
+        call_results: CallResults,
+        borrowing: Borrowing,
+        callers: RemoteCallers,
+        receipts: Receipts,
+        node: bytes,
     ) -> None:
         self.tables = tables
         self.actors = actors
         self.call_results = call_results
         self.borrowing = borrowing
         self.callers = callers
+        self.receipts = receipts
         self.node = node
         self.records = tables.remote_actors
         self._repeating: dict[tuple[bytes, bytes], NodeRecord] = {}
@@ -278,7 +287,9 @@ class RemoteActors:
         self.borrowing.refer(named, message.homes, node.token)
         self.call_results.take(node, rows)
         self.borrowing.settle(named)
-        self.tables.owe(node, message.number, now + ACKNOWLEDGE_AFTER)
+        for row in rows:
+            self.receipts.sent(node, row[1], message.number)
+        self.tables.owe(node, message.number, now + (RECEIPTS_WITHIN if node.receipts else ACKNOWLEDGE_AFTER))
 
     def _is_wanted(self, row: m.Row) -> bool:
         """Whether the job of a call goes on."""
@@ -290,6 +301,7 @@ class RemoteActors:
     def on_caller_exited(self, exited: CallerExited) -> None:
         """Notify the nodes of the actors that a process has called."""
         incarnation = exited.incarnation
+        self.receipts.caller_exited(incarnation)
         for key in [each for each in self._repeating if each[0] == incarnation]:
             self._repeated(key)
         called = {record.node for record in self.records.values() if incarnation in record.watchers and record.node}

@@ -1,7 +1,7 @@
 """Calls that processes of other nodes make of actors of this one: to the actors, this node stands for the callers.
 
 A relayed call reaches its actor as other calls do, with a caller's name that has its node inside. Its outcome always comes through here
-(``CallOutcomes``), and the actor retains it until the caller's node has taken it in. What the arguments name is pinned here until the
+(``CallOutcomes``), and the actor retains it until the caller has received it. What the arguments name is pinned here until the
 outcome leaves, behind all holds (``Borrowing.send_behind``): so the caller does not drop a ref before the actor's own hold is registered.
 """
 
@@ -101,10 +101,11 @@ class RemoteCallers:
         if self.tables.recovering or self.tables.unsettled is not None:
             return  # Callers' nodes have yet to register with this restarted scheduler.
         ended, self.tables.relayed_ends = self.tables.relayed_ends, []
-        by_node: defaultdict[bytes, list[tuple[WorkerRecord, m.Row, m.Ids]]] = defaultdict(list)
+        by_caller: defaultdict[bytes, list[tuple[WorkerRecord, m.Row, m.Ids]]] = defaultdict(list)
         for each in ended:
-            by_node[node_of_caller(each[1][1])].append(each)
-        for token, reports in by_node.items():
+            by_caller[each[1][1]].append(each)
+        for remote, reports in by_caller.items():
+            token = node_of_caller(remote)
             node = self.tables.nodes.get(token)
             rows: list[m.Row] = []
             named: list[bytes] = []

@@ -89,13 +89,12 @@ class RemoteStreams:
 
     def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> None:
         """A home has taken in reports. The values of streams that have ended are its own from then on."""
-        home = self.tables.nodes.get(source[1:])
-        for report in home.unreceived if home is not None and self.last else ():
-            if report.number <= message.number and isinstance(report, m.Ended | m.CallsEnded):
+        received = self.executions.on_ends_received(now, source, message)
+        for report in received if self.last else ():
+            if isinstance(report, m.Ended | m.CallsEnded):
                 rows = m.Completed(*report.completed).rows if isinstance(report, m.Ended) else report.rows
                 for row in rows:
                     self._forget(row[0])
-        self.executions.on_ends_received(now, source, message)
 
     def _forget(self, identifier: bytes) -> None:
         last = self.last.pop(identifier, None)

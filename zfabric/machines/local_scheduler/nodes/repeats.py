@@ -8,7 +8,9 @@ values that it retains for the other. What one side does not repeat, the other g
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
@@ -81,7 +83,10 @@ class Repeats:
         node.functions.clear()
         node.reported.clear()
         node.repeated.clear()
-        node.ends_received = None
+        node.ends_received, node.requested = None, False
+        node.receipts.clear()
+        node.unreceived = deque(sorted((*node.unreceived, *chain(*node.unconfirmed.values())), key=lambda message: message.number))
+        node.unconfirmed.clear()
         node.reclaimable = False
         self.borrowing.begin_anew(node.token)
         self.detached.begin_anew(node.token)
