@@ -432,7 +432,7 @@ def dump_call(
 
 
 def naming_refs(options: Pairs | None, contained: tuple[bytes, ...]) -> Pairs | None:
-    """Options of a call that names these objects, besides those that the options name already."""
+    """Return the options of a call with these objects added to those that it names."""
     if not contained:
         return options
     others = tuple(pair for pair in options or () if pair[0] != "contains")

@@ -95,7 +95,7 @@ class Calls:
         self.delayed: dict[Target, None] = {}
         """Actors with calls that wait: for a location, for arguments, or for the scheduler's answer."""
         self._barriers: dict[int, list[bytes]] = {}
-        """Calls that each query stands for: its answer says that the scheduler received everything those calls refer to."""
+        """Calls that wait for the answer to each query. It shows that the scheduler has received everything to which they refer."""
         self._asked: set[bytes] = set()
         """Calls that wait for the answer to such a query."""
         self._to_ask: list[bytes] = []

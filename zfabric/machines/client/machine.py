@@ -285,10 +285,10 @@ class Client:
         return self.direct.take() or self.calls.take_lone()
 
     def take_before_releases(self) -> list[Effect]:
-        """Take messages that were added so far, without releases of dropped refs.
+        """Take the messages that were added so far, without releases of dropped refs.
 
-        A worker sends these, then the ends of its tasks, then the rest: before the task's own ref is released, the scheduler must have
-        received that a value which the task returns contains it.
+        A worker sends these, then the ends of its tasks, then the releases: before a task's own ref is released, the scheduler must have
+        received the value that the task returned, which may contain that ref.
         """
         self.calls.ask()
         effects, self._controls = self._controls, []

@@ -79,7 +79,7 @@ class UnreadFailures:
                 self._lose(failure)
 
     def read(self, identifiers: Iterable[bytes]) -> None:
-        """Record that the program, or a task that fails with them, has read the failures of these objects that have arrived."""
+        """Record as read the failures of these objects that have arrived: by the program, or by a task that fails with them."""
         if self.held:
             for identifier in identifiers:
                 self.held.pop(identifier[:TASK_BYTES], None)

@@ -145,7 +145,7 @@ class References:
     # -- pins --
 
     def pin(self, object_ids: Iterable[bytes]) -> None:
-        """Count one more unfinished row that names, or live value that contains, each of these objects."""
+        """Count, for each of these objects, one more unfinished row that names it, or live value that contains it."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None:

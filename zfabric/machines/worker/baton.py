@@ -76,7 +76,7 @@ class Baton:
         self._leaving: dict[bytes, m.ActorEnded] = {}
         """The end of each actor that runs ``__exit__`` now, to be reported after it."""
         self.unsent: list[m.ActorEnded] = []
-        """Ends of actors that are to be reported behind all that those actors sent."""
+        """Ends of actors, to be reported behind everything that the actors have sent."""
         self.instances = False
         """Whether the process has instances. Then an end is reported once the shell has dropped the instance."""
 

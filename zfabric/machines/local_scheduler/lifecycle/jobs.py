@@ -169,9 +169,9 @@ class Jobs:
             self._write_end(ends)
 
     def _nodes_of(self, job: JobRecord) -> list[bytes]:
-        """Drop what other nodes have of a job that ends. Return those that must acknowledge the end.
+        """Drop the records of what other nodes have of a job that ends. Return the nodes that must acknowledge the end.
 
-        Its home has all of them end it, others those that they gave tasks to: of these the home may not know yet.
+        At the home of the job that is every node, elsewhere the nodes to which this one gave tasks: the home may not know of these yet.
         """
         found = []
         for node in self.tables.nodes.values():

@@ -37,7 +37,7 @@ class Entrusting:
         """Homes of jobs that have rows of the daemon before this one, by task."""
 
     def entrust(self, object_ids: Iterable[bytes]) -> None:
-        """Entrust the rows that make these objects, unless the homes of their jobs have them, with all rows that those name."""
+        """Entrust the rows that make these objects, and the rows that they name, unless the home of the job has them."""
         makers = self._makers(object_ids)
         if makers:
             self._entrust(makers)

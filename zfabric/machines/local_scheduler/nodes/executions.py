@@ -143,7 +143,7 @@ class Executions:
         return tuple(found)
 
     def repeat_ends(self, home: NodeRecord) -> None:
-        """Send a home the ends again that it has not acknowledged, and that actors are made which live here."""
+        """Repeat to a home the ends that it has not acknowledged, and the ends of tasks that have made actors here."""
         for message in home.unreceived:
             self.borrowing.send_behind(home.token, message)
         for guest in self.tables.guests.values():
@@ -247,7 +247,7 @@ class Executions:
         self._return(source[1:], returned, "")
 
     def return_unbegun(self) -> None:
-        """Return the tasks of other nodes that have not begun here, but for those whose placement group has its bundle here."""
+        """Return tasks of other nodes that have not begun here. Those in a bundle of this node stay."""
         by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
         for task in self.tables.tasks.values():
             if task.function.delegated and task.state in (READY, WAITING) and self.tables.queue_of(task).group is None:

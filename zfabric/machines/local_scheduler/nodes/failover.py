@@ -76,9 +76,9 @@ class _Takeover:
         self.attempts: dict[bytes, tuple[bytes, int]] = {}
         """Attempts that run on other nodes: (node, attempt), by task."""
         self.ends: list[tuple[bytes, m.Row, m.Row | None, m.Ids]] = []
-        """Attempts of these that have ended: node, row and extra as in ``Completed``, refs inside, which are pinned."""
+        """Attempts that have ended on other nodes: (node, row and extra as in ``Completed``, refs inside). The refs are pinned."""
         self.own_ends: list[m.Completed] = []
-        """Attempts that had ended on this node, and of which the dead one has not heard. The refs inside are pinned."""
+        """Attempts that had ended on this node, and whose ends the dead one had not acknowledged. The refs inside are pinned."""
 
 
 class Failover:
@@ -157,7 +157,7 @@ class Failover:
         self.references.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
     def repeat(self, node: bytes) -> None:
-        """Report again that this node has nothing more of those that are dead, and which rows of the other one are here."""
+        """Report again that this node has nothing more of dead nodes, and which entrusted rows of the other node are here."""
         for dead, over in self.tables.dead.items():
             if not over:
                 self.tables.send_to_node(node, m.Remains(dead, (), (), (), True))
@@ -362,7 +362,7 @@ class Failover:
                 self.tables.to_retain.append(record)
 
     def _restore_tasks(self, dead: bytes, rows: dict[bytes, EntrustedRow], wanted: list[bytes], now: float) -> dict[bytes, TaskRecord]:
-        """Make records of the tasks that make these objects, and of all that they name: as ended tasks whose values are lost."""
+        """Make records of the tasks with these ids, and of the tasks whose values they need: as ended tasks whose values are lost."""
         found: dict[bytes, TaskRecord] = {}
         agenda = list(wanted)
         while agenda:

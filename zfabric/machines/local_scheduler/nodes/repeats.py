@@ -128,7 +128,7 @@ class Repeats:
         self.jobs.node_joined(token)
 
     def _in_outcomes(self, home: bytes, unreceived: Iterable[m.Message]) -> set[bytes]:
-        """Values of calls whose outcomes a home has not acknowledged: it may not know that there are any, and receives them with these."""
+        """Values in outcomes of calls that a home has not acknowledged: it may receive these values only with the outcomes."""
         rows = [row for message in unreceived if isinstance(message, m.CallsEnded) for row in message.rows]
         rows += [row for _, row, _ in self.tables.relayed_ends if node_of_caller(row[1]) == home]
         return {call_value(row[0], index) for row in rows for index, _ in enumerate(row[3])}

@@ -1,4 +1,4 @@
-"""Rebuilding lost values: the tasks that made them run again, after those that made what these need (paper, section 4.2.3).
+"""Rebuilding lost values: the tasks that made them run again, after the tasks that made their lost inputs (paper, section 4.2.3).
 
 A value that no task made is read from the control store if it was put as durable, or made again by its actor. Otherwise a failure with the
 reason takes its place.
