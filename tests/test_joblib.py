@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,44 @@ def nested(array: Any, jobs: int | None) -> tuple[float, str, int | None]:
     with Parallel(n_jobs=jobs) as parallel:
         sums = parallel(delayed(numpy.sum)(array) for _ in range(3))
         return sum(sums), type(parallel._backend).__name__, parallel.n_jobs
+
+
+def test_an_initializer_runs_once_in_each_worker(tmp_path: Path) -> None:
+    """Before the first call there, and again only for other arguments; calls have the globals that it sets."""
+    log = tmp_path / "log"
+
+    def begin(value: int) -> None:
+        global _begun
+        _begun = value
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} {value}\n")
+
+    def value_of(_: int) -> tuple[int, int]:
+        return _begun, os.getpid()
+
+    def calls(value: int) -> set[tuple[int, int]]:
+        with parallel_config(backend="zfabric", n_jobs=2, initializer=begin, initargs=(value,)):
+            return set(Parallel(batch_size=1)(delayed(value_of)(number) for number in range(8)))
+
+    def inner(number: int) -> list[tuple[int, int]]:
+        return Parallel(2)(delayed(value_of)(number) for number in range(4))
+
+    found = calls(1) | calls(1)
+    with parallel_config(backend="zfabric", n_jobs=2, initializer=begin, initargs=(1,)):
+        found.update(*Parallel()(delayed(inner)(number) for number in range(4)))
+    found |= set(Parallel(2, "zfabric", initializer=begin, initargs=(2,))(delayed(value_of)(number) for number in range(8)))
+    assert {value for value, _ in found} == {1, 2}
+    lines = log.read_text().splitlines()
+    assert len(lines) == len(set(lines))
+    assert {f"{pid} {value}" for value, pid in found} <= set(lines)
+
+
+def test_an_initializer_that_fails_fails_the_calls(here: None) -> None:
+    with pytest.raises(BrokenExecutor, match="the initializer raised ValueError: the condition is true"):
+        Parallel(2, initializer=fail_if, initargs=(True,))(delayed(abs)(number) for number in range(4))
+    with pytest.raises(TypeError, match="must be a callable"):
+        Parallel(2, initializer="begin")(delayed(abs)(number) for number in range(4))
+    assert Parallel(2)(delayed(abs)(number) for number in range(-2, 1)) == [2, 1, 0]
 
 
 @pytest.mark.parametrize(("jobs", "expected"), [(None, -1), (2, 2), (-1, -1), (1, 1)])

@@ -22,7 +22,7 @@ from zfabric import api as zf
 from zfabric._version import __version__
 from zfabric.api.refs import owner_of
 from zfabric.exceptions import ArgumentTypeError, FabricError, NotInitializedError, OptionError
-from zfabric.util import initializers
+from zfabric.util.initializers import Initializer, InitializerError
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -34,10 +34,6 @@ _BEGUN = ("running", "blocked")
 """States of running tasks in the cluster's listings."""
 TASKS_MAX = 10_000
 """The most running tasks in one listing: more than any node runs at a time."""
-
-
-class InitializerError(BrokenExecutor):
-    """The initializer of an executor raised an error in a worker: the executor cannot be used any more."""
 
 
 class TaskFuture(Future[Result]):
@@ -105,31 +101,6 @@ def _running_tasks() -> set[str]:
     return {row["task_id"] for row in rows}
 
 
-class _Initializer:
-    """Runs an executor's initializer once in each worker process, before the first call there."""
-
-    done: dict[int, InitializerError | initializers.SharedNames] = {}
-    """The initializer's result or error in this process, by executor."""
-
-    def __init__(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self.parts = key, function, arguments
-
-    def __call__(self) -> initializers.SharedNames:
-        """Return the names that the initializer shares with functions of this process."""
-        key, function, arguments = self.parts
-        if key not in self.done:
-            self.done[key] = initializers.SharedNames()  # The initializer may wait for calls, which then run here.
-            try:
-                self.done[key] = initializers.run(function, arguments)
-            except Exception as error:  # the user's own
-                self.done[key] = failed = InitializerError(f"the initializer raised {type(error).__name__}: {error}")
-                failed.__cause__ = error
-        found = self.done[key]
-        if isinstance(found, InitializerError):
-            raise found
-        return found
-
-
 _keys = count()
 _open: weakref.WeakSet[Executor] = weakref.WeakSet()
 """Executors that may have calls without an outcome when the interpreter ends."""
@@ -190,7 +161,7 @@ class Executor(_Executor):
             initializer = None
         # A number and this object's address would be unique in one process only; workers serve several.
         key = hash((__version__, id(self), time.time_ns(), next(_keys)))
-        self._initializer = None if initializer is None else _Initializer(key, initializer, tuple(initargs))
+        self._initializer = None if initializer is None else Initializer(key, initializer, tuple(initargs))
         self._options = options
         self._call = self._made_remote(_call)
         self._functions: dict[Any, Any] = {}
@@ -377,7 +348,7 @@ def _check(fn: Any) -> None:
         raise TypeError(f"{fn.__qualname__} yields, and a future has one value: submit a function that returns a list of them")
 
 
-def _after(initialize: _Initializer, function: Callable[..., Any]) -> Callable[..., Any]:
+def _after(initialize: Initializer, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def initialized(*args: Any, **kwargs: Any) -> Any:
         with initialize().given_to(function, *filter(callable, args)):

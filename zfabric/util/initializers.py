@@ -1,4 +1,4 @@
-"""Effects of an initializer of a pool or executor on a script's globals, for functions that run in the same process.
+"""Initializers of pools, executors and joblib's calls, and their effects on a script's globals in the process where they run.
 
 In a forked process, or one that has imported the program, all functions of the script share one namespace, and an initializer that says
 ``global model`` sets what the others read. Here each call brings its own copy of the globals that its functions use, so that a program can
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +23,35 @@ _CODE = (types.FunctionType, type, types.ModuleType, types.BuiltinFunctionType)
 _NOTHING = object()
 
 Namespace = dict[str, Any]
+
+
+class InitializerError(BrokenExecutor):
+    """An initializer raised an error in a worker: the executor cannot be used any more."""
+
+
+class Initializer:
+    """Runs an initializer once in each worker process, before the first call there that needs it."""
+
+    done: dict[Hashable, InitializerError | SharedNames] = {}
+    """The results or errors of initializers in this process, by key."""
+
+    def __init__(self, key: Hashable, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.parts = key, function, arguments
+
+    def __call__(self) -> SharedNames:
+        """Return the names that the initializer shares with functions of this process."""
+        key, function, arguments = self.parts
+        if key not in self.done:
+            self.done[key] = SharedNames()  # The initializer may wait for calls, which then run here.
+            try:
+                self.done[key] = run(function, arguments)
+            except Exception as error:  # the user's own
+                self.done[key] = failed = InitializerError(f"the initializer raised {type(error).__name__}: {error}")
+                failed.__cause__ = error
+        found = self.done[key]
+        if isinstance(found, InitializerError):
+            raise found
+        return found
 
 
 def run(initializer: Callable[..., Any], arguments: Iterable[Any]) -> SharedNames:

@@ -6,17 +6,21 @@ of a call of ``Parallel``; results are copies, since programs change what they h
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 from zfabric import api as zf
+from zfabric.adapters.serialization import serialize
 from zfabric.api.refs import owner_of
 from zfabric.exceptions import FabricError, OptionError
+from zfabric.util.initializers import Initializer
 from zfabric.util.large_arrays import StoredArrays, pack, unpack
 
 try:
@@ -35,6 +39,8 @@ SHARED_WRITES = (
     "mmap_mode={!r} shares writes of tasks, and zfabric shares none, since tasks may run on several machines: use 'r' for arrays that are "
     "only read, 'c' for a copy in each task, or a numpy.memmap of a file that all nodes have"
 )
+_PROGRAM = f"{time.time_ns()}"
+"""Tells this process's initializers from those of other programs whose calls a worker runs."""
 
 
 class _Batch:
@@ -60,7 +66,8 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     Arrays of ``max_nbytes`` (1 MiB) or more are shared by the calls and read-only there, wherever they are in the arguments. Smaller ones,
     or all with ``max_nbytes=None`` or ``mmap_mode="c"``, are copies that a batch may write to. A ``numpy.memmap`` is opened again by its
-    path. Calls of ``Parallel`` inside a call run on the cluster, too.
+    path. Calls of ``Parallel`` inside a call run on the cluster, too. ``initializer(*initargs)`` is called in each worker before its first
+    call, and not again for equal arguments; a call in a worker where it failed raises ``concurrent.futures.BrokenExecutor``.
 
     >>> import joblib
     >>> from zfabric.util.joblib import register
@@ -75,11 +82,21 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     supports_sharedmem = False
     default_n_jobs = -1
 
-    def __init__(self, nesting_level: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        nesting_level: int | None = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        **options: Any,
+    ) -> None:
         super().__init__(nesting_level=nesting_level)
         if options.get("num_returns") not in (None, 1):
             raise OptionError(f"a batch has one value: num_returns={options['num_returns']!r} is for f.remote()")
         self._options = options
+        self._own = _made(initializer, initargs)
+        """The initializer of calls of ``Parallel`` that are given none."""
+        self._initialize: Initializer | None = None
+        """That of the present call."""
         self._run = zf.remote(_run_batch).options(**options)
         self._named: dict[str, Any] = {}
         """The same remote function with names for listings."""
@@ -97,7 +114,7 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         """Batches with an outcome, for the thread that calls joblib back: it reads results, and the program's iterator of calls."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.nesting_level, self._options)
+        return _restored, (self.nesting_level, self._own, self._options)
 
     # -- how many --
 
@@ -123,17 +140,24 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         parallel: Any = None,
         max_nbytes: int | None = LARGE,
         mmap_mode: str | None = "r",
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
         **_settings: Any,
     ) -> int:
         """Prepare for calls of ``parallel``; return how many batches will run at a time. Settings of other backends have no effect.
 
-        Raises OptionError for a ``mmap_mode`` that shares writes.
+        Raises OptionError for a ``mmap_mode`` that shares writes, and TypeError for an initializer that cannot be called.
         """
         if mmap_mode in ("r+", "w+") and max_nbytes is not None:
             raise OptionError(SHARED_WRITES.format(mmap_mode))
         jobs = self.effective_n_jobs(n_jobs)
         if jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
+        initialize = _made(initializer, initargs) or self._own
+        if initialize is not self._initialize:
+            self._initialize = initialize
+            self._run = zf.remote(_batch_runner(initialize)).options(**self._options)
+            self._named.clear()
         self.parallel = parallel
         self._shared_from = math.inf if max_nbytes is None or mmap_mode in (None, "c") else max_nbytes
         self._limit = self._room = jobs if jobs < self._slots() else None
@@ -244,14 +268,63 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
                 return
 
 
-def _restored(nesting_level: int | None, options: dict[str, Any]) -> ZfabricBackend:
-    return ZfabricBackend(nesting_level, **options)
+def _restored(nesting_level: int | None, initialize: Initializer | None, options: dict[str, Any]) -> ZfabricBackend:
+    """Return a backend that was sent. One for calls inside a call has the initializer of that call."""
+    backend = ZfabricBackend(nesting_level, **options)
+    backend._own = initialize or _loading.initialize
+    return backend
+
+
+class _Loading(threading.local):
+    """The initializer of the batch that this thread unpickles. It is sent with the function that runs batches, not with each of them."""
+
+    initialize: Initializer | None = None
+
+
+_loading = _Loading()
 
 
 def _run_batch(payload: bytes, references: list[zf.ObjectRef], *arrays: Any) -> Any:
     """Run a batch, in a worker."""
     register()  # A call may name the backend.
     return unpack(payload, references, arrays)()
+
+
+def _run_after(initialize: Initializer, payload: bytes, references: list[zf.ObjectRef], arrays: tuple[Any, ...]) -> Any:
+    """Run a batch, in a worker, after its initializer. Its functions share the globals that this sets."""
+    register()
+    shared = initialize()
+    before, _loading.initialize = _loading.initialize, initialize
+    try:
+        call: Any = unpack(payload, references, arrays)
+    finally:
+        _loading.initialize = before
+    with shared.given_to(*(function for function, *_ in call.items)):
+        return call()
+
+
+def _made(initializer: Callable[..., Any] | None, initargs: tuple[Any, ...]) -> Initializer | None:
+    """Return an initializer that runs once in a process, for all backends of this program that have it with equal arguments.
+
+    Raises TypeError for one that cannot be called, and SerializationError.
+    """
+    if initializer is None:
+        return None
+    if not callable(initializer):
+        raise TypeError(f"initializer must be a callable, not {initializer!r}")
+    content = serialize((initializer, tuple(initargs)), "initializer").to_bytes()
+    return Initializer((_PROGRAM, hashlib.sha256(content).digest()), initializer, tuple(initargs))
+
+
+def _batch_runner(initialize: Initializer | None) -> Callable[..., Any]:
+    """Return the function that runs a batch, after the initializer has run in its process."""
+    if initialize is None:
+        return _run_batch
+
+    def run_batch(payload: bytes, references: list[zf.ObjectRef], *arrays: Any) -> Any:
+        return _run_after(initialize, payload, references, arrays)
+
+    return run_batch
 
 
 def register() -> None:
