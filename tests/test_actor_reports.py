@@ -118,7 +118,7 @@ def test_explain_names_why_an_actor_is_pending(tmp_path: Path) -> None:
     greedy = Seen.options(num_cpus=3).remote()
     called = greedy.pid.remote()
     eventually(lambda: zf.explain(greedy).state == "creating", "the daemon has heard of it")
-    assert "no node has or will ever have 3 CPU" in zf.explain(greedy).reason
+    assert "no node has 3 CPU" in zf.explain(greedy).reason
     assert zf.explain(called).reason == "pid waits until the actor is made"
     shown = brief(called.binary())
     assert shown.endswith("-c0")

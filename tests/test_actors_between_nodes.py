@@ -430,7 +430,7 @@ def test_the_death_of_an_actors_node_is_that_of_the_actor_and_its_callers_are_to
             zf.get(counter.add.remote(), timeout=WITHIN)
         assert len(zf.get(repeated, timeout=WITHIN)) == 20, "made on another node, it runs the calls again"
         assert zf.get([each.node.remote() for each in (mover, unclear)], timeout=WITHIN) == [own.nodes[0].node_id] * 2
-        with pytest.raises(zf.ActorUnavailableError) as unavailable:
+        with pytest.raises(zf.ActorUnavailableError, match="it lived, node2, is dead; the actor is made again") as unavailable:
             zf.get(once, timeout=WITHIN)
         assert unavailable.value.facts["outcome"] == "unknown"
         with pytest.raises(zf.TaskUnschedulableError, match="which has died or left"):

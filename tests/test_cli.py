@@ -414,6 +414,7 @@ def test_programs_find_the_started_cluster_and_their_modules(place: Place) -> No
     assert (status["jobs"], status["statistics"]["tasks_finished"]) == ([], 9)
     place.run("stop")
     assert f"there is no session at '{session}'" in place.run("status", "--address", session, code=1).stderr
+    assert "is an address of a Ray client" in place.run("status", "--address", "ray://127.0.0.1:10001", code=1).stderr
 
 
 def test_tasks_of_a_program_that_joined_run_where_it_runs(place: Place) -> None:

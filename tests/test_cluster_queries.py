@@ -114,7 +114,7 @@ def test_one_node_that_does_not_answer_is_an_error(node: Asked, how: str) -> Non
         node.scheduler.tick(node.now)
         node.turn()
     (answer,) = node.answers()
-    expected = {"silent": "no answer within 2 s from n2", "dead": "that node has died"}
+    expected = {"silent": "clock: n2 did not answer within 2 s", "dead": "that node has died"}
     assert expected.get(how, "this cluster has no such node") in answer.error
 
 

@@ -166,7 +166,9 @@ def test_without_the_head_drivers_and_nodes_end_after_two_leases() -> None:
         with zf.init(others[0].address):
             ref = zf.remote(lambda: time.sleep(1000)).options(scheduling_strategy=on(others[1])).remote()
             head.kill()
-            assert isinstance(failure(ref), zf.NodeDiedError)
+            error = failure(ref)
+            assert isinstance(error, zf.NodeDiedError)
+            assert f"the head (node1, {cluster.address}) did not answer" in str(error)
             eventually(lambda: not any(node.alive() for node in others), "the other nodes have ended")
 
 

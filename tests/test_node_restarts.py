@@ -244,6 +244,14 @@ def test_the_link_to_a_new_daemon_begins_anew_on_both_sides(peer: Peer) -> None:
     assert [type(each) for each in told(peer, C)] == [m.RegisterNode, m.Ready]
 
 
+def test_a_node_that_is_drained_says_so_to_a_new_daemon_before_anything_else(peer: Peer) -> None:
+    """Else an actor that has left would be made there again, and what it does not repeat would count as a restart."""
+    peer.scheduler.draining.drain(0.0, force=True)
+    told(peer, C)
+    hear(peer, C, anew(NEW))
+    assert told(peer, C)[:2] == [m.RegisterNode(m.PROTOCOL_VERSION, OWN, NEW), m.NodeDraining()]
+
+
 def test_attempts_that_a_restarted_executor_does_not_report_run_again_and_others_go_on(peer: Peer) -> None:
     peer.delegate(0, 1, 2)
     hear(peer, C, anew(NEW), again(NEW), m.RunningDelegated(((task_id(1), OF_SELF), (task_id(9), OF_SELF))), m.Ready())

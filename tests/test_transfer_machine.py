@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from scheduler_alone import OWN, Node
@@ -415,8 +416,11 @@ def test_bytes_that_cannot_be_read_send_readers_elsewhere() -> None:
     agent = Alone()
     agent(TRANSFER_AGENT + A, m.Want(1, VALUE, MiB, 0, MiB))
     agent(SCHEDULER, m.Objects(((VALUE, OK, (-64, MiB), ()),)))
-    said = agent(b"X" + SELF, m.ChunkFailed(VALUE, "it is damaged"))
-    assert said == [(TRANSFER_AGENT + A, m.Unavailable(1, "it is damaged")), (STORE, m.Unpin((VALUE,)))]
+    said = agent(b"X" + SELF, m.ChunkFailed(VALUE, "it is damaged: " + 5000 * "x"))
+    assert said == [(TRANSFER_AGENT + A, m.Unavailable(1, ANY)), (STORE, m.Unpin((VALUE,)))]
+    reason = said[0][1].reason
+    assert reason.startswith("it is damaged: xxx")
+    assert len(reason) <= 1000, "messages between agents have 4 KiB at most"
 
 
 def test_a_value_stays_pinned_until_its_last_byte_has_left() -> None:

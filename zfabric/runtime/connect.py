@@ -165,6 +165,11 @@ def find_session(address: str) -> Session:
         return session
     if is_cluster_address(address):
         return node_of_cluster(address)
+    if address.startswith("ray://"):
+        raise ConnectionLostError(
+            f"{address!r} is an address of a Ray client, which zfabric does not have: a program joins through a node on its own machine, "
+            'which `zfabric start --address` starts; "auto" or tcp://HOST:PORT of the cluster then finds it'
+        )
     path = address.removeprefix("ipc://")
     if not os.path.isdir(path):
         raise ConnectionLostError(

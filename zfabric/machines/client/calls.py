@@ -683,11 +683,13 @@ class Calls:
     def _fail(self, target: Target, row: Row, outcome: str) -> None:
         what = f"{row[METHOD]} of actor {short(target.actor_id)}"
         facts: Facts = (("actor", target.actor_id.hex()), ("outcome", outcome))
-        if target.state == DEAD:
+        if target.failure:
             kind, text, more = unpack_failure(target.failure)
             facts = more + facts
         else:
-            kind, text = "ActorUnavailableError", "the actor's process ended, and is started again"
+            kind, text = "ActorUnavailableError", "its process ended"
+        if target.state != DEAD:
+            text += "; the actor is made again"
         may = "it may have run, in part or in whole" if outcome == UNKNOWN else "it did not run"
         self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),), is_local=True)
 

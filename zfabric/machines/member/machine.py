@@ -55,6 +55,8 @@ class Member:
         self._scheduler = scheduler
         self._join = join
         self._registry = REGISTRY + HEAD
+        self._head = "the head"
+        """The head, for people: with its name and its address, once they are known."""
         self._former = former
         self._patience = JOIN_SECONDS if former is None else ENDS_AFTER * lease
         """How long it asks to join, in seconds."""
@@ -143,6 +145,7 @@ class Member:
         """Begin as the next daemon of a node, which others may have declared dead meanwhile."""
         self._registry = REGISTRY + table.head
         self._version = table.version
+        self._name_head(table)
         self.silent = True
         self._effects += [Silence(True), ConnectNodes(*table), Send(self._scheduler, table)]
 
@@ -150,7 +153,7 @@ class Member:
         if self._ended:
             return
         if self._began is not None and now >= self._began + self._patience:
-            self._end(f"the head did not answer within {self._patience:g} s")
+            self._end(f"{self._head} did not answer within {self._patience:g} s")
             return
         if self._freeze_at is not None and now >= self._freeze_at:
             self._freeze_at = None
@@ -181,15 +184,21 @@ class Member:
         """Pass on which nodes there are: to the shell, which connects to them, and to the local scheduler."""
         if message.version > self._version:
             self._version = message.version
+            self._name_head(message)
             self._effects.append(ConnectNodes(*message))
             self._effects.append(Send(self._scheduler, message))
+
+    def _name_head(self, table: m.NodeTable) -> None:
+        for row in table.rows:
+            if row[0] == table.head:
+                self._head = f"the head ({row[2]}, {row[3]})"
 
     # -- the lease --
 
     def _watch_lease(self, now: float, lease: float) -> None:
         passed = now - (self._until - lease)
         if passed >= ENDS_AFTER * lease:
-            self._end(f"it could not renew its lease for {ENDS_AFTER * lease:g} s")
+            self._end(f"it could not renew its lease for {ENDS_AFTER * lease:g} s: {self._head} did not answer")
             return
         if passed >= FROZEN_SHARE * lease:
             self._freeze()

@@ -126,7 +126,7 @@ class ObjectStore:
         capacity = self._tables.capacity
         if waiter.need > capacity:
             text = f"an object of {report.readable(message.size)} is larger than the whole object store"
-            text += f" ({report.readable(capacity)}); give init() a larger object_store_memory, or split the value"
+            text += f" ({report.readable(capacity)}); give the node a larger object_store_memory, or split the value"
             self._room.give_up(waiter, "too_large", text)
         else:
             self._room.enqueue(waiter)

@@ -27,6 +27,8 @@ from zfabric.protocol.messages import OK
 
 QUEUED_MAX = 10_000
 """Wants of all readers. Further ones are ignored; their readers repeat them."""
+REASON_MAX = 500
+"""Most characters of the reason why there is no copy: a message between agents has a bound, and a path in an error may be long."""
 READER_PATIENCE = 10.0
 """In units of ``transfer_patience``: a reader that is being served and silent for this long is no longer served. If it lives, it asks
 again."""
@@ -234,7 +236,7 @@ class Supplies:
     def _refuse(self, supply: Supply, reason: str) -> None:
         """Notify all who want a copy that there is none here."""
         for delivery in list(supply.readers.values()):
-            self._tell(delivery.reader, m.Unavailable(delivery.token, reason))
+            self._tell(delivery.reader, m.Unavailable(delivery.token, reason[:REASON_MAX]))
             self._remove(delivery)
         self._settle(supply)
 

@@ -37,7 +37,7 @@ class ActorLocations(NamedTuple):
     two may be in the same process. ``lives_on`` says whether the process of its last life still runs, as the process of lightweight
     actors may. ``executing`` is the call that was running when that life ended, empty if none is known. It is the
     actor's id if ``attempt`` has left a node that is drained: what has no outcome has not begun then. ``failure`` is a packed failure
-    (``protocol.failures``) if it is DEAD.
+    (``protocol.failures``) if it is DEAD, or why its last life ended if it is made again.
 
     If the actor is on another node, ``incarnation`` is the daemon that sends this: it relays calls (``relays``). Between nodes it is the
     node to which calls are to be sent.

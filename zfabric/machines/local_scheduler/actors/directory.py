@@ -209,7 +209,7 @@ class ActorDirectory:
             worker.actors[record.id] = None
 
     def _set_alive(self, record: ActorRecord) -> None:
-        record.state = ALIVE
+        record.state, record.failure = ALIVE, b""
         if record.killed:
             self._end(record, record.killed)  # It is dead once its process is.
             return
@@ -264,7 +264,8 @@ class ActorDirectory:
         for actor_id in message.actor_ids:
             record = self.records.get(actor_id)
             if record is None:
-                text = f"actor {short(actor_id)} is not known here (any more): its last handle, its job or its home has gone"
+                text = f"actor {short(actor_id)} is not known here (any more): its last handle or its job has gone, "
+                text += "or its home, the node where it was made, was drained or has died"
                 row = (actor_id, DEAD, b"", 0, True, b"", pack_failure("ActorDiedError", text))
                 if process.incarnation in self.tables.nodes:
                     self.tables.behind_ends.append((process.incarnation, m.ActorLocations((row,))))
@@ -453,7 +454,7 @@ class ActorDirectory:
             if record is not None and record.worker is node:
                 self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),), node.draining)
 
-    def returning_lost(self, node: WorkerRecord, tasks: Iterable[TaskRecord], cause: str) -> None:
+    def returning_lost(self, node: NodeRecord, tasks: Iterable[TaskRecord], cause: str) -> None:
         """Take actors for dead that were to return from another node: they may have lived there."""
         for task in tasks:
             record = self.records.get(task.id)
@@ -463,7 +464,7 @@ class ActorDirectory:
                 self.tables.inline.replace(task, b"actor")
                 self.references.unpin(named_by(task))
                 record.returning = False
-                self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),))
+                self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),), node.draining)
 
     def _lost_elsewhere(self, record: ActorRecord, executing: bytes, cause: str, stderr: str, facts: Facts, drained: bool = False) -> None:
         if record.worker is not None:
@@ -489,6 +490,7 @@ class ActorDirectory:
             record.task.facts().retries += not drained
             record.lived_before = True
             record.state = CREATING
+            record.failure = pack_failure("ActorUnavailableError", cause, facts)
             self._notify(record, record.watchers)
             why = self._make_again(record)
             if not why:

@@ -245,9 +245,16 @@ class Fetching:
             return
         if message.kind != "lost":
             kind = "ObjectTooLargeError" if message.kind == "too_large" else "ObjectStoreFullError"
-            self._refuse(record, pack_failure(kind, f"object {short(record.object_id)} cannot be copied to this node: {message.text}"))
+            self._refuse(
+                record, pack_failure(kind, f"object {short(record.object_id)} cannot be copied to {self._own_name()}: {message.text}")
+            )
         elif record.fetchers or record.dependents:
             self.tables.want(record)
+
+    def _own_name(self) -> str:
+        """This node, for people."""
+        row = self.tables.node_table.get(self.tables.node)
+        return f"node {row[2]}" if row is not None else "this node"
 
     def _refuse(self, record: AnyObject, failure: bytes) -> None:
         """Fail all who wait for a value. Later requests may succeed."""

@@ -197,7 +197,7 @@ class Peers:
         self.failover.node_died(node.token, survivors, ended, now)
         self.tables.write_log("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
         self.tables.counts["lost_with_nodes"] += len(node.inflight)
-        cause = NODE_DRAINED if node.draining else "the node on which it lived is dead"
+        cause = NODE_DRAINED if node.draining else f"the node on which it lived, {node.name}, is dead"
         self.actors.returning_lost(node, list(node.inflight.values()), cause)
         self.outcomes.node_lost(node)
         self.actors.node_lost(node, node.actors, cause)

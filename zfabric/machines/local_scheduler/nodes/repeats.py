@@ -98,6 +98,8 @@ class Repeats:
     def send(self, node: NodeRecord) -> None:
         """Repeat everything to a node."""
         token = node.token
+        if self.tables.draining:
+            self.tables.send_to_node(token, m.NodeDraining())
         self.borrowing.repeat(token)
         self.peer_recovery.search(token)
         for rows in _batches(self.executions.attempts_of(node)):

@@ -35,7 +35,7 @@ from zfabric.protocol.ids import FIRST_CALL_INDEX, FIRST_PUT_INDEX, OBJECT_BYTES
 from zfabric.protocol.machine import Diagnosis
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.names import brief
-from zfabric.protocol.options import NO_ENVIRONMENT, GroupTerm
+from zfabric.protocol.options import NO_ENVIRONMENT, GroupTerm, describe_strategy
 
 COPY = "copy"
 """The maker, in listings, of a value whose home is another node, as far as this one knows."""
@@ -138,13 +138,17 @@ class Diagnoses:
         queue = self.tables.queue_of(task)
         if queue.group is not None:
             return self._why_in_group(queue, queue.group)
+        where = describe_strategy(queue.strategy) if queue.away else ""
+        if where:
+            why = "actors leave no room there now" if queue.infeasible_since is None else "no living node that may run it has that"
+            return f"waits for {describe(queue.demand)} {where}: {why}"
         total = describe(tuple(sorted(self.pool.total.items())))
         if not self.pool.fits_total(queue.demand):
             able = [node.name for node in self.tables.nodes.values() if covers(node.resources, queue.demand)]
             if able:
                 more = f" and {len(able) - 8} more" if len(able) > 8 else ""
                 return f"waits for {describe(queue.demand)}, which this node does not have; no room now on {', '.join(able[:8])}{more}"
-            return f"no node has or will ever have {describe(queue.demand)} (this one has {total}); it stays pending until one joins"
+            return f"no node has {describe(queue.demand)} (this one has {total}); it stays pending until one joins that does"
         if self.tables.recovering:
             return "the node's daemon restarted and waits for every process to register again"
         if not self.pool.fits(queue.demand):

@@ -79,8 +79,8 @@ class PlacementRequests:
             if driver is not None:
                 where = describe_strategy(queue.strategy)
                 text = (
-                    f"{task.name} asks for {describe(queue.demand)}{where and ' '}{where}, which no node has or will have "
-                    f"(this one has {describe(tuple(sorted(self.pool.total.items())))}); it stays pending. "
+                    f"{task.name} asks for {describe(queue.demand)}{where and ' '}{where}, which no node has "
+                    f"(this one has {describe(tuple(sorted(self.pool.total.items())))}); it stays pending until one joins that does. "
                     "Ask for less, add a node that has it, or set config infeasible='raise' to get an error instead."
                 )
                 self.tables.send_to_client(driver, m.Notice("warning", text))

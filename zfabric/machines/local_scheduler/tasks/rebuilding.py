@@ -61,7 +61,7 @@ class Rebuilding:
             if task is None and is_call(wanted.object_id):
                 return f"{reason}, and it was returned by an actor: only a logged actor (checkpoint_every) makes a result again"
             if task is None and not is_put(wanted.object_id):
-                return f"{reason}, and so is the only row of the task that makes it"
+                return f"{reason}, and no task is left that makes it (what a stream of an actor yields is not made again)"
             if task is None:
                 return f"{reason}, and it was put{NOT_KEPT}"
             inputs: list[AnyObject] = []
