@@ -410,7 +410,7 @@ def test_readonly_calls_run_beside_checkpoints_and_are_repeated(kind: Any, tmp_p
     restarted(book, 1)
     gate.touch()
     pid, entries, _ = get(watching)
-    assert entries == list(range(4))
+    assert sorted(entries) == list(range(4)), "two at a time, in any order"
     assert pid == get(book.look.remote())[0], "it was made again by itself"
 
 
