@@ -29,7 +29,9 @@ from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import SimStorage
 from zfabric.sim.bodies import Ancestry, StackFrame
 from zfabric.sim.invariants import Invariants
-from zfabric.sim.network import Faults
+from zfabric.sim.ledgers import LedgerAuthor
+from zfabric.sim.logged import READONLY
+from zfabric.sim.network import Faults, NodeFaults
 from zfabric.sim.node import SimSupervisor
 from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
@@ -298,6 +300,21 @@ def test_a_seed_is_one_world() -> None:
     ]
     assert len(traces[0]) > 1000
     assert len(set(traces)) == 1
+
+
+def test_a_ledgers_large_value_is_certain_unless_no_log_has_its_call_and_its_node_may_die() -> None:
+    """What a ``readonly`` method returned cannot be made again, and lies on the actor's node until somebody reads it."""
+    seen = set()
+    for seed in range(300):
+        for nodes in (NodeFaults(late_kills=1), NodeFaults(restarts=1)):
+            statements = LedgerAuthor(str(seed), Faults(nodes=nodes), 3).write().statements
+            large = {each[1][0]: each[8] for each in statements if each[0] == "invoke" and each[3][3][0][0]}
+            for each in statements:
+                if each[0] in ("get", "peek") and each[1][0][0] in large:
+                    lost = large[each[1][0][0]] == READONLY and bool(nodes.late_kills)
+                    assert (each[1][0][2:] == (("ObjectLostError",),)) == (each[0] == "peek") == lost
+                    seen.add((each[0], large[each[1][0][0]]))
+    assert seen == {("get", "method"), ("get", READONLY), ("peek", READONLY)}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

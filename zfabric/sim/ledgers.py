@@ -1,7 +1,8 @@
 """Programs of several nodes with logged actors that live anywhere: called from the driver and from tasks on all nodes, while nodes die.
 
-Nothing that happens to a node other than the driver's may lose a call of theirs: so every value is certain. (Only a daemon that dies soon
-after another process may have known of an actor what nobody else does.) Tasks call them, too: only the log has the order of their calls.
+Nothing that happens to a node other than the driver's may lose a call of theirs: so every value is certain, but for large ones of calls
+that are not logged. (Only a daemon that dies soon after another process may have known of an actor what nobody else does.) Tasks call
+them, too: only the log has the order of their calls.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ class LedgerAuthor:
         )
         self.large = not self.errors and self.random.random() < 0.3
         self.tasks = 0
+        deaths = faults.nodes.kills or faults.nodes.late_kills or faults.nodes.stops or faults.nodes.cuts or faults.nodes.clogs
+        self.deaths = bool(deaths or faults.loss)
+        """Whether nodes may die: of some faults, since they have no lease any more."""
+        self.unlogged: set[int] = set()
+        """Slots of large values that no log can make again: they are lost with the last node that has them."""
 
     def write(self) -> Program:
         """Write the root: actors, then rounds of calls and tasks that call, with pauses, and at last all values."""
@@ -65,8 +71,8 @@ class LedgerAuthor:
             statements.append(("sleep", rng.choice((0.0, 0.1, 1.0, 2.5))))
             if rng.random() < 0.5:
                 chosen = rng.choice(list(slots))
-                statements.append(self._look(chosen, slots[chosen]))
-        statements += [self._look(slot, number) for slot, number in slots.items()]
+                statements.append(self._look(chosen, slots[chosen], chosen in self.unlogged))
+        statements += [self._look(slot, number, slot in self.unlogged) for slot, number in slots.items()]
         return Program(tuple(statements), self.tasks)
 
     def _actor(self, slot: int) -> tuple[Any, ...]:
@@ -88,6 +94,8 @@ class LedgerAuthor:
         pause = (("sleep", rng.choice((0.01, 0.1, 0.4))),) if rng.random() < 0.4 else ()
         size = rng.choice((0, 200_000)) if large else 0
         method = READONLY if rng.random() < 0.15 else "method"
+        if size and method == READONLY and self.deaths:
+            self.unlogged.add(slot)
         statements.append(("invoke", (slot,), actor, (label, False, pause, ((size, ()),)), (), (), (), LOGGED, method, True))
         return mix(label, 0)
 
@@ -105,7 +113,8 @@ class LedgerAuthor:
         statements.append(("call", (slot,), PLAIN, spec, (*self._strategy(), ("contains", (actor,))), (), (actor,)))
         return mix(total, 0)
 
-    def _look(self, slot: int, number: int) -> tuple[Any, ...]:
-        if self.errors:
-            return "peek", ((slot, number, tuple(sorted(self.errors))),)
+    def _look(self, slot: int, number: int, unlogged: bool = False) -> tuple[Any, ...]:
+        errors = frozenset({"ObjectLostError"}) if unlogged else self.errors
+        if errors:
+            return "peek", ((slot, number, tuple(sorted(errors))),)
         return "get", ((slot, number),)
