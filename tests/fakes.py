@@ -83,6 +83,9 @@ class FakeClient:
             run()
         return object_id(task, 0)
 
+    def create_detached(self, function_id: bytes, arguments: bytes, dependencies: Any, options: Any) -> bytes:
+        return self.submit(function_id, arguments, dependencies, options, 1)
+
     def submit_many(self, function_id: bytes, calls: Iterable[tuple[Any, ...]], num_returns: int) -> list[bytes]:
         tasks = [self.submit(function_id, *call, num_returns) for call in calls]
         self.batches.append(len(tasks))

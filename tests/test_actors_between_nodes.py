@@ -376,19 +376,55 @@ def test_of_actors_with_one_name_made_on_two_nodes_at_once_one_is_made(cluster: 
     assert there(cluster, lambda _: 5, []) == 5, "the job goes on where its last detached actor has ended"
 
 
-def test_a_detached_actor_outlives_its_driver_on_whatever_node_it_was_made(nodes: zf.LocalCluster) -> None:
+@pytest.mark.parametrize("lightweight", [True, False])
+def test_a_detached_actor_outlives_its_driver_on_whatever_node_it_was_made(nodes: zf.LocalCluster, lightweight: bool) -> None:
     def make(box: list[Any]) -> list[Any]:
-        kept = Counter.options(name=box[0], lifetime="detached").remote()
+        kept = Counter.options(name=box[0], lifetime="detached", lightweight=lightweight).remote()
         return [zf.get(kept.node.remote())]
 
     with zf.init(nodes.address, namespace="outlived"):
-        assert there(nodes, make, "kept") == [nodes.nodes[1].node_id]
+        assert there(nodes, make, "kept") == [nodes.nodes[1 if lightweight else 0].node_id], "others are at home on the head"
     with zf.init(nodes.address, namespace="outlived"):
         kept = zf.get_actor("kept")
         assert zf.get(kept.add.remote(), timeout=WITHIN) == 1
         job = kept._actor_id[:4].hex()
         zf.kill(kept)
         eventually(lambda: job not in [each.job_id for each in list_jobs() if each.status == "RUNNING"], "its job ends with it")
+
+
+def test_detached_actors_outlive_the_nodes_of_their_programs_and_of_the_tasks_that_made_them() -> None:
+    config = {"node_lease": LEASE}
+    with zf.LocalCluster(nodes=3, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own:
+        head, home, other = own.nodes
+        on_head, there_if_possible = on(own, 0), on(own, 2, soft=True)
+        with zf.init(home.address, namespace="outlived"):
+            logged = Counter.options(name="logged", lifetime="detached", max_restarts=1, checkpoint_every=2, **there_if_possible)
+            first = logged.remote()
+            assert zf.get([first.add.remote() for _ in range(3)], timeout=WITHIN) == [1, 2, 3]
+
+            def make(node: dict[str, Any]) -> int:
+                return int(zf.get(Counter.options(name="of a task", lifetime="detached", **node).remote().add.remote()))
+
+            assert zf.get(zf.remote(make).options(**on(own, 2)).remote(on_head), timeout=WITHIN) == 1
+        own.remove_node(home)
+        with zf.init(other.address, namespace="outlived"):
+            second = Counter.options(name="second", lifetime="detached", **on_head).remote()
+            found = [zf.get_actor("logged"), zf.get_actor("of a task"), second]
+            assert zf.get([each.add.remote() for each in found], timeout=WITHIN) == [4, 2, 1], "their job's home has left the cluster"
+        (daemon,) = [pid for pid in descendants(head.pid) if name_of(pid) == "zf-daemon"]
+        os.kill(daemon, signal.SIGKILL)
+        other.kill()
+        with zf.init(head.address, namespace="outlived"):
+            eventually(lambda: len(zf.nodes()) == 1, "the node is dead")
+            found = [zf.get_actor(name) for name in ("logged", "of a task", "second")]
+            assert zf.get([each.add.remote() for each in found], timeout=WITHIN) == [5, 3, 2], "one is made again from its log"
+            jobs = {each._actor_id[:4].hex() for each in found}
+            assert len(jobs) == 2
+            for each in found:
+                zf.kill(each)
+            eventually(lambda: jobs.isdisjoint(each.job_id for each in list_jobs() if each.status == "RUNNING"), "their jobs end with them")
+            with pytest.raises(zf.ActorDiedError):
+                zf.get(found[0].add.remote(), timeout=WITHIN)
 
 
 @pytest.mark.parametrize("of_caller", [False, True])

@@ -18,7 +18,18 @@ from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.records import ENDING, BorrowedRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, MEMBER, WORKER, call_value, child_prefix, first_attempt, object_id, remote_caller
+from zfabric.protocol.ids import (
+    CLIENT,
+    LOCAL_SCHEDULER,
+    MEMBER,
+    WORKER,
+    call_value,
+    child_prefix,
+    first_attempt,
+    job_id,
+    object_id,
+    remote_caller,
+)
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.daemon import lease_clock
 from zfabric.sim.programs import ACTOR, Program, mix
@@ -392,6 +403,102 @@ def test_the_end_of_a_job_is_acknowledged_before_the_table_with_its_home_arrives
     node = Node()
     hear(node, A, m.EndJob(JOB))
     assert told(node, A) == [m.JobGone(JOB)]
+
+
+# --- message by message: detached actors are at home on the head ------------------------------------------------------------------
+
+CLASS = (b"A" * 16, "Actor", b"payload", (("actor", b"Actor"),))
+DETACHED = (task_id(7), b"A" * 16, b"", (), (("detached", True),))
+HANDLE = task_id(7) + bytes(4)
+
+
+def lead(node: Node, head: bytes, version: int, *others: bytes) -> None:
+    """A table of this node and others, with their head."""
+    numbers = {A: 1, SELF: 2, C: 3}
+    rows = tuple((each, numbers[each], "a node", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0) for each in (SELF, *others))
+    node.send(MEMBER + OWN, m.NodeTable(version, rows, head))
+
+
+def asked(node: Node, other: bytes) -> list[m.Query]:
+    """Detached actors for which another node was asked."""
+    return [each for each in told(node, other) if isinstance(each, m.Query)]
+
+
+def test_a_process_has_a_detached_actor_made_at_the_head_and_the_request_outlives_daemons_and_homes(peer: Peer) -> None:
+    lead(peer, A, 2, A, C)
+    worker = peer.delegated(1)
+    hear(peer, C, m.Delegate((JOB, "", C), EXPORTED, (), (), (), (), first_attempt(0, 3)))
+    peer.scheduler.tables.jobs[JOB].home = C
+    peer.send(CLIENT + worker, m.Export((CLASS,)))
+    peer.send(CLIENT + worker, m.Query(5, "create actor", (DETACHED,)))
+    (query,) = asked(peer, C)
+    assert (query.what, query.arguments) == ("enter actor", ((JOB, "", C), CLASS, DETACHED, (), SELF)), "by way of the job's home"
+    told(peer, A)
+    hear(peer, C, anew(NEW), again(NEW), m.Ready())
+    assert [each.arguments for each in asked(peer, C)] == [query.arguments], "its daemon is new"
+    lead(peer, A, 3, A)
+    assert peer.scheduler.tables.jobs[JOB].home == A, "the home of the job is dead: the head knows whether the job goes on"
+    found = told(peer, A)
+    assert m.JobLives(JOB, False) in found
+    (query,) = [each for each in found if isinstance(each, m.Query)]
+    hear(peer, A, m.Answer(query.token, True, ""))
+    assert [(to, each) for to, each in peer.take(m.Answer) if each.token == 5] == [(CLIENT + worker, m.Answer(5, True, ""))]
+    record = peer.scheduler.tables.find(HANDLE)
+    assert isinstance(record, BorrowedRecord)
+    assert (record.home, record.borrowed, record.holders) == (A, True, worker)
+    peer.send(CLIENT + worker, m.Query(6, "create actor", (DETACHED,)))
+    hear(peer, A, anew(NEW), again(NEW))
+    found = told(peer, A)
+    assert m.JobLives(JOB, False) in found, "the next daemon of the head is asked as well"
+    assert found.index(m.JobLives(JOB, False)) < found.index(m.Ready())
+    hear(peer, A, m.EndJob(JOB))
+    assert peer.scheduler.tables.jobs.get(JOB) is None or peer.scheduler.tables.jobs[JOB].ended
+
+
+@pytest.mark.parametrize("lightweight", [True, False])
+def test_an_actor_stays_with_the_process_that_makes_it_if_that_is_at_the_head_or_it_is_lightweight(peer: Peer, lightweight: bool) -> None:
+    peer.driver()
+    lead(peer, A if lightweight else SELF, 2, A, C)
+    peer.send(CLIENT + DRIVER, m.Export(((*CLASS[:3], (*CLASS[3], ("lightweight", lightweight))),)))
+    peer.send(CLIENT + DRIVER, m.Query(5, "create actor", (DETACHED,)))
+    assert peer.take(m.Answer) == [(CLIENT + DRIVER, m.Answer(5, False, ""))]
+    assert asked(peer, A) == asked(peer, C) == []
+
+
+def test_the_head_makes_an_actor_once_and_goes_on_with_its_job_if_the_home_of_that_dies(peer: Peer) -> None:
+    lead(peer, SELF, 2, A, C)
+    query = m.Query(5, "enter actor", ((JOB, "", A), CLASS, DETACHED, (), C))
+    peer.full = "the disk is full"  # Until then the row is not answered for.
+    written = peer.answer
+    peer.answer = lambda message: None  # type: ignore[method-assign]
+    hear(peer, A, query)
+    assert told(peer, A) == [m.JobLives(JOB, True)], "the home of the job knows it before the process that asked"
+    (write,) = [each for _, each in peer.take(m.Write) if each.token and any(table == "task" for table, *_ in each.puts)]
+    peer.answer = written  # type: ignore[method-assign]
+    peer.full = ""
+    peer.answer(write)
+    assert told(peer, A) == [m.Answer(5, True, "")]
+    hear(peer, A, query._replace(token=6))
+    assert told(peer, A) == [m.Answer(6, True, "")]
+    assert peer.scheduler.tables.counts["tasks_submitted"] == 1
+    assert C in peer.scheduler.tables.tasks[task_id(7)].holders  # type: ignore[operator]
+    lead(peer, SELF, 3, C)
+    job = peer.scheduler.tables.jobs[JOB]
+    assert not job.ended
+    assert (job.home, job.driver) == (b"", None)
+    hear(peer, C, m.JobLives(JOB, False))
+    assert m.EndJob(JOB) not in told(peer, C), "it goes on for the actor"
+    hear(peer, C, m.JobLives(job_id(2), False))
+    assert told(peer, C) == [m.EndJob(job_id(2))], "that one had none here"
+    peer.send(CLIENT + DRIVER, m.KillActor(task_id(7), True))
+    assert m.EndJob(JOB) in told(peer, C), "it ends with its last actor"
+
+
+def test_the_head_ends_a_job_without_detached_actors_with_its_home(peer: Peer) -> None:
+    lead(peer, SELF, 2, A, C)
+    peer.delegated(1)
+    lead(peer, SELF, 3, C)
+    assert peer.scheduler.tables.jobs.get(JOB) is None or peer.scheduler.tables.jobs[JOB].ended
 
 
 # --- message by message: this node's daemon is new ------------------------------------------------------------------------------

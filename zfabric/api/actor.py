@@ -431,6 +431,8 @@ class ActorClass(Generic[Parameters, Instance_co]):
     def remote(self, /, *args: Any, **kwargs: Any) -> ActorHandle:
         """Create an actor; return its handle at once, while ``__init__`` runs in the actor's process.
 
+        A detached actor of a cluster of several nodes has its home on the head: its handle is returned once the head knows it.
+
         Arguments that are refs arrive as their values. Raises TypeError if the arguments do not fit ``__init__``, and ActorNameTakenError
         if another living actor has the name. If ``__init__`` raises an error, every call raises ActorDiedError with that error as its
         cause.
@@ -450,7 +452,10 @@ class ActorClass(Generic[Parameters, Instance_co]):
         self._export.bind(client)
         named = naming_refs(naming(self._options) or None, self._export.packages + self._export.captured)
         arguments, dependencies, options, _held = dump_call(client, args, kwargs, named)
-        actor = client.submit(self._export.function_id, arguments, dependencies, options, 1)
+        if self._options.get("lifetime") == "detached":
+            actor = client.create_detached(self._export.function_id, arguments, dependencies, options)
+        else:
+            actor = client.submit(self._export.function_id, arguments, dependencies, options, 1)
         made = ActorHandle(ObjectRef(actor, client), self._blueprint)
         taken = self._taken(client, made)  # Another process may have requested the name at the same time: the first one gets it.
         if taken is not None:

@@ -21,8 +21,10 @@ from zfabric.exceptions import (
 )
 from zfabric.machines.client import ObjectEntry
 from zfabric.machines.common.naming import Namer
+from zfabric.protocol.ids import FIRST_RETURN
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.names import brief
+from zfabric.protocol.options import option
 from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Outcome, Serialized, Terms
@@ -89,6 +91,8 @@ class FabricClient:
         self._namer = namer
         self._wait_for = wait_for
         self._batch_rows = self.config.batch_rows
+        self._detached_elsewhere = False
+        """Whether detached actors are at home on another node than this."""
 
     # -- what the API calls --
 
@@ -125,6 +129,38 @@ class FabricClient:
                 connection.flush()
             elif not connection.armed:
                 connection.arm_flusher()
+        return first
+
+    def create_detached(
+        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None
+    ) -> bytes:
+        """Implement ``ClientInterface.create_detached``."""
+        self._detached_elsewhere = self._detached_elsewhere or self.query("detached elsewhere")
+        if not self._detached_elsewhere:
+            return self.submit(function_id, arguments, dependencies, options, 1)
+        machine = self.machine
+        with self._lock:
+            self.connection.check_usable()
+            row: Row = (self._namer().child(), function_id, arguments, dependencies, options or ())
+            machine.calls.results.share((*dependencies, *option(options, "contains", ())))
+            token = machine.queries.token()
+            machine.queries.ask(token, "create actor", (row,))
+            self.connection.flush()
+        try:
+            self.connection.wait_until(lambda: token in machine.queries.answers, None)
+        finally:
+            with self._lock:
+                machine.queries.forget(token)
+                answer = machine.queries.answers.pop(token, None)
+        with self._lock:
+            if answer is None or answer.error:
+                raise FabricError(f"the actor was not made: {answer.error if answer is not None else 'no answer'}")
+            if not answer.payload:
+                first: bytes = machine.tasks.submit(row, 1)
+            else:
+                first = row[0] + FIRST_RETURN
+                machine.references.add(first)
+            self.connection.flush()
         return first
 
     def submit_many(

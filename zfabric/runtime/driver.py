@@ -249,6 +249,7 @@ class DriverClient:
         self.new_id = fenced(fabric.new_id)
         self.close = fenced(self._close)
         self._get = fenced(fabric.get)
+        self.create_detached = fenced(fabric.create_detached, lambda first, *_: drop(first))
         self._submit = fenced(fabric.submit, lambda first, *args: self._drop_values([first], args[4]))
         self._call = fenced(fabric.call, lambda first, *args: self._drop_values([first], args[5]))
         self._arm_again = fenced(connection.arm_again)

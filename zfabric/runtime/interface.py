@@ -87,6 +87,11 @@ class ClientInterface(Protocol):
         The returned bytes object is also the key in the tables, which makes look-ups faster.
         """
 
+    def create_detached(
+        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None
+    ) -> bytes:
+        """Have a detached actor made, and return the id of its handle, once the node that is its home has it. The process holds one ref."""
+
     def submit_many(
         self, function_id: bytes, calls: Iterable[tuple[bytes, tuple[bytes, ...], tuple[Row, ...] | None]], num_returns: int
     ) -> list[bytes]:

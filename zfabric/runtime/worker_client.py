@@ -43,6 +43,7 @@ class WorkerClient:
         closed = interrupter.closed
         self.export = closed(fabric.export)
         self.submit = closed(fabric.submit)
+        self.create_detached = closed(fabric.create_detached)
         self.submit_many = closed(fabric.submit_many)
         self.call = closed(self._call)
         self.kill_actor = closed(fabric.kill_actor)
@@ -85,6 +86,7 @@ class WorkerClient:
     def begin_capturing(self) -> None:
         """Have tasks that capture their children mark these, from now on. Other processes do not look for such tasks."""
         self.submit = self._closed(self._submit_captured)
+        self.create_detached = self._closed(self._create_captured)
         self.submit_many = self._closed(self._submit_many_captured)
 
     def _captured(self, options: tuple[Row, ...] | None) -> tuple[Row, ...] | None:
@@ -99,6 +101,11 @@ class WorkerClient:
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
     ) -> bytes:
         return self._fabric.submit(function_id, arguments, dependencies, self._captured(options), num_returns)
+
+    def _create_captured(
+        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None
+    ) -> bytes:
+        return self._fabric.create_detached(function_id, arguments, dependencies, self._captured(options))
 
     def _submit_many_captured(
         self, function_id: bytes, calls: Iterable[tuple[bytes, tuple[bytes, ...], tuple[Row, ...] | None]], num_returns: int

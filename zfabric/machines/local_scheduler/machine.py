@@ -38,6 +38,7 @@ from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.crowding import Crowding
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.detached_creation import DetachedCreation
 from zfabric.machines.local_scheduler.nodes.draining import Draining
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
@@ -233,6 +234,9 @@ class LocalScheduler:
             self.fetching,
         )
         self.remote_streams = RemoteStreams(self.tables, self.references, self.outcomes, self.streams, self.borrowing, self.executions)
+        self.creation = DetachedCreation(
+            self.tables, self.requests, self.references, self.submission, self.actors, self.borrowing, self.executions
+        )
         self.bundles = Bundles(self.tables, self.requests, self.outcomes, self.workers, self.dispatcher, self.actors)
         self.groups = Groups(self.tables, self.requests, self.bundles)
         self.recovery = Recovery(
@@ -323,6 +327,7 @@ class LocalScheduler:
             self.outcomes,
             self.jobs,
             self.detached,
+            self.creation,
             self.actors,
             self.borrowing,
             self.executions,
@@ -344,6 +349,8 @@ class LocalScheduler:
             self.stopping,
             self.departures,
             self.jobs,
+            self.creation,
+            self.entrusting,
             self.executions,
             self.fetching,
             self.failover,
@@ -369,6 +376,7 @@ class LocalScheduler:
             self.guest_logs.read,
             self.draining.drain,
             self.statistics,
+            self.creation.queries,
         )
         self.receivers: dict[type[Any], Callable[[Any], None]] = {
             ActorTaskEnded: self.actors.on_task_ended,
@@ -570,6 +578,8 @@ class LocalScheduler:
             self.remote_streams.end_of_turn()
         if self.detached.changed:
             self.detached.end_of_turn()
+        if self.creation.made:
+            self.creation.end_of_turn()
         if self.guest_logs.to_send:
             self.guest_logs.end_of_turn()
         if tables.delegated_ends:

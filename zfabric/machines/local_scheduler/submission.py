@@ -15,6 +15,7 @@ from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmi
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
+from zfabric.protocol.messages.rows import FUNCTION_ID, TASK_ID
 
 
 class Submission:
@@ -105,6 +106,20 @@ class Submission:
             self.direct.submitted(process, message.rows)
         elif job.home:
             self.tables.submitted_here.append(message.rows)
+
+    def enter(self, row: m.Row, job: JobRecord, now: float) -> None:
+        """Accept the row of an actor that no process of this node has submitted."""
+        self.blocks.now = now
+        function = job.functions[row[FUNCTION_ID]]
+        task = self.tables.tasks[row[TASK_ID]] = TaskRecord(row, function, b"", self.tables.first_attempt)
+        function.received += 1
+        task.holders = None
+        if self.tables.config.lineage:
+            task.block = self.blocks.add(row)
+        self._admit(task, now)
+        job.submitted += 1
+        self.tables.became_ready += 1
+        self.tables.counts["tasks_submitted"] += 1
 
     def _admit(self, task: TaskRecord, now: float) -> None:
         """Admit a task that is not plain: several values, options of its own, a deadline, dependencies, or an actor to make."""

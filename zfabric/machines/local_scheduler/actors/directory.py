@@ -196,6 +196,10 @@ class ActorDirectory:
             puts, deletes = self.blocks.flush(rows_max=1 << 30)
             self.requests.ask(m.Write, tuple(puts), tuple(deletes), then=self._written, about=actors)
 
+    def is_durable(self, actor_id: bytes) -> bool:
+        """Whether the row of a detached actor is written, as far as it can be."""
+        return actor_id not in self._not_durable
+
     def _written(self, now: float, actor_ids: tuple[bytes, ...], answer: m.Written) -> None:
         """Let detached actors live whose rows are durable. (If the disk is full, they are as durable as other actors.)"""
         self._not_durable.difference_update(actor_ids)
@@ -531,8 +535,12 @@ class ActorDirectory:
         self.tables.inline.replace(task, None)
 
     def job_ended(self, job: JobRecord) -> None:
-        """Remove all records of a job's actors."""
+        """Remove all records of a job's actors, and notify callers that are of other jobs."""
         for record in self.of(job):
+            if record.state != DEAD:
+                text = f"actor {record.class_name} is dead: {record.killed or 'its job has ended'}"
+                record.state, record.returning, record.failure = DEAD, False, pack_failure("ActorDiedError", text)
+                self._notify(record, self._of_others(record.watchers, job))
             if record.worker is not None and record.worker.remote:
                 record.worker.actors.pop(record.id, None)
             del self.records[record.id]
@@ -542,10 +550,20 @@ class ActorDirectory:
                 self.tables.transitions.append(ActorNameFreed(record.id, record.namespace, record.name))
             self.tables.transitions.append(ActorLifeEnded(record.id))
         for identifier in [each for each in self.tables.remote_actors if each[:JOB_BYTES] == job.id]:
-            del self.tables.remote_actors[identifier]
+            remote = self.tables.remote_actors.pop(identifier)
+            text = f"actor {short(identifier)} is dead: its job has ended"
+            row = (identifier, DEAD, b"", remote.attempt, True, b"", pack_failure("ActorDiedError", text))
+            for incarnation in self._of_others(remote.watchers, job):
+                self.tables.send_to_client(self.tables.processes[incarnation], m.ActorLocations((row,)))
         for identifier in self.tables.promises:
             if identifier[:JOB_BYTES] == job.id:
                 self.tables.promises.remove(identifier)
+
+    def _of_others(self, incarnations: Iterable[bytes], job: JobRecord) -> list[bytes]:
+        """Those of these processes of this node that are not of a job."""
+        processes = self.tables.processes
+        known = [each for each in sorted(incarnations) if each in processes and each not in self.tables.nodes]
+        return [each for each in known if processes[each].job is not job]
 
     # -- restarts of the daemon, and time --
 

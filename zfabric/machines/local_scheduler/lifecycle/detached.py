@@ -5,8 +5,9 @@ The job's row still says that the job runs. So a restarted scheduler finds the d
 actors that have no process: their rows are in the control store before anybody is notified that they are alive, and until they are dead for
 good.
 
-A detached actor that a task on another node made is at home there. That node reports to the home of the job whether it has any
-(``JobLives``).
+Most detached actors are at home on the head (``nodes/detached_creation.py``), others where they were made. These nodes report to the home
+of the job whether they have any (``JobLives``). If the home of the job dies, the head is its next one, provided that it has any itself
+(``Jobs.pass_on``).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class DetachedActors:
         """Jobs of other nodes whose detached actors here have changed in this turn."""
         self._reported: set[bytes] = set()
         """Jobs of other nodes that go on for actors of this one, as this node last reported to their homes."""
+        self._passed: set[bytes] = set()
+        """Jobs whose home has died, and which passed to the head: it is asked whether they go on."""
         self._elsewhere: dict[bytes, set[bytes]] = {}
         """Jobs of this node that go on for actors of another one, by node."""
 
@@ -47,10 +50,12 @@ class DetachedActors:
             node.daemon and node.process is not None and not node.process.ready for node in nodes
         )
 
-    def driver_gone(self, job: JobRecord, driver: ProcessRecord, now: float) -> bool:
+    def driver_gone(self, job: JobRecord, driver: ProcessRecord | None, now: float) -> bool:
         """Release everything of a job but its detached actors. Return False if it has none: then it ends."""
         if not self._lives_on(job):
             return False
+        if driver is None:  # It was gone before this daemon began.
+            return True
         job.driver = None
         known = self.tables.processes.get(driver.incarnation) is driver
         if known:
@@ -78,9 +83,14 @@ class DetachedActors:
         return [job for job in over if not job.ended and not self._lives_on(job)]
 
     def _lives_on(self, job: JobRecord) -> bool:
-        return self._lives_here(job) or any(job.id in jobs for jobs in self._elsewhere.values())
+        return self.lives_here(job) or any(job.id in jobs for jobs in self._elsewhere.values())
 
-    def _lives_here(self, job: JobRecord) -> bool:
+    def lives_at(self, node: bytes, job: JobRecord) -> bool:
+        """Whether a job goes on for detached actors of another node."""
+        return job.id in self._elsewhere.get(node, ())
+
+    def lives_here(self, job: JobRecord) -> bool:
+        """Whether a job goes on for detached actors of this node."""
         records = self.tables.actors.values()
         return any(record.detached and record.state != DEAD and not record.killed and _in(record.id, job) for record in records)
 
@@ -89,7 +99,7 @@ class DetachedActors:
     def end_of_turn(self) -> None:
         """Report to the homes of jobs whether these go on for actors of this node: before the outcomes of the tasks that made them."""
         for job in self.changed:
-            lives = not job.ended and self._lives_here(job)
+            lives = not job.ended and self.lives_here(job)
             if lives != (job.id in self._reported):
                 (self._reported.add if lives else self._reported.discard)(job.id)
                 self.tables.send_to_node(job.home, m.JobLives(job.id, lives))
@@ -98,12 +108,25 @@ class DetachedActors:
     def repeat(self, node: bytes) -> None:
         """Report that to a node again, since its daemon is new, or this one."""
         for job in self.tables.jobs.values():
-            if job.home == node and not job.ended and self._lives_here(job):
-                self._reported.add(job.id)
-                self.tables.send_to_node(node, m.JobLives(job.id, True))
+            if job.home == node and not job.ended and (self.lives_here(job) or job.id in self._passed):
+                self._report(job)
+
+    def passed_on(self, job: JobRecord) -> None:
+        """Ask the head, the new home of a job, whether it goes on."""
+        self._passed.add(job.id)
+        self._report(job)
+
+    def _report(self, job: JobRecord) -> None:
+        lives = self.lives_here(job)
+        (self._reported.add if lives else self._reported.discard)(job.id)
+        self.tables.send_to_node(job.home, m.JobLives(job.id, lives))
 
     def on_job_lives(self, now: float, source: Address, message: m.JobLives) -> None:
-        """Another node reports whether a job of this one goes on for actors there."""
+        """Another node reports whether a job of this one goes on for actors there; or it asks for one whose home has died, which ends."""
+        job = self.tables.jobs.get(message.job)
+        if job is None or job.ended or job.home:
+            self.tables.send_to_node(source[1:], m.EndJob(message.job))
+            return
         jobs = self._elsewhere.setdefault(source[1:], set())
         if message.lives:
             jobs.add(message.job)
@@ -118,7 +141,7 @@ class DetachedActors:
 
     def job_ended(self, job_id: bytes) -> None:
         """Forget a job that has ended."""
-        for jobs in (self._reported, *self._elsewhere.values()):
+        for jobs in (self._reported, self._passed, *self._elsewhere.values()):
             jobs.discard(job_id)
 
     def _may_end(self, job_id: bytes) -> None:

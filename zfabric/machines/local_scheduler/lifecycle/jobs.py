@@ -97,7 +97,7 @@ class Jobs:
         """End a job with its driver, unless it has detached actors."""
         if self.detached.is_unknown():
             self.without_driver[job] = None
-        elif job.driver is None or not self.detached.driver_gone(job, job.driver, now):
+        elif not self.detached.driver_gone(job, job.driver, now):
             self.end_job(job, now)
 
     def end_of_turn(self, now: float) -> None:
@@ -111,12 +111,14 @@ class Jobs:
     def end_job(self, job: JobRecord, now: float, *, leaving: bool = False) -> None:
         """End a job: refuse its messages, end its workers, free its values, delete its rows; then send its driver a farewell.
 
-        ``leaving`` says that this node stops: a job whose driver is on another node goes on without it.
+        ``leaving`` says that this node stops: a job goes on without it whose driver is on another node, or which has detached actors of
+        the head.
         """
         if job.ended:
             return
         job.ended = True
         tables = self.tables
+        goes_on = leaving and (bool(job.home) or self.detached.lives_at(tables.head, job))
         for worker in list(tables.workers.values()):
             if worker.job is job:
                 for task in list(worker.inflight.values()):
@@ -160,11 +162,13 @@ class Jobs:
             deletes.append(("job", job.id))
         ends = _LastRows(job, (*puts, *self.events.take(), *statuses), statuses, (*deletes, *more))
         given = self._nodes_of(job)
-        nodes = [] if leaving and job.home else given
+        nodes = [] if goes_on else given
         for node in nodes:
             tables.send_to_node(node, m.EndJob(job.id))
         if nodes:
             self._leaving[job.id] = set(nodes), ends
+        elif goes_on:  # The durable values stay.
+            self._write_tombstone(ends)
         else:
             self._write_end(ends)
 
@@ -239,6 +243,25 @@ class Jobs:
         """Write that this node works for a job of another one, for its next daemon: a process of that job may outlive this one."""
         facts = {"status": ELSEWHERE, "namespace": job.namespace, "home": job.home}
         self.tables.send(self.tables.control_address, m.Write(0, (("job", job.id, pack_row(facts)),), ()))
+
+    def pass_on(self, dead: bytes) -> list[JobRecord]:
+        """Make the head the home of jobs whose home is dead, if it has detached actors of them. Return those that it has from now on.
+
+        Other nodes do not know whether it has, and ask it: it has them end the jobs that end.
+        """
+        tables, passed = self.tables, []
+        for job in [each for each in tables.jobs.values() if each.home == dead and not each.ended]:
+            if not tables.is_head:
+                job.home = tables.head
+                self.elsewhere(job)
+                self.detached.passed_on(job)
+                passed.append(job)
+            elif self.detached.lives_here(job):
+                job.home = b""
+                tables.send(tables.control_address, m.Write(0, (("job", job.id, self.row(job, "running")),), ()))
+                tables.write_log("info", f"job {job.number} goes on here for its detached actors: the node of its driver is dead")
+                passed.append(job)
+        return passed
 
     def node_died(self, node: bytes) -> None:
         """A node is dead: what it had of ended jobs is gone with it."""

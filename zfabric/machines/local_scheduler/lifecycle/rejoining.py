@@ -51,6 +51,8 @@ class Rejoining:
         """Messages of other nodes: they are handled once this node's own processes have reported."""
         self._claimed: list[m.Row] = []
         """Rows of ``Sealed`` that processes sent while they registered."""
+        self._driverless: list[JobRecord] = []
+        """Jobs that had no driver any more."""
         self._abandoned: list[JobRecord] = []
         """Jobs whose drivers died during recovery: they end when the tables are rebuilt."""
         self._early: list[tuple[Address, m.Message]] = []
@@ -84,6 +86,10 @@ class Rejoining:
                 continue
             job = JobRecord(key, unpack_counter(key)[0], facts["namespace"], now)
             job.submitted = facts.get("submitted", 0)
+            if not facts["driver"]:  # It passed to this node from a dead one, and goes on for detached actors.
+                self.tables.jobs[key] = job
+                self._driverless.append(job)
+                continue
             process = ProcessRecord(facts["driver"], "driver", facts["pid"], facts["started"], job, facts["name"], facts["control"])
             job.driver = process
             self.tables.jobs[key] = job
@@ -144,6 +150,7 @@ class Rejoining:
         self.retained_due = True
         for job in self._abandoned:
             self.jobs.driver_gone(job, now)
+        self.jobs.without_driver.update(dict.fromkeys(self._driverless))
         self.workers.prestart(now)
         self.tables.transitions.append(Recovered(now))
         self.tables.write_log("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")

@@ -17,7 +17,7 @@ from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRec
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.guests import Guests
-from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, Stored
+from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, JobRecord, Stored
 from zfabric.machines.local_scheduler.references import holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
@@ -56,7 +56,7 @@ class Draining:
         tables = self.tables
         if not tables.nodes or tables.head == tables.node:
             raise ValueError("the head of a cluster cannot be drained: the cluster ends with it (zfabric stop --cluster)")
-        jobs = [job for job in tables.jobs.values() if not job.home and not job.ended]
+        jobs = [job for job in tables.jobs.values() if not job.home and not job.ended and (job.driver or self._has_detached(job))]
         if jobs and not force and not tables.draining:
             drivers = ", ".join(f"pid {job.driver.pid}" if job.driver is not None else "detached actors" for job in jobs)
             raise ValueError(f"programs run there, and would end with it ({len(jobs)}: {drivers}); --force drains it all the same")
@@ -64,6 +64,10 @@ class Draining:
         if at_once:
             self._end()
         return self.report()
+
+    def _has_detached(self, job: JobRecord) -> bool:
+        """Whether a job has detached actors whose home is this node. Those of the head stay."""
+        return any(each.detached and each.state != DEAD for each in self.actors.of(job))
 
     def report(self) -> dict[str, Any]:
         """What is left on this node."""

@@ -120,9 +120,13 @@ class Entrusting:
 
     def repeat(self, home: bytes) -> None:
         """Entrust the rows again that the former daemon of a home had."""
+        self.repeat_jobs([job for job in self.tables.jobs.values() if job.home == home])
+
+    def repeat_jobs(self, jobs: list[JobRecord]) -> None:
+        """Entrust the rows of jobs again, to their homes: these are new, or their daemons are."""
         found: defaultdict[JobRecord, list[TaskRecord]] = defaultdict(list)
-        for task in self.tables.tasks.values():
-            if task.rare is not None and task.rare.entrusted and task.function.queue.job.home == home:
+        for task in self.tables.tasks.values() if jobs else ():
+            if task.rare is not None and task.rare.entrusted and task.function.queue.job in jobs:
                 task.function.entrusted = False
                 found[task.function.queue.job].append(task)
         for job, tasks in found.items():

@@ -76,7 +76,7 @@ class Executions:
         if home is None:
             self.tables.counts["refused"] += 1
             return
-        job = self._job(message.job, now)
+        job = self.job_of(message.job, now)
         if job is None:
             return
         self.submission.export(job, message.functions)  # A worker does not export again what it received with a task.
@@ -150,7 +150,7 @@ class Executions:
             if guest.home == home.token:
                 self.tables.delegated_ends.append((guest.task, OK, (b"actor",), None, ()))
 
-    def _job(self, about: m.Row, now: float) -> JobRecord | None:
+    def job_of(self, about: m.Row, now: float) -> JobRecord | None:
         """The record of a job; None for one that has ended: its home has each node end it, so nobody waits for its tasks."""
         identifier, namespace, home = about
         job = self.tables.jobs.get(identifier)

@@ -105,8 +105,11 @@ class PeerRecovery:
         """What the processes of this node report is entered: begin with the other nodes."""
         self._awaited = set(self.tables.nodes)
         self._unanswered = set(self.tables.nodes) if self.recovery.homeless else set()
-        for job in [each for each in self.tables.jobs.values() if each.home and each.home not in self.tables.nodes]:
-            self.jobs.end_job(job, transition.now)  # Its home has died since.
+        homes = {each.home for each in self.tables.jobs.values() if each.home and each.home not in self.tables.nodes}
+        for dead in sorted(homes):  # They have died since.
+            self.jobs.pass_on(dead)
+        for job in [each for each in self.tables.jobs.values() if each.home in homes]:
+            self.jobs.end_job(job, transition.now)
         early, self.rejoining.from_nodes = self.rejoining.from_nodes, []
         for source, message in early:
             self.step(transition.now, source, message)

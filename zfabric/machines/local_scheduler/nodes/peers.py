@@ -13,6 +13,8 @@ from zfabric.machines.local_scheduler.actors.names import ActorNames
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.copies import Copies
+from zfabric.machines.local_scheduler.nodes.detached_creation import DetachedCreation
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
@@ -48,6 +50,8 @@ class Peers:
         stopping: Stopping,
         departures: Departures,
         jobs: Jobs,
+        creation: DetachedCreation,
+        entrusting: Entrusting,
         executions: Executions,
         fetching: Fetching,
         failover: Failover,
@@ -68,6 +72,8 @@ class Peers:
         self.stopping = stopping
         self.departures = departures
         self.jobs = jobs
+        self.creation = creation
+        self.entrusting = entrusting
         self.executions = executions
         self.fetching = fetching
         self.failover = failover
@@ -189,8 +195,9 @@ class Peers:
         self.peer_recovery.node_ready(node.token, transition.now)
 
     def _died(self, node: NodeRecord, survivors: set[bytes], now: float) -> None:
-        """A node is dead: what it ran runs again, jobs whose driver was there end. ``survivors`` are nodes that knew it."""
+        """A node is dead: what it ran runs again, and jobs whose driver was there end, or pass to the head. ``survivors`` knew it."""
         del self.tables.nodes[node.token]
+        self.entrusting.repeat_jobs(self.jobs.pass_on(node.token))
         self.tables.send(self._local_placer, m.ProcessGone(node.token))
         ended = self.executions.home_died(node)
         self.fetching.node_died(node.token)
@@ -209,6 +216,7 @@ class Peers:
         for job in [each for each in self.tables.jobs.values() if each.home == node.token]:
             self.jobs.end_job(job, now)
         self.requests.node_died(node.token)
+        self.creation.node_died(node.token)
         self.jobs.node_died(node.token)
         self.cluster_queries.node_died(node.token)
         self.peer_recovery.node_died(node.token, now)

@@ -114,6 +114,9 @@ class RemoteActors:
             handle, guest = self.tables.find(actor_id + FIRST_RETURN), self.tables.guests.get(actor_id)
             home = handle.home if handle is not None and handle.home != NO_HOME else b""
             home = home or (guest.home if guest is not None else b"")
+            if not home and not self.tables.nodes:  # There is nobody to ask.
+                self.actors.on_find_actors(0.0, CLIENT + process.incarnation, m.FindActors((actor_id,)))
+                return
             record = self.records[actor_id] = RemoteActorRecord(actor_id, home)
             record.watchers.add(process.incarnation)
             if record.home and record.home not in self.tables.nodes:

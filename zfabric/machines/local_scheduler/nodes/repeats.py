@@ -18,6 +18,7 @@ from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.detached_creation import DetachedCreation
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
@@ -45,6 +46,7 @@ class Repeats:
         outcomes: Outcomes,
         jobs: Jobs,
         detached: DetachedActors,
+        creation: DetachedCreation,
         actors: ActorDirectory,
         borrowing: Borrowing,
         executions: Executions,
@@ -63,6 +65,7 @@ class Repeats:
         self.outcomes = outcomes
         self.jobs = jobs
         self.detached = detached
+        self.creation = creation
         self.actors = actors
         self.borrowing = borrowing
         self.executions = executions
@@ -90,6 +93,7 @@ class Repeats:
         node.reclaimable = False
         self.borrowing.begin_anew(node.token)
         self.detached.begin_anew(node.token)
+        self.creation.begin_anew(node.token)
         self.reclaiming.begin_anew(node.token)
         self.entrusting.begin_anew(node.token)
         self.failover.begin_anew(node.token)
@@ -123,6 +127,7 @@ class Repeats:
         self.group_tasks.repeat(token)
         self.detached.repeat(token)
         self.tables.send_to_node(token, m.Ready())
+        self.creation.repeat(token)
         self.streams.repeat(node)
         self.remote_streams.repeat(node)
         self.executions.repeat_ends(node)

@@ -61,7 +61,7 @@ FROM_STORE = {"status": "statistics", "statuses": "statistics", "objects": "entr
 
 
 class Reports:
-    """Answers queries. ``statistics`` gives the counters of the machine."""
+    """Answers queries. ``statistics`` gives the counters of the machine; ``relayed`` are more queries that others answer."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Reports:
         read_log: Callable[..., None],
         drain: Callable[..., Any],
         statistics: Callable[[], Mapping[str, float]],
+        relayed: Mapping[str, Callable[..., None]],
     ) -> None:
         self.node = node
         self.tables = tables
@@ -112,6 +113,7 @@ class Reports:
             "drain": drain,
             "group": self._group,
             "processes": self._processes,
+            "detached elsewhere": lambda now: not tables.is_head,
             "nothing": self._nothing,
             "output": self._nothing,  # The shell sends the output of workers ahead of the answer.
         }
@@ -123,6 +125,7 @@ class Reports:
             "calls": self._ask_calls,
             "create group": groups.create,
             "remove group": groups.remove,
+            **relayed,
         }
         """Queries that others answer: (source, token, arguments). Whoever has the answer, or relays it, sends it to ``source``."""
 

@@ -1,0 +1,201 @@
+"""Detached actors are at home on the head, wherever they are made: so they outlive every other node, that of their program included.
+
+A process asks its own node to have one made, and waits for the answer: nobody has a handle before the head has the actor. The request
+goes by way of the home of the job, which is told in this way that the job goes on for this actor (``JobLives``) before the process does.
+Each node on the way retains the request until it is answered, and repeats it to a new daemon, or to the next home of the job. The head
+makes each actor once.
+
+Lightweight actors are made where they were asked for, since they share that node's processes; and so are those in placement groups, which
+have homes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.records import BorrowedRecord, FunctionRecord
+from zfabric.machines.local_scheduler.references import References, add_holder
+from zfabric.machines.local_scheduler.requests import PendingRequests
+from zfabric.machines.local_scheduler.submission import Submission
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.protocol import messages as m
+from zfabric.protocol.fields import ROW_CHECKS
+from zfabric.protocol.ids import FIRST_RETURN, LOCAL_SCHEDULER, Address
+from zfabric.protocol.messages.rows import DEPENDENCIES, FUNCTION_ID, OPTIONS, TASK_ID
+from zfabric.protocol.node_fields import NODE_CHECKS
+from zfabric.protocol.options import group_of, option
+
+ENTER = "enter actor"
+"""The query by which one node asks another for a detached actor; a process asks its own to "create actor"."""
+
+
+class _Request(NamedTuple):
+    """A detached actor that another node is asked for."""
+
+    source: Address
+    """Who asked this one: a process, or another node."""
+    token: int
+    to: bytes
+    arguments: m.Row
+
+
+class DetachedCreation:
+    """Has detached actors made at the head, over the shared tables."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        requests: PendingRequests,
+        references: References,
+        submission: Submission,
+        actors: ActorDirectory,
+        borrowing: Borrowing,
+        executions: Executions,
+    ) -> None:
+        self.tables = tables
+        self.requests = requests
+        self.references = references
+        self.submission = submission
+        self.actors = actors
+        self.borrowing = borrowing
+        self.executions = executions
+        self._open: dict[bytes, _Request] = {}
+        """Requests without an answer, by actor."""
+        self.made: list[tuple[bytes, Address, int]] = []
+        """On the head, actors whose rows may not be durable yet, and who waits for that: (actor, node, token)."""
+
+        self.queries: dict[str, Callable[..., None]] = {"create actor": self.create, ENTER: self.enter}
+
+    # -- where they are asked for --
+
+    def create(self, source: Address, token: int, row: m.Row) -> None:
+        """Have a detached actor made for a process of this node. The answer is whether it was: else the process submits the row here."""
+        ROW_CHECKS["Submit"]("Query", ((row,),))
+        tables = self.tables
+        process = tables.processes.get(source[1:])
+        job = process.job if process is not None else None
+        if job is None or job.ended:
+            raise ValueError("the job has ended")
+        function = job.functions.get(row[FUNCTION_ID])
+        if function is None:
+            raise ValueError("its class was never exported")
+        if tables.is_head or _stays(function, row):
+            tables.send(source, m.Answer(token, False, ""))
+            return
+        named = _named_in(row)
+        elsewhere = tables.homes_of(named)
+        here = {each for each in named if tables.find(each) is not None} - {row[0] for row in elsewhere}
+        homes = (*elsewhere, *((each, tables.node) for each in sorted(here)))
+        exported = (function.id, function.name, function.payload, function.options)
+        about = (job.id, job.namespace, job.home or tables.node)
+        self._ask(row[TASK_ID], source, token, (about, exported, row, homes, tables.node))
+
+    def _ask(self, actor_id: bytes, source: Address, token: int, arguments: m.Row) -> None:
+        """Pass a request on: to the home of the job, and from there to the head."""
+        job = self.tables.jobs.get(arguments[0][0])
+        if job is None or job.ended:
+            self._open.pop(actor_id, None)
+            self.tables.send(source, m.Answer(token, None, "the job has ended"))
+            return
+        to = job.home or self.tables.head
+        self._open[actor_id] = _Request(source, token, to, arguments)
+        self.requests.ask_at(LOCAL_SCHEDULER + to, m.Query, ENTER, arguments, then=self._answered, about=actor_id)
+
+    def _answered(self, now: float, actor_id: bytes, answer: m.Answer) -> None:
+        """The head has the actor, or the request was refused. It may have been sent twice."""
+        request = self._open.pop(actor_id, None)
+        if request is None:
+            return
+        process = self.tables.processes.get(request.source[1:])
+        if not answer.error and request.arguments[-1] == self.tables.node:
+            self._hold(actor_id + FIRST_RETURN, process.incarnation if process is not None else b"")
+        self.tables.send(request.source, m.Answer(request.token, answer.payload, answer.error))
+
+    def _hold(self, handle: bytes, process: bytes) -> None:
+        """Enter the handle: the head has registered this node as a holder."""
+        record = self.tables.find(handle)
+        if record is None:
+            record = self.tables.objects[handle] = BorrowedRecord(handle, self.tables.head)
+        if isinstance(record, BorrowedRecord):
+            record.borrowed = True
+            if process:
+                add_holder(record, process)
+            else:
+                self.tables.spare.append(record)
+
+    # -- at the home of the job, and at the head --
+
+    def enter(self, source: Address, token: int, about: m.Row, function: m.Row, row: m.Row, homes: m.Rows, holder: bytes) -> None:
+        """Another node asks for an actor. The head makes it, once; the home of its job passes the request on."""
+        arguments = (about, function, row, homes, holder)
+        if source[1:] not in self.tables.nodes or holder not in (*self.tables.nodes, self.tables.node):
+            raise ValueError("only another node asks for this, for a living one")
+        NODE_CHECKS["Delegate"]("Query", (about, (function,), (row,), (), (), homes, 0))
+        if self.tables.is_head:
+            self._enter(source, token, *arguments)
+        else:
+            self._ask(row[TASK_ID], source, token, arguments)
+
+    def _enter(self, source: Address, token: int, about: m.Row, function: m.Row, row: m.Row, homes: m.Rows, holder: bytes) -> None:
+        actor_id, handle = row[TASK_ID], row[TASK_ID] + FIRST_RETURN
+        job = self.executions.job_of(about, self.tables.latencies.now)
+        if job is None:
+            raise ValueError("the job has ended")
+        if actor_id not in self.tables.tasks:
+            named = _named_in(row)
+            self.submission.export(job, (function,))
+            self.borrowing.refer(named, homes, source[1:])
+            self.submission.enter(row, job, self.tables.latencies.now)
+            self.borrowing.settle(named)
+        if holder in self.tables.nodes:
+            self.references.hold((handle,), holder)
+        self.made.append((actor_id, source, token))
+
+    def end_of_turn(self) -> None:
+        """Answer for the actors whose rows are durable, behind what this node holds for them, and what it told the homes of their jobs."""
+        made, self.made = self.made, []
+        for actor_id, source, token in made:
+            if source[1:] not in self.tables.nodes:
+                continue
+            if self.actors.is_durable(actor_id):
+                self.borrowing.send_behind(source[1:], m.Answer(token, True, ""))
+            else:
+                self.made.append((actor_id, source, token))
+
+    # -- deaths --
+
+    def begin_anew(self, node: bytes) -> None:
+        """Forget what the former daemon of a node has asked for: processes there ask the next one again."""
+        self._open = {each: request for each, request in self._open.items() if request.source[1:] != node}
+        self.made = [each for each in self.made if each[1][1:] != node]
+
+    def repeat(self, node: bytes) -> None:
+        """Ask a node again, whose daemon or this one is new."""
+        self._repeat(node)
+
+    def node_died(self, node: bytes) -> None:
+        """Ask the next home of the job for what a dead one was asked for."""
+        self.begin_anew(node)
+        self._repeat(node)
+
+    def _repeat(self, node: bytes) -> None:
+        for actor_id, request in list(self._open.items()):
+            if request.to == node:
+                self._ask(actor_id, request.source, request.token, request.arguments)
+
+
+def _named_in(row: m.Row) -> tuple[bytes, ...]:
+    """The objects that a row names."""
+    named: tuple[bytes, ...] = row[DEPENDENCIES]
+    return named + tuple(option(row[OPTIONS], "contains", ())) if len(row) > OPTIONS else named
+
+
+def _stays(function: FunctionRecord, row: m.Row) -> bool:
+    """Whether an actor is at home where it is asked for."""
+    own = row[OPTIONS] if len(row) > OPTIONS else ()
+    strategy = option(own, "strategy", option(function.options, "strategy", option(own, "captured", ())))
+    return bool(option(function.options, "lightweight", False)) or group_of(strategy) is not None
