@@ -44,7 +44,7 @@ def free(amount: float) -> Callable[[], bool]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[zf.LocalCluster]:
-    with zf.LocalCluster(nodes=1, cpus_per_node=3, object_store_memory=64 * 2**20) as made:
+    with zf.LocalCluster(nodes=1, cpus_per_node=3, object_store_memory=64 * 2**20, resources={"disk": 1}) as made:
         yield made
 
 
@@ -93,6 +93,13 @@ def test_a_group_without_room_waits_and_is_reserved_when_the_other_is_removed() 
     remove_placement_group(first)
     assert zf.get(task, timeout=PATIENCE)[1] == second.id.hex()
     eventually(free(1.0), "the resources of the first are free, but for the second's")
+
+
+def test_each_of_many_waiting_groups_has_its_turn() -> None:
+    groups = [placement_group([{"CPU": 3}]) for _ in range(5)]
+    for group in groups:
+        assert group.wait(PATIENCE)
+        remove_placement_group(group)
 
 
 def test_a_group_does_not_wait_for_a_stream_of_small_tasks() -> None:
@@ -162,6 +169,11 @@ def test_captured_children_run_in_the_group_and_others_where_they_like() -> None
     assert found.bundle_specs == group.bundle_specs
 
 
+def test_actors_leave_a_bundle_with_more_to_those_that_need_it() -> None:
+    made = actors_that_fill(placement_group([{"CPU": 1, "disk": 1}, {"CPU": 1}, {"CPU": 1}]))
+    assert len(zf.get([actor.node.remote() for actor in made], timeout=PATIENCE)) == 3
+
+
 def test_what_no_bundle_has_is_refused_at_the_call() -> None:
     group = placement_group([{"CPU": 1}, {"CPU": 2}])
     with pytest.raises(OptionError, match=r"asks for 2 CPU.*bundle 0 has 1 CPU"):
@@ -198,6 +210,12 @@ def test_what_no_bundle_has_is_refused_at_the_call() -> None:
 def test_a_bad_group_is_refused_at_the_call(arguments: tuple[Any, ...], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         placement_group(*arguments)
+
+
+def test_a_function_may_name_the_module_that_makes_groups() -> None:
+    from zfabric.util import placement_group as make
+
+    assert zf.get(zf.remote(lambda: make is zf.util.placement_group).remote(), timeout=PATIENCE)
 
 
 def test_a_name_finds_a_group_and_only_one_group_has_it() -> None:
@@ -241,7 +259,7 @@ def test_groups_outlive_the_daemon() -> None:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[zf.LocalCluster]:
-    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20) as made:
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, resources={"disk": 1}) as made:
         yield made
 
 
@@ -271,6 +289,12 @@ class Place:
 
     def stay(self) -> None:
         time.sleep(600)
+
+
+def actors_that_fill(group: PlacementGroup) -> list[Any]:
+    """Two actors of a CPU each, and a third that needs the only bundle with a disk."""
+    kinds: list[dict[str, float]] = [{}, {}, {"disk": 1}]
+    return [Place.options(num_cpus=1, resources=kind, scheduling_strategy=InGroup(group)).remote() for kind in kinds]
 
 
 def places_of(group: PlacementGroup) -> list[str]:
@@ -317,6 +341,14 @@ def test_bundles_of_several_nodes_are_reserved_together_and_made_whole_after_a_d
     assert zf.get(outside, timeout=PATIENCE)[1] is None
     remove_placement_group(other)
     eventually(free(3.0), "all resources are free")
+
+
+def test_actors_leave_a_node_whose_bundle_has_more_to_those_that_need_it(three: zf.LocalCluster) -> None:
+    group = placement_group([{"CPU": 1, "disk": 1}, {"CPU": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
+    assert group.wait(PATIENCE)
+    found = zf.get([actor.node.remote() for actor in actors_that_fill(group)], timeout=PATIENCE)
+    assert set(found[:2]) == set(places_of(group)[1:])
+    assert found[2] == places_of(group)[0]
 
 
 def test_groups_outlive_the_daemons_of_their_home_and_of_their_bundles(three: zf.LocalCluster) -> None:

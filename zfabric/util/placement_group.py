@@ -1,6 +1,7 @@
 """Placement groups, under Ray's names. This module is also a function: ``zf.util.placement_group(...)`` makes a group."""
 
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,9 @@ class _Callable(ModuleType):
 
     def __call__(self, *args: Any, **kwargs: Any) -> PlacementGroup:
         return placement_group(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_module, (__name__,)  # As any module: a function whose global it is can be sent.
 
 
 sys.modules[__name__].__class__ = _Callable

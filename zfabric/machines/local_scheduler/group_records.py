@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from zfabric.machines.common.resources import ResourcePool, covers
 from zfabric.protocol import messages as m
@@ -54,12 +54,20 @@ class GroupRecord:
         return {index: self.bundles[index] for index, place in enumerate(self.places) if not place}
 
 
+def excess(bundle: Iterable[tuple[str, int]], demand: Demand) -> int:
+    """How many resources a bundle has that ``demand`` does not name. Tasks leave bundles with more of them to those that need them."""
+    named = {name for name, _ in demand}
+    return sum(1 for name, amount in bundle if amount and name not in named)
+
+
 class KnownGroup:
     """What a node that has tasks for a group knows of it: as in ``GroupState``."""
 
-    __slots__ = ("bundles", "places", "reason", "state")
+    __slots__ = ("bundles", "dealt", "places", "reason", "state")
 
-    def __init__(self, state: m.GroupState) -> None:
+    def __init__(self, state: m.GroupState, dealt: dict[Demand, int]) -> None:
+        self.dealt = dealt
+        """Number of tasks that were dealt out, by what they ask for: the next goes to the place after the last one's."""
         self.state = state.state
         self.bundles: tuple[Demand, ...] = tuple(demand for demand, _ in state.rows)
         self.places: tuple[bytes, ...] = tuple(place for _, place in state.rows)
@@ -128,7 +136,7 @@ class GroupPool:
         """Take ``demand`` from a bundle that has it; return the pool to which it is released. ``fits`` was true, or the daemon recovers."""
         pools = self._pools()
         fitting = [pool for pool in pools if pool.fits(demand)] or [pool for pool in pools if covers(pool.total, demand)]
-        return (fitting or pools or [ResourcePool(())])[0].acquire(demand)
+        return min(fitting or pools or [ResourcePool(())], key=lambda pool: excess(pool.total.items(), demand)).acquire(demand)
 
     def has(self, pool: ResourcePool) -> bool:
         """Whether ``pool`` is that of one of its bundles."""

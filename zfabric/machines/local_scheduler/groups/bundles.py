@@ -44,7 +44,7 @@ class Bundles:
         self._waiting: list[list[Bundle]] = []
         """Bundles that were asked for by one message, and wait for the end of tasks."""
         self.watchers: dict[bytes, dict[str, int]] = {}
-        """Homes that are to be notified when there is more room than this."""
+        """Homes that are to be notified when there is more room than this: what there was at the end of the last turn."""
 
     # -- room --
 
@@ -172,6 +172,8 @@ class Bundles:
             if any(amount > known.get(name, 0) for name, amount in capacity.items()):
                 del self.watchers[home]
                 self.tables.send_to_peer(home, m.RoomGrew())
+            else:
+                self.watchers[home] = capacity  # What it reserves by that answer is more again once it is returned.
 
     def _reserve(self, bundles: list[Bundle]) -> bool:
         """Reserve bundles if no task uses their resources any more. Return whether they wait no longer."""

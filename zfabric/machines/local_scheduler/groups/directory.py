@@ -289,7 +289,7 @@ class Groups:
             record.places = list(facts["places"])
             record.watchers.add(self.tables.node)
             self.tables.groups[identifier] = record
-            self.tables.known_groups[identifier] = KnownGroup(_state_of(record))
+            self.tables.known_groups[identifier] = KnownGroup(_state_of(record), {})
         self.bundles.hold(self.tables.node, self._held_by(self.tables.node))
 
     def repeat(self, node: bytes) -> None:

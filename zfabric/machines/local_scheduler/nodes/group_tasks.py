@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zfabric.machines.common.resources import describe
-from zfabric.machines.local_scheduler.group_records import KnownGroup
+from zfabric.machines.local_scheduler.group_records import KnownGroup, excess
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.strategies import why_it_stays
 from zfabric.machines.local_scheduler.records import READY, ShapeQueue
@@ -34,8 +34,6 @@ class GroupTasks:
         self.delegations = delegations
         self._asked: set[bytes] = set()
         """Groups about which their homes were asked."""
-        self._dealt = 0
-        """Number of tasks that were dealt out: the next goes to the place after the last one's."""
 
     def on_group_state(self, now: float, source: Address, message: m.GroupState) -> None:
         """A group has changed, at its home."""
@@ -43,8 +41,8 @@ class GroupTasks:
 
     def _changed(self, message: m.GroupState) -> None:
         known = self.tables.known_groups
-        known.pop(message.group, None)
-        known[message.group] = KnownGroup(message)
+        old = known.pop(message.group, None)
+        known[message.group] = KnownGroup(message, old.dealt if old is not None else {})
         if message.state == REMOVED:
             self._asked.discard(message.group)
             if not any(queue.group is not None and queue.group.group == message.group for queue in self.tables.queues.values()):
@@ -105,15 +103,20 @@ class GroupTasks:
             self._give(queue, known, places, now)
 
     def _give(self, queue: ShapeQueue, known: KnownGroup, indexes: list[int], now: float) -> None:
-        """Deal tasks out in turn to places, of which a bundle has as many as it can run of these tasks at once."""
+        """Deal tasks out in turn to places, of which a bundle has as many as it can run of these tasks at once.
+
+        Bundles with what they do not ask for come last, so that an actor without GPUs does not take the CPU beside one.
+        """
         slots = {index: _slots(dict(known.bundles[index]), queue) for index in indexes}
-        row = [known.places[index] for turn in range(max(slots.values())) for index in indexes if turn < slots[index]]
+        order = [(excess(known.bundles[index], queue.demand), nth, index) for index in indexes for nth in range(slots[index])]
+        row = [known.places[index] for _, _, index in sorted(order)]
         tasks = len(queue.tasks)
         share, more = divmod(tasks, len(row))
         counts = dict.fromkeys(row, 0)
+        first = known.dealt.get(queue.demand, 0)
         for at in range(len(row)):
-            counts[row[(self._dealt + at) % len(row)]] += share + (at < more)
-        self._dealt += tasks
+            counts[row[(first + at) % len(row)]] += share + (at < more)
+        known.dealt[queue.demand] = first + tasks
         for place, count in counts.items():
             node = self.tables.nodes.get(place)
             if node is not None and count:
