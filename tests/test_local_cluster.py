@@ -27,7 +27,8 @@ import zfabric as zf
 from zfabric.cli.main import program
 from zfabric.runtime.keys import read_keys, read_server_pair
 from zfabric.runtime.session import Session, find_sessions
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from zfabric.util import state
+from zfabric.util.scheduling_strategies import In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy
 
 LEASE = 2.0
 
@@ -73,7 +74,7 @@ def where(seconds: float = 0.1) -> tuple[str, int, int]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[zf.LocalCluster]:
     """Two nodes of one CPU, which tests leave as they are."""
-    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20) as made:
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64e6) as made:
         yield made
 
 
@@ -172,6 +173,20 @@ def test_options_say_on_which_node_tasks_run(driver: zf.LocalCluster) -> None:
     assert len(nodes_of(1, NodeAffinitySchedulingStrategy("00" * 8, soft=True))) == 1
     with pytest.raises(zf.TaskUnschedulableError, match="not in this cluster"):
         nodes_of(1, NodeAffinitySchedulingStrategy("00" * 8, soft=False))
+    assert set(nodes_of(3, NodeLabelSchedulingStrategy({"ray.io/node-id": In(second)}))) == {second}
+
+
+def test_rows_have_the_ids_of_their_nodes(driver: zf.LocalCluster) -> None:
+    class Resident:
+        pass
+
+    run_on_both(driver)
+    nodes = [node.node_id for node in driver.nodes]
+    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    actors = [zf.remote(Resident).options(num_cpus=0, scheduling_strategy=place).remote() for place in places]
+    zf.get([actor.__ray_ready__.remote() for actor in actors], timeout=60)
+    assert [state.get_actor(actor._actor_id.hex()).node_id for actor in actors] == nodes
+    assert {row.node_id for row in state.list_workers()} == set(nodes)
 
 
 def test_refs_and_handles_in_closures_are_known_on_other_nodes(driver: zf.LocalCluster) -> None:
@@ -295,6 +310,7 @@ def test_nodes_leave_in_order_and_the_end_of_the_head_is_that_of_the_others() ->
         ({"num_cpus": -1}, "num_cpus cannot be negative: -1"),
         ({"resources": {"CPU": 3}}, "'CPU' is asked for with num_cpus="),
         ({"labels": {"zone": 3}}, "labels map text to text, not {'zone': 3}"),
+        ({"object_store_memory": "1GiB"}, "object_store_memory is a number of bytes, not '1GiB'"),
     ],
 )
 def test_settings_of_a_node_are_checked_before_it_starts(cluster: zf.LocalCluster, wrong: dict[str, Any], text: str) -> None:

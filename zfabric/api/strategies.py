@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
 from zfabric.machines.common.resources import covers, demand_of, describe
 from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import ANY_BUNDLE, NODE_ID, SPREAD, Demand, GroupTerm, Strategy, group_strategy
 from zfabric.runtime.interface import ClientInterface
+
+NODE_ID_LABELS = ("ray.io/node-id", "ray.io/node_id")
+"""Labels that every node has under Ray, in newer and older versions: its id."""
+
+_Of = TypeVar("_Of")
 
 
 class NodeAffinitySchedulingStrategy:
@@ -180,12 +185,17 @@ def _values(text: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in several[1].split(",")) if several is not None else (text,)
 
 
+def _keys(labels: Mapping[str, _Of]) -> dict[str, _Of]:
+    """``labels`` with the key of a node's id for Ray's names of it."""
+    return {NODE_ID if label in NODE_ID_LABELS else label: value for label, value in labels.items()}
+
+
 def strategy_of(options: Mapping[str, Any]) -> Strategy | None:
     """Encode what checked options say about nodes: empty for any node, also in a placement group's task; None if they say nothing."""
     strategy, selector = options.get("scheduling_strategy"), options.get("label_selector") or {}
     terms = [
         ("hard", label, "not in" if text.startswith("!") else "in", _values(text.removeprefix("!")))
-        for label, text in sorted(selector.items())
+        for label, text in sorted(_keys(selector).items())
     ]
     if isinstance(strategy, PlacementGroupSchedulingStrategy):
         if terms:
@@ -195,7 +205,7 @@ def strategy_of(options: Mapping[str, Any]) -> Strategy | None:
         terms.append(("soft" if strategy.soft else "hard", NODE_ID, "in", (strategy.node_id,)))
     elif isinstance(strategy, NodeLabelSchedulingStrategy):
         for rank, labels in (("hard", strategy.hard), ("soft", strategy.soft)):
-            terms += [(rank, label, each.operator, each.values) for label, each in sorted(labels.items())]
+            terms += [(rank, label, each.operator, each.values) for label, each in sorted(_keys(labels).items())]
     elif strategy == "SPREAD" and not terms:
         return SPREAD
     return tuple(terms) if terms or strategy not in (None, "DEFAULT") else None

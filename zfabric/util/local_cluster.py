@@ -111,7 +111,7 @@ class LocalCluster:
         nodes: int = 1,
         cpus_per_node: int = 1,
         *,
-        object_store_memory: int | None = None,
+        object_store_memory: float | None = None,
         resources: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
@@ -127,7 +127,7 @@ class LocalCluster:
         self._count = 0
         settings = {"memory_limit": int(processes.memory_total() * MEMORY_SHARE) // nodes, **(config or {})}
         self._config = Config.of(settings)
-        self._arena_size = object_store_memory if object_store_memory is not None else _arena_bytes(self._config) // nodes
+        self._arena_size = _bytes(object_store_memory, _arena_bytes(self._config) // nodes)
         try:
             for index in range(nodes):
                 self._launch(index == 0)
@@ -164,7 +164,7 @@ class LocalCluster:
         num_gpus: int = 0,
         resources: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
-        object_store_memory: int | None = None,
+        object_store_memory: float | None = None,
     ) -> LocalNode:
         """Start one more node and return it once it has joined.
 
@@ -214,7 +214,7 @@ class LocalCluster:
         num_gpus: int = 0,
         resources: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
-        object_store_memory: int | None = None,
+        object_store_memory: float | None = None,
     ) -> LocalNode:
         from zfabric.runtime.connect import node_resources
         from zfabric.runtime.launch import launch
@@ -232,7 +232,7 @@ class LocalCluster:
             resources=node_resources(
                 self._cpus if num_cpus is None else num_cpus, num_gpus, self._resources if resources is None else dict(resources)
             ),
-            arena_size=self._arena_size if object_store_memory is None else object_store_memory,
+            arena_size=_bytes(object_store_memory, self._arena_size),
             cluster=self._reached(ClusterSettings(head, "", 0, address, key_file, name, pairs, "")),
         )
         node = LocalNode(launched, name)
@@ -242,6 +242,15 @@ class LocalCluster:
     def _reached(self, settings: ClusterSettings) -> ClusterSettings:
         """Return the settings of a new node. Tests have nodes reach each other through a relay, at other addresses than they listen at."""
         return settings
+
+
+def _bytes(size: float | None, usual: int) -> int:
+    """A size that was given in bytes; a share of memory may have a fraction."""
+    if size is None:
+        return usual
+    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < float("inf"):
+        raise ConfigError(f"LocalCluster: object_store_memory is a number of bytes, not {size!r}")
+    return int(size)
 
 
 def _arena_bytes(config: Config) -> int:

@@ -7,7 +7,7 @@ Rows are dictionaries whose keys are attributes, too, with Ray's words for state
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zfabric.api.lifecycle import connected
@@ -55,7 +55,7 @@ def list_tasks(*, filters: Sequence[Filter] | None = None, limit: int = 100, **i
     >>> [task.state for task in list_tasks(filters=[("name", "=", "one")])]
     ['FINISHED']
     """
-    return _chosen([_task(row) for row in connected().query("tasks", LIST_LIMIT)], filters, limit, "list_tasks", ignored)
+    return _chosen(_located("tasks", _task), filters, limit, "list_tasks", ignored)
 
 
 def list_actors(*, filters: Sequence[Filter] | None = None, limit: int = 100, **ignored: Any) -> list[StateRow]:
@@ -65,7 +65,7 @@ def list_actors(*, filters: Sequence[Filter] | None = None, limit: int = 100, **
     >>> list_actors(filters=[("class_name", "=", "Nobody")])
     []
     """
-    return _chosen([_actor(row) for row in connected().query("actors", LIST_LIMIT)], filters, limit, "list_actors", ignored)
+    return _chosen(_located("actors", _actor), filters, limit, "list_actors", ignored)
 
 
 def list_objects(*, filters: Sequence[Filter] | None = None, limit: int = 100, **ignored: Any) -> list[StateRow]:
@@ -77,7 +77,7 @@ def list_objects(*, filters: Sequence[Filter] | None = None, limit: int = 100, *
     >>> any(row.object_id == ref.hex() for row in list_objects(limit=10_000))
     True
     """
-    return _chosen([_object(row) for row in connected().query("objects", LIST_LIMIT)], filters, limit, "list_objects", ignored)
+    return _chosen(_located("objects", _object), filters, limit, "list_objects", ignored)
 
 
 def list_nodes(*, filters: Sequence[Filter] | None = None, limit: int = 100, **ignored: Any) -> list[StateRow]:
@@ -111,11 +111,7 @@ def list_workers(*, filters: Sequence[Filter] | None = None, limit: int = 100, *
     >>> all(worker.is_alive for worker in list_workers())
     True
     """
-    rows = [
-        StateRow(worker_id=row["token"], pid=row["pid"], is_alive=True, worker_type="WORKER", node=row.get("node", ""), state=row["state"])
-        for row in connected().query("workers")
-    ]
-    return _chosen(rows, filters, limit, "list_workers", ignored)
+    return _chosen(_located("workers", _worker), filters, limit, "list_workers", ignored)
 
 
 def list_placement_groups(*, filters: Sequence[Filter] | None = None, limit: int = 100, **ignored: Any) -> list[StateRow]:
@@ -235,6 +231,18 @@ def summarize_objects(**ignored: Any) -> dict[str, Any]:
     return {"cluster": {"summary": summary, "total_objects": len(rows), "total_size_mb": size, "summary_by": "made_by"}}
 
 
+def _located(what: str, kind: Callable[[dict[str, Any]], StateRow]) -> list[StateRow]:
+    """The rows of a query, each with the name and the id of its node: where a task runs or was submitted, and where an actor lives."""
+    client = connected()
+    ids = {row.get("name", ""): row["node"] for row in client.query("nodes")}  # A node alone has no name. No two have the same.
+    rows = client.query(what) if what == "workers" else client.query(what, LIST_LIMIT)
+    return [StateRow({**kind(row), "node": row.get("node", ""), "node_id": ids.get(row.get("node", ""), "")}) for row in rows]
+
+
+def _worker(row: dict[str, Any]) -> StateRow:
+    return StateRow(worker_id=row["token"], pid=row["pid"], is_alive=True, worker_type="WORKER", state=row["state"])
+
+
 def _task(row: dict[str, Any]) -> StateRow:
     return StateRow(
         task_id=row["task_id"],
@@ -244,7 +252,6 @@ def _task(row: dict[str, Any]) -> StateRow:
         job_id=row["job"],
         attempt_number=row["attempt"],
         worker_pid=row["pid"] or None,
-        node=row.get("node", ""),
         required_resources=row["demand"],
         seconds=row["seconds"],
     )
@@ -258,7 +265,6 @@ def _actor(row: dict[str, Any]) -> StateRow:
         state=ACTOR_STATES.get(row["state"], "PENDING_CREATION"),
         job_id=row["job"],
         pid=row["pid"] or None,
-        node=row.get("node", ""),
         ray_namespace=row["namespace"],
         num_restarts=row["restarts"],
         is_detached=row["detached"],
@@ -274,7 +280,6 @@ def _object(row: dict[str, Any]) -> StateRow:
         where=row["where"],
         made_by=row["made_by"],
         holders=row["holders"],
-        node=row.get("node", ""),
     )
 
 
