@@ -238,7 +238,7 @@ def test_a_node_that_is_not_in_the_table_any_more_is_refused(daemons: Make) -> N
     two.send(one, "dead")
     until(lambda: one.transport.refused["dead node"], one, two)
     one.cut()
-    unknown = until(one.transport.take_unknown, one, two)
+    unknown = until(one.transport.authenticator.waiting, one, two)
     assert unknown == [two.keys.public]
     until(lambda: one.transport.refused["key"], one, two)
     assert one.texts() == ["alive"]
@@ -249,9 +249,9 @@ def test_a_key_that_arrives_late_is_let_in(daemons: Make) -> None:
     one, two = daemons(1), daemons(2)
     two.transport.connect([one.row, two.row])
     two.send(one, "early")
-    assert until(one.transport.take_unknown, one, two) == [two.keys.public]
-    assert one.transport.take_unknown() == []
+    assert until(one.transport.authenticator.waiting, one, two) == [two.keys.public]
     one.transport.connect([one.row, two.row])
+    assert one.transport.authenticator.waiting() == []
     until(lambda: one.received, one, two)
     assert +one.transport.refused == {}
     assert two.transport.trouble(one.node) == ""
@@ -554,7 +554,7 @@ def test_three_hundred_connections_at_once_are_refused_and_others_work(daemons: 
         for each in many:
             each.close()
     still_works(one, two)
-    assert one.transport.take_unknown() == []
+    assert one.transport.authenticator.waiting() == []
 
 
 def fuzz(chance: random.Random) -> bytes:
@@ -624,8 +624,8 @@ def test_an_authenticator_lets_few_wait_and_answers_all() -> None:
             ask(b"CURVE", index.to_bytes(32, "big"))
         assert [answer() for _ in range(curve.HELD_MAX)] == [(b"300", b"")] * curve.HELD_MAX
         late = z85.encode((3).to_bytes(32, "big"))
-        assert len(authenticator.unasked) == curve.HELD_MAX
-        assert late in authenticator.unasked
+        assert len(authenticator.waiting()) == curve.HELD_MAX
+        assert late in authenticator.waiting()
         authenticator.admit(frozenset({late}))
         assert answer() == (b"200", late)
         assert authenticator.next_deadline() == HELD_SECONDS

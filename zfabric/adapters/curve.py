@@ -156,8 +156,6 @@ class Authenticator:
     def __init__(self, context: Context) -> None:
         self.known: frozenset[bytes] = frozenset()
         """Public keys that may enter."""
-        self.unasked: list[bytes] = []
-        """Unknown keys about which the registry is to be asked."""
         self._held: list[tuple[float, list[bytes], bytes]] = []
         """Connections that wait: (until when, head of the answer, key), soonest first."""
         self.socket = context.socket(zmq.ROUTER)
@@ -185,9 +183,12 @@ class Authenticator:
             self._reply(head, b"200", key)
         elif len(self._held) < HELD_MAX:
             self._held.append((now + HELD_SECONDS, head, key))
-            self.unasked = [*self.unasked[1 - HELD_MAX :], key]
         else:
             self._reply(head, b"300")  # Temporary. After a final refusal (400), a client of libzmq never tries again.
+
+    def waiting(self) -> list[bytes]:
+        """Return the unknown keys of connections that wait, those that have waited longest first."""
+        return [key for _, _, key in self._held]
 
     def expire(self, now: float) -> None:
         """Refuse those that have waited too long."""

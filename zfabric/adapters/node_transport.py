@@ -197,11 +197,6 @@ class NodeTransport:
 
     # -- which nodes there are --
 
-    def take_unknown(self) -> list[bytes]:
-        """Return the unknown keys that have come since the last call, and wait for a newer table (``connect``)."""
-        unasked, self.authenticator.unasked = self.authenticator.unasked, []
-        return unasked
-
     def connect(self, rows: Iterable[Row]) -> None:
         """Take in the rows of a ``NodeTable``: dial the nodes that are older, expect those that are younger, refuse all others."""
         table = {row[0]: row for row in rows}
