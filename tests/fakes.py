@@ -11,7 +11,7 @@ from typing import Any
 
 from zfabric.adapters.generated_values import returning_all
 from zfabric.adapters.serialization import deserialize, load_arguments, load_function, serialize, serialize_fast
-from zfabric.adapters.task_errors import dump_error, load_error, load_failure
+from zfabric.adapters.task_errors import load_error, load_failure, pack_error
 from zfabric.config import Config
 from zfabric.exceptions import GetTimeoutError
 from zfabric.protocol.failures import pack_failure
@@ -222,14 +222,14 @@ class FakeClient:
                 if option(exported, "retry_errors") and retryable(error):
                     continue
                 facts = {"function": name, "node": "fakenode", "pid": 1, "attempt": attempt}
-                self._fail(outputs, dump_error(error, facts))
+                self._fail(outputs, pack_error(error, facts)[0])
                 return
             finally:
                 interface.current_task = previous
             for output, data in zip(outputs, packed, strict=True):
                 self.finish(output, OK, data)
             return
-        self._fail(outputs, dump_error(RuntimeError("retries used up"), {}))
+        self._fail(outputs, pack_error(RuntimeError("retries used up"), {})[0])
 
     def _fail(self, outputs: list[bytes], data: bytes) -> None:
         for output in outputs:

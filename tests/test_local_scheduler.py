@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, task_id
 
-from zfabric.adapters.task_errors import dump_error
+from zfabric.adapters.task_errors import pack_error
 from zfabric.config import Config
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.resources import ResourcePool
@@ -1132,7 +1132,7 @@ def test_tasks_are_counted_without_a_look_at_each(node: Node, monkeypatch: pytes
     (worker,) = node.workers()
     node.submit(row(0), row(1), row(2, ref(0)), row(3, ref(2)), row(4, ref(1)))
     node.complete(worker, 0, 0)
-    node.complete(worker, 1, 0, m.ERROR, dump_error(ValueError("no"), {}))
+    node.complete(worker, 1, 0, m.ERROR, pack_error(ValueError("no"), {})[0])
     node.submit(row(5, demand=(("GPU", RESOURCE_UNIT),)), row(1))
     node.send(CLIENT + DRIVER, m.Cancel((ref(3),), False, False))
     monkeypatch.setattr(node.scheduler, "check_invariants", lambda: None)
@@ -1197,7 +1197,7 @@ def test_workers_and_status_agree_on_a_cpu_that_is_lent(node: Node) -> None:
 def test_explain_names_the_error_of_a_failed_task(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0), row(1), row(2))
-    error = dump_error(KeyError("which \x1b[2J one\nof many"), {"function": "f"})
+    error = pack_error(KeyError("which \x1b[2J one\nof many"), {"function": "f"})[0]
     node.complete(worker, 0, 0, m.ERROR, error)
     node.complete(worker, 1, 0, m.FAILED, pack_failure("ObjectLostError", "it is gone\nfor good"))
     node.complete(worker, 2, 0, m.ERROR, b"no pickle")

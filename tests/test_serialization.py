@@ -479,7 +479,7 @@ def sent(error, facts=FACTS):
     try:
         raise error
     except BaseException as caught:  # any class is sent
-        return task_errors.load_error(task_errors.dump_error(caught, facts))
+        return task_errors.load_error(task_errors.pack_error(caught, facts)[0])
 
 
 class Picky(Exception):
@@ -699,7 +699,7 @@ def test_an_exception_that_would_end_whoever_unpickles_it_arrives_as_a_task_erro
     finally:
         EndsUnpickling.here = True
     assert isinstance(in_the_worker, EndsUnpickling)  # Made of its parts: the worker tries first.
-    data = task_errors.dump_error(EndsUnpickling(), FACTS)
+    data = task_errors.pack_error(EndsUnpickling(), FACTS)[0]
     child = os.fork()
     if child == 0:
         os._exit(0 if type(task_errors.load_error(data)).__qualname__ == "TaskError" else 1)
@@ -758,7 +758,7 @@ def test_a_cause_whose_class_cannot_be_imported_leaves_its_texts():
     exec("class Odd(Exception): pass", module.__dict__)
     sys.modules["errors_elsewhere"] = module
     try:
-        data = task_errors.dump_error(module.Odd("strange"), FACTS)
+        data = task_errors.pack_error(module.Odd("strange"), FACTS)[0]
     finally:
         del sys.modules["errors_elsewhere"]
     error = task_errors.load_error(data)
@@ -794,7 +794,7 @@ from zfabric.adapters import serialization as s
 from zfabric.adapters import task_errors
 function, _ = s.load_function(base64.b64decode(sys.stdin.read()))
 try: function()
-except Exception as error: print(base64.b64encode(task_errors.dump_error(error, {})).decode())
+except Exception as error: print(base64.b64encode(task_errors.pack_error(error, {})[0]).decode())
 '''
 ran = subprocess.run([sys.executable, "-c", worker], input=base64.b64encode(s.dump_function(f)[0]).decode(), capture_output=True, text=True)
 assert not ran.stderr, ran.stderr
@@ -858,7 +858,7 @@ def raised(error):
     try:
         raise error
     except BaseException as caught:  # any class is sent
-        return task_errors.load_error(task_errors.dump_error(caught, {"pid": 1}))
+        return task_errors.load_error(task_errors.pack_error(caught, {"pid": 1})[0])
 
 
 def test_errors_inside_each_other_do_not_grow_without_end():

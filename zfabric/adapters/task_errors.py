@@ -1,6 +1,6 @@
 """Packs exceptions in the worker that raised them, and loads them in the process that gets the value.
 
-A worker packs the exception (``dump_error``) as a pickled tuple of plain texts with the pickled exception inside, so that
+A worker packs the exception (``pack_error``) as a pickled tuple of plain texts with the pickled exception inside, so that
 the outer part can be read even if the inner one cannot: the class may not be importable here, or not constructible.
 ``load_error`` then builds a ``TaskError`` that is also an instance of the class that was raised. It does not call
 that class's ``__init__``, whose signature is unknown: it makes the instance with ``__new__`` and copies the state
@@ -111,13 +111,11 @@ class HeldRefs:
 # --- where it was raised ----------------------------------------------------------------------------------------------------
 
 
-def dump_error(exception: BaseException, facts: Mapping[str, Any]) -> bytes:
-    """Pack an exception of any kind into bytes. ``facts`` are plain data: function, node, pid, attempt, …"""
-    return pack_error(exception, facts)[0]
-
-
 def pack_error(exception: BaseException, facts: Mapping[str, Any]) -> tuple[bytes, HeldRefs]:
-    """Pack an exception. Return its bytes, and the refs inside, to be retained until another process has the bytes."""
+    """Pack an exception of any kind. Return its bytes, and the refs inside, to be retained until another process has the bytes.
+
+    ``facts`` are plain data: function, node, pid, attempt, …
+    """
     _hint(exception)
     with trying():
         data, whole, why_cut = _packed(exception)
@@ -352,7 +350,7 @@ def _set_arguments(exception: BaseException, arguments: tuple[Any, ...]) -> None
 
 
 def load_error(data: bytes | memoryview) -> TaskError:
-    """Load the TaskError that ``dump_error`` packed, as an instance of the raised class too if possible.
+    """Load the TaskError that ``pack_error`` packed, as an instance of the raised class too if possible.
 
     If the exception is an object of its own, fetch it, and wait for it.
     """
