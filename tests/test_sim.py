@@ -35,6 +35,7 @@ from zfabric.sim.network import Faults, NodeFaults
 from zfabric.sim.node import SimSupervisor
 from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
+from zfabric.sim.streams import with_streaming_methods
 from zfabric.sim.variants import SCRIPTED, VARIANTS, applied, kind_of
 from zfabric.sim.world import Failure, World, WorldResult
 
@@ -315,6 +316,15 @@ def test_a_ledgers_large_value_is_certain_unless_no_log_has_its_call_and_its_nod
                     assert (each[1][0][2:] == (("ObjectLostError",),)) == (each[0] == "peek") == lost
                     seen.add((each[0], large[each[1][0][0]]))
     assert seen == {("get", "method"), ("get", READONLY), ("peek", READONLY)}
+
+
+def test_a_stream_of_a_method_is_certain_unless_its_node_may_die() -> None:
+    deaths = ({each: 1} for each in ("kills", "late_kills", "stops", "cuts", "clogs"))
+    for faults in ({}, *deaths):
+        program = with_streaming_methods(Program((), 0), 0, Faults(nodes=NodeFaults(**faults)))
+        read = [each for each in program.statements if each[0] == "follow"]
+        assert read
+        assert {"ActorUnavailableError" in each[5] for each in read} == {bool(faults)}, faults
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -272,7 +272,7 @@ class TravellingActorAuthor(ActorAuthor):
         super().__init__(seed, faults, cpus, large)
         self.travels = random.Random(f"{seed}/handles that travel")
         nodes = faults.nodes
-        self._fails = nodes.kills + nodes.stops + nodes.cuts + nodes.clogs > 0
+        self._fails = nodes.deaths > 0
         self.left = self.travels.choice((8, 16, 24))
         self.calls_left = self.travels.choice((16, 32, 48))
         self.depth_max = self.travels.choice((2, 3, 4))

@@ -47,8 +47,7 @@ class LedgerAuthor:
         )
         self.large = not self.errors and self.random.random() < 0.3
         self.tasks = 0
-        deaths = faults.nodes.kills or faults.nodes.late_kills or faults.nodes.stops or faults.nodes.cuts or faults.nodes.clogs
-        self.deaths = bool(deaths or faults.loss)
+        self.deaths = faults.nodes.deaths > 0 or faults.loss > 0
         """Whether nodes may die: of some faults, since they have no lease any more."""
         self.unlogged: set[int] = set()
         """Slots of large values that no log can make again: they are lost with the last node that has them."""

@@ -47,6 +47,11 @@ class NodeFaults(NamedTuple):
     window: float = 0.0
     """Seconds after which all this ends."""
 
+    @property
+    def deaths(self) -> int:
+        """How often a node may die: it is killed, or has no lease any more."""
+        return self.kills + self.late_kills + self.stops + self.cuts + self.clogs
+
 
 class Faults(NamedTuple):
     """Everything that goes wrong in one world. Chances are per frame; counts are per world; times are virtual seconds."""

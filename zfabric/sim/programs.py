@@ -338,7 +338,7 @@ class Author:
     def _elsewhere(self, model: Model) -> Model:
         """The model of an object whose ref leaves its body: it may be lost with a daemon, and if it is frail with the node of that body."""
         nodes = self.faults.nodes
-        frail = isinstance(model, ExpectedOutcome) and model.frail and nodes.kills + nodes.stops + nodes.cuts + nodes.clogs > 0
+        frail = isinstance(model, ExpectedOutcome) and model.frail and nodes.deaths > 0
         return model.or_else(LOST) if frail or self.faults.daemon_crashes + nodes.restarts > 0 else model
 
     def _open(self, scope: Scope, box: int) -> None:

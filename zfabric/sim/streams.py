@@ -48,8 +48,7 @@ def with_streams(program: Program, seed: int, faults: Faults) -> Program:
 def with_streaming_methods(program: Program, seed: int, faults: Faults) -> Program:
     """Have a program's root make actors somewhere, and read streams that their methods yield."""
     rng = random.Random(f"{seed}/streaming methods")
-    nodes = faults.nodes
-    ends = faults.worker_crashes + faults.pressure + faults.start_failures + nodes.kills + nodes.stops + nodes.cuts + nodes.clogs
+    ends = faults.worker_crashes + faults.pressure + faults.start_failures + faults.nodes.deaths
     errors = GONE | LOST | CRASHED if ends or faults.daemons_die else NOTHING
     where: tuple[Any, ...] = (("strategy", SPREAD),) if rng.random() < 0.8 else ()
     steps: list[list[Any]] = []
@@ -88,7 +87,7 @@ class _Stream:
     def __init__(self, rng: random.Random, slot: int, faults: Faults) -> None:
         self.rng = rng
         nodes = faults.nodes
-        deaths, restarts = nodes.kills + nodes.stops + nodes.cuts + nodes.clogs, nodes.restarts + faults.daemon_crashes
+        deaths, restarts = nodes.deaths, nodes.restarts + faults.daemon_crashes
         size, pause = rng.choice((0, 0, 70_000)), rng.choice((0.0, 0.01, 0.3))
         label, count = rng.randrange(MODULUS), rng.choice((0, 1, 3, 8, 20))
         far = rng.random() < 0.3
