@@ -279,7 +279,7 @@ def unit(name: str, default: ast.expr) -> str:
     if isinstance(value, (bool, str)) or isinstance(default, ast.Tuple):
         return ""
     if isinstance(value, float):
-        return "s"
+        return "bytes/s" if name.endswith("_bandwidth") else "s"
     return "bytes" if "bytes" in name or "memory" in name else "count"
 
 

@@ -68,7 +68,7 @@ class Config:
     placer_patience: float = 0.2
     """A global scheduler that has not answered after this long is passed over for the next one."""
     node_bandwidth: float = 4e8
-    """Bytes per second that a node is expected to fetch from another one, until it is measured: one core encrypts about 400 MB/s."""
+    """Bytes that a node is expected to fetch from another one in a second. It is not measured: one core encrypts about 400 MB/s."""
     take_back_after: float = 0.010
     """When a task has run this long and others wait behind it, those are taken back and sent to other workers."""
     introduce_after: int = 3
@@ -195,7 +195,7 @@ class Config:
     control_store_bytes: int = 16 * GiB
     """Size of the address range LMDB maps: an upper bound of the control table, not memory."""
     events_bytes: int = 64 * MiB
-    """Timeline events retained per cluster; past it the oldest are deleted."""
+    """Timeline events that each node retains; past it the oldest are deleted."""
     commit_rows: int = 4096
     """A transaction of this many rows does not wait for more: about 1 ms on the loop thread."""
     store_retry_every: float = 1.0
