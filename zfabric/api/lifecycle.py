@@ -169,16 +169,17 @@ def init(
 ) -> ClusterContext:
     """Join the cluster at ``address``, or start one inside this program. Returns a context manager.
 
-    ``address`` is a session directory (another program's ``init(...)["address"]``), "auto" for the cluster that this user has started with
-    ``zfabric start``, or "local" for a new one that ends with the program. If it is None, ``ZFABRIC_ADDRESS`` decides; without that
-    variable, the program joins the ``LocalCluster`` that it has open, or the latest started cluster of this ``TMPDIR`` (with a line on
-    standard error), or else starts a new one. A program that never calls ``init`` does so on its first use of a cluster.
+    ``address`` is a session directory (another program's ``init(...)["address"]``), ``tcp://host:port`` of a node of a cluster of several
+    (the program joins through a node on its own machine), "auto" for the cluster that this user has started with ``zfabric start``, or
+    "local" for a new one that ends with the program. If it is None, ``ZFABRIC_ADDRESS`` decides; without that variable, the program joins
+    the ``LocalCluster`` that it has open, or the latest started cluster of this ``TMPDIR`` (with a line on standard error), or else starts
+    a new one. A program that never calls ``init`` does so on its first use of a cluster.
 
     ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes) and ``config`` (limits of ``zfabric.config`` by name) apply
-    to a new cluster. Every function inherits ``runtime_env`` unless it sets its own. Names of actors are looked up in
-    ``namespace`` (by default one of the job's own). Without ``log_to_driver`` the output of workers is not shown. Other keywords of Ray's
-    ``init`` that only say how Ray itself runs (``ignored``: ``logging_level``, ``_temp_dir``, …) are accepted and
-    have no effect.
+    to a new cluster. Every function inherits ``runtime_env`` unless it sets its own. Names of actors are looked up in ``namespace``: by
+    default that of ``zfabric start --namespace``, else the empty one, which programs share. Without ``log_to_driver`` the output of workers
+    is not shown. Other keywords of Ray's ``init`` that only say how Ray itself runs (``ignored``: ``logging_level``, ``_temp_dir``, …) are
+    accepted and have no effect.
 
     With ``include_dashboard``, a page shows the cluster in a browser while this program is connected (extra "page"). It is served at
     ``dashboard_host`` and ``dashboard_port`` (by default a free port of this machine). Its address is printed to standard error, and is the
