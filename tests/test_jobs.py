@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,10 @@ from conftest import running_cluster
 from faults import eventually
 
 import zfabric as zf
+from zfabric.adapters.processes import children
 from zfabric.job_submission import JobStatus, JobSubmissionClient
+from zfabric.runtime.session import Session
+from zfabric.util.jobs import JobFiles
 
 PROGRAM = """
 import sys
@@ -44,9 +48,10 @@ def run(place: Place, *arguments: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_program_outlives_whoever_submitted_it(place: Place) -> None:
+def test_a_program_outlives_whoever_submitted_it_and_is_listed_by_the_next_cluster(place: Place) -> None:
     Path(place.directory, "program.py").write_text(PROGRAM)
-    run(place, "start", "--num-cpus", "1")
+    start = ("start", "--num-cpus", "1", "--store", f"{place.directory}/store")
+    started = place.json(*start)
     identifier = run(place, "submit", "--detach", "program.py", "3", "a b").strip()
     assert "sum 45 3 a b" in run(place, "job", "logs", "-f", identifier, code=3)
     (job,) = json.loads(run(place, "jobs", "--json"))
@@ -59,7 +64,53 @@ def test_a_program_outlives_whoever_submitted_it(place: Place) -> None:
     run(place, "job", "delete", identifier)
     assert [row["submission_id"] for row in json.loads(run(place, "jobs", "--json"))] == ["again"]
     assert "there is no job" in run(place, "job", "status", identifier, code=1)
+    Path(place.directory, "long.py").write_text("import time, zfabric as zf\nzf.init()\nprint('on', flush=True)\ntime.sleep(1000)\n")
+    run(place, "submit", "--detach", "--id", "cut-off", "long.py")
+    output = Path(place.directory, "store", "jobs", "cut-off.log")
+    eventually(lambda: "on" in output.read_text(), "the long one")
+    supervisor = int(Session(started["session"]).describe()["supervisor"])
+    (daemon,) = (pid for pid in children(supervisor) if Path(f"/proc/{pid}/comm").read_text() == "zf-daemon\n")
+    os.kill(daemon, signal.SIGKILL)
+    before = {row["submission_id"]: row for row in json.loads(run(place, "jobs", "--json"))}
+    assert {job: row["status"] for job, row in before.items()} == {"again": "SUCCEEDED", "cut-off": "RUNNING"}
     run(place, "stop")
+    eventually(lambda: not os.path.exists(f"/proc/{before['cut-off']['pid']}"), "the end of its process")
+    with zf.init(place.json(*start)["session"]):
+        former = JobSubmissionClient()
+        after = {row["submission_id"]: row for row in former.list_jobs()}
+        assert {job: (row["status"], row["driver_exit_code"]) for job, row in after.items()} == {
+            "again": (JobStatus.SUCCEEDED, 0),
+            "cut-off": (JobStatus.FAILED, None),
+        }
+        assert dict(after["again"]) == before["again"]
+        assert "did not outlive its cluster" in after["cut-off"].message
+        assert "sum 45" in former.get_job_logs("again")
+        assert list(former.follow_job_logs("cut-off")) == ["on\n"]
+        assert not former.stop_job("again")
+        with pytest.raises(ValueError, match="a job 'again' already"):
+            former.submit_job(entrypoint="true", submission_id="again")
+        assert former.delete_job("again")
+        assert [row.submission_id for row in former.list_jobs()] == ["cut-off"]
+        assert sorted(each.name for each in output.parent.iterdir()) == ["cut-off.json", "cut-off.log"]
+    run(place, "stop")
+
+
+def test_files_of_former_jobs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zfabric.util.jobs.FORMER_MAX", 2)
+    monkeypatch.setattr(Session, "describe", lambda self: {"store": str(tmp_path)})
+    facts = {"status": "SUCCEEDED", "message": ""}
+    former, now = JobFiles("/one"), JobFiles("/two")
+    for number in range(4):
+        former.write({**facts, "submission_id": f"job{number}"})
+        Path(former.log(f"job{number}")).write_text("output")
+        os.utime(tmp_path / "jobs" / f"job{number}.json", (number, number))
+    for number in range(3):
+        now.write({**facts, "submission_id": f"new{number}"})
+    now.delete_oldest()
+    assert sorted(now.names()) == ["job2", "job3", "new0", "new1", "new2"]
+    assert sorted(each.name for each in (tmp_path / "jobs").glob("*.log")) == ["job2.log", "job3.log"]
+    (tmp_path / "jobs" / "job3.json").write_text("{")
+    assert now.read("job3") is None, "it was cut short"
 
 
 def test_a_working_directory_is_sent_with_its_program(place: Place, tmp_path: Path) -> None:

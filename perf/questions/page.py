@@ -135,7 +135,7 @@ def _cpu(pid: int, seconds: float) -> float:
 
 QUESTION = Question(
     "page",
-    "the page on a job of 1,000,000 tasks and 10,000 actors",
+    f"the page on a job of {TASKS:,} tasks and 10,000 actors",
     (
         *(Aim(view, "ms", False, 300) for view in ("task stream, for the first time", *VIEWS)),
         Aim("daemon, for a viewer", "% of a core", False, 2),

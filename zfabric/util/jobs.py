@@ -1,7 +1,8 @@
 """Jobs: programs that run on a started cluster on their own, after whoever submitted them has gone; with Ray's names.
 
-A job is a shell command in a process of its own, which a detached actor starts, watches and stops. Its output is in the log directory of
-the node's session. The actor stays with the result until it is deleted, or the cluster ends.
+A job is a shell command in a process of its own, which a detached actor starts, watches and stops. The actor stays with the result until it
+is deleted, or the cluster ends. What became of the job, and its output, are also in files beside the control store of the node
+(``JobFiles``): so the next cluster with that store lists it, too.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from zfabric.exceptions import (
     GetTimeoutError,
     OptionError,
 )
+from zfabric.runtime.session import Session
 
 NAMESPACE = "_jobs"
 """The namespace of the actors that run jobs."""
@@ -40,6 +42,8 @@ CHUNK_BYTES = 256 * 1024
 """Most bytes of a log in one answer."""
 LOG_MOST = 16 * 2**20
 """Most bytes of its end that ``get_job_logs`` returns."""
+FORMER_MAX = 1000
+"""Jobs of former clusters whose files are retained beside a control store; of more, the oldest are deleted."""
 POLL_SECONDS = 0.2
 """The pace at which a log is followed and an end is waited for."""
 ANSWER_SECONDS = 30.0
@@ -69,51 +73,117 @@ class JobDetails(dict[str, Any]):
             raise AttributeError(f"a job has no {name!r}; it has {', '.join(self)}") from None
 
 
+class JobFiles:
+    """The files of a node's jobs: ``ID.json`` with the facts, and ``ID.log`` with the output."""
+
+    def __init__(self, session: str) -> None:
+        self._directory = f"{Session(session).describe()['store']}/jobs"
+        self._session = session
+
+    def log(self, job: str) -> str:
+        """The path of a job's output."""
+        return f"{self._directory}/{job}.log"
+
+    def write(self, facts: dict[str, Any]) -> None:
+        """Write the facts about a job, all or none. Raises OSError if the disk is full."""
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        path = f"{self._directory}/{facts['submission_id']}.json"
+        with open(f"{path}.new", "w", opener=_private) as file:
+            json.dump({**facts, "session": self._session}, file)
+        os.replace(f"{path}.new", path)
+
+    def read(self, job: str) -> dict[str, Any] | None:
+        """The facts about a job that no actor watches any more; None if there is none."""
+        try:
+            with open(f"{self._directory}/{job}.json") as file:
+                facts: dict[str, Any] = json.load(file)
+        except (OSError, ValueError):
+            return None
+        facts.pop("session", None)
+        if facts["status"] == "RUNNING":
+            facts |= {"status": "FAILED", "message": "it did not outlive its cluster, or the process that watched it was killed"}
+        return facts
+
+    def names(self) -> list[str]:
+        """Ids of the jobs that have files, the oldest first."""
+        try:
+            with os.scandir(self._directory) as found:
+                files = [(each.stat().st_mtime, each.name) for each in found if each.name.endswith(".json")]
+        except FileNotFoundError:
+            return []
+        return [name.removesuffix(".json") for _, name in sorted(files)]
+
+    def delete(self, job: str) -> None:
+        """Delete the files of a job."""
+        for name in (f"{job}.json", f"{job}.log"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._directory}/{name}")
+
+    def delete_oldest(self) -> None:
+        """Delete what is more than ``FORMER_MAX`` jobs of former clusters."""
+        names = self.names()
+        former = [job for job in names if self._written_by(job) != self._session] if len(names) > FORMER_MAX else []
+        for job in former[:-FORMER_MAX]:
+            self.delete(job)
+
+    def _written_by(self, job: str) -> str:
+        with contextlib.suppress(OSError, ValueError), open(f"{self._directory}/{job}.json") as file:
+            return str(json.load(file).get("session"))
+        return ""
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 class JobRunner:
     """Runs one job. Its methods run in threads, so that it answers while the job runs."""
 
     def __init__(self, job: str, entrypoint: str, environment: RuntimeEnv, directory: str, metadata: dict[str, str]) -> None:
         session = session_directory()
-        self._log = f"{session}/logs/job-{job}.log"
+        self._files = JobFiles(session)
         self._facts = {"submission_id": job, "entrypoint": entrypoint, "metadata": metadata, "start_time": int(time.time() * 1000)}
         self._stopped = False
         self._end: tuple[int, int] | None = None
         """(exit status, milliseconds since the epoch), once the process has ended."""
+        self._files.delete_oldest()
+        self._files.write({**self._facts, **RUNNING, "pid": None})
         variables = {**os.environ, **_passed_on(environment), ADDRESS_VARIABLE: session}
-        with open(self._log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
-            self._process = subprocess.Popen(
-                entrypoint,
-                shell=True,
-                cwd=None if environment.directory else directory,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        try:
+            with open(self._files.log(job), "wb", opener=_private) as log:
+                self._process = subprocess.Popen(
+                    entrypoint,
+                    shell=True,
+                    cwd=None if environment.directory else directory,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError:  # Whoever submits it receives the error: there is no job.
+            self._files.delete(job)
+            raise
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
-        status = self._process.wait()
-        self._end = status, int(time.time() * 1000)
+        end = self._process.wait(), int(time.time() * 1000)
+        with contextlib.suppress(OSError):  # The disk is full: the next cluster will not know how it ended.
+            self._files.write(self._ended(*end))
+        self._end = end  # Now it may be deleted.
 
     def info(self) -> dict[str, Any]:
         """Facts about the job, with its status as text."""
-        if self._end is None:
-            return {**self._facts, "status": "RUNNING", "message": "", "end_time": None, "driver_exit_code": None, "pid": self._process.pid}
-        code, ended = self._end
+        return {**self._facts, **RUNNING, "pid": self._process.pid} if self._end is None else self._ended(*self._end)
+
+    def _ended(self, code: int, ended: int) -> dict[str, Any]:
         status = "STOPPED" if self._stopped else "SUCCEEDED" if code == 0 else "FAILED"
         message = "" if code == 0 else f"it ended with exit code {code}" if code > 0 else f"it was ended by signal {-code}"
         return {**self._facts, "status": status, "message": message, "end_time": ended, "driver_exit_code": code, "pid": self._process.pid}
 
     def read(self, offset: int) -> tuple[bytes, int]:
         """Bytes of the log from ``offset`` on (negative: before its end), and where they end."""
-        with open(self._log, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            start = max(0, size + offset) if offset < 0 else min(offset, size)
-            file.seek(start)
-            data = file.read(CHUNK_BYTES)
-        return data, start + len(data)
+        return _read(self._files.log(str(self._facts["submission_id"])), offset)
 
     def stop(self) -> bool:
         """Stop the job: SIGTERM to all its processes, SIGKILL later. Return False if it had ended."""
@@ -124,6 +194,10 @@ class JobRunner:
         threading.Timer(STOP_SECONDS, self._kill).start()
         return True
 
+    def forget(self) -> None:
+        """Delete the files of the job, which has ended."""
+        self._files.delete(str(self._facts["submission_id"]))
+
     def _kill(self) -> None:
         if self._end is None:
             self._signal(signal.SIGKILL)
@@ -131,6 +205,20 @@ class JobRunner:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+RUNNING: dict[str, Any] = {"status": "RUNNING", "message": "", "end_time": None, "driver_exit_code": None}
+"""Facts about a job that runs."""
+
+
+def _read(path: str, offset: int) -> tuple[bytes, int]:
+    """Bytes of a file from ``offset`` on (negative: before its end), and where they end."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = max(0, size + offset) if offset < 0 else min(offset, size)
+        file.seek(start)
+        data = file.read(CHUNK_BYTES)
+    return data, start + len(data)
 
 
 def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
@@ -146,6 +234,10 @@ def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
     if sent:
         found["PYTHONPATH"] = os.pathsep.join([*sent, *filter(None, [os.environ.get("PYTHONPATH")])])
     return found
+
+
+def _details(job: str, facts: dict[str, Any]) -> JobDetails:
+    return JobDetails({**facts, "status": JobStatus(facts["status"]), "job_id": job, "type": "SUBMISSION"})
 
 
 class JobSubmissionClient:
@@ -171,6 +263,10 @@ class JobSubmissionClient:
         if not zf.is_initialized():
             zf.init(address)
 
+    @property
+    def _files(self) -> JobFiles:
+        return JobFiles(session_directory())
+
     def submit_job(
         self,
         *,
@@ -195,6 +291,8 @@ class JobSubmissionClient:
         job = submission_id or job_id or f"job-{secrets.token_hex(4)}"
         if not isinstance(job, str) or not job.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(job) > 100:
             raise ValueError(f"submit_job: an id has letters, digits, '-', '_' and '.', at most 100; not {job!r}")
+        if self._files.read(job) is not None:
+            raise ValueError(f"submit_job: there is a job {job!r} already; delete it, or leave submission_id out")
         try:
             environment = environment_of(runtime_env or {})
             runner = zf.remote(JobRunner).options(
@@ -218,16 +316,23 @@ class JobSubmissionClient:
 
     def get_job_info(self, job_id: str) -> JobDetails:
         """Return the facts about a job. Raises ValueError for an unknown id."""
-        handle = self._runner(job_id)
+        try:
+            handle = self._runner(job_id)
+        except ValueError:
+            former = self._files.read(job_id)
+            if former is None:
+                raise
+            return _details(job_id, former)
         try:
             facts = zf.get(handle.info.remote(), timeout=POLL_SECONDS * 10)
         except GetTimeoutError:  # It waits for its resources.
             facts = {"submission_id": job_id, "entrypoint": "", "status": "PENDING", "message": "waits for resources", "metadata": {}}
             facts |= {"start_time": None, "end_time": None, "driver_exit_code": None, "pid": None}
         except ActorError as error:
-            facts = {"submission_id": job_id, "entrypoint": "", "status": "FAILED", "message": str(error), "metadata": {}}
+            facts = {"submission_id": job_id, "entrypoint": "", "metadata": {}}
             facts |= {"start_time": None, "end_time": None, "driver_exit_code": None, "pid": None}
-        return JobDetails({**facts, "status": JobStatus(facts["status"]), "job_id": job_id, "type": "SUBMISSION"})
+            facts |= {**(self._files.read(job_id) or {}), "status": "FAILED", "message": str(error)}
+        return _details(job_id, facts)
 
     def get_job_status(self, job_id: str) -> JobStatus:
         """Return what has become of a job. Raises ValueError for an unknown id."""
@@ -235,10 +340,10 @@ class JobSubmissionClient:
         return status
 
     def list_jobs(self) -> list[JobDetails]:
-        """Return the facts about all jobs that were not deleted, the oldest first."""
+        """Return the facts about all jobs that were not deleted, the oldest first; with a store, those of clusters before this one, too."""
         names = [row["name"] for row in named_actors(all_namespaces=True) if row["namespace"] == NAMESPACE]
         found = []
-        for name in names:
+        for name in dict.fromkeys((*names, *self._files.names())):
             try:
                 found.append(self.get_job_info(name))
             except ValueError:  # It was deleted meanwhile.
@@ -250,19 +355,30 @@ class JobSubmissionClient:
         return b"".join(self._chunks(job_id, -LOG_MOST)).decode(errors="replace")
 
     def _chunks(self, job_id: str, offset: int) -> Iterator[bytes]:
-        handle = self._runner(job_id)
         while True:
-            data, offset = zf.get(handle.read.remote(offset), timeout=ANSWER_SECONDS)
+            data, offset = self._read(job_id, offset)
             if not data:
                 return
             yield data
 
+    def _read(self, job_id: str, offset: int) -> tuple[bytes, int]:
+        """Bytes of the output of a job from ``offset`` on, and where they end. Raises ValueError for an unknown id."""
+        try:
+            found: tuple[bytes, int] = zf.get(self._runner(job_id).read.remote(offset), timeout=ANSWER_SECONDS)
+            return found
+        except (ValueError, ActorError):
+            if self._files.read(job_id) is None:
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            return _read(self._files.log(job_id), offset)
+        return b"", max(0, offset)  # It was stopped before it began.
+
     def follow_job_logs(self, job_id: str) -> Iterator[str]:
         """Yield the output of a job as it is written, until the job ends."""
-        handle, offset = self._runner(job_id), 0
+        offset = 0
         while True:
             ended = self.get_job_status(job_id).is_terminal()
-            data, offset = zf.get(handle.read.remote(offset), timeout=ANSWER_SECONDS)
+            data, offset = self._read(job_id, offset)
             if data:
                 yield data.decode(errors="replace")
             elif ended:
@@ -289,13 +405,20 @@ class JobSubmissionClient:
 
     def stop_job(self, job_id: str) -> bool:
         """Stop a job: SIGTERM, and SIGKILL three seconds later. Return False if it had ended. Raises ValueError for an unknown id."""
+        if self.get_job_status(job_id).is_terminal():
+            return False
         return bool(zf.get(self._runner(job_id).stop.remote(), timeout=ANSWER_SECONDS))
 
     def delete_job(self, job_id: str) -> bool:
         """Forget a job that has ended. Raises ValueError for an unknown id, and FabricError for a job that runs."""
         if not self.get_job_status(job_id).is_terminal():
             raise FabricError(f"job {job_id} runs; stop it first")
-        zf.kill(self._runner(job_id))
+        with contextlib.suppress(ValueError):  # It is one of a former cluster.
+            runner = self._runner(job_id)
+            with contextlib.suppress(ActorError, GetTimeoutError):
+                zf.get(runner.forget.remote(), timeout=ANSWER_SECONDS)  # Its files may be on another node.
+            zf.kill(runner)
+        self._files.delete(job_id)
         return True
 
     def _runner(self, job_id: str) -> Any:
