@@ -353,7 +353,7 @@ def test_an_actor_that_waits_for_itself_is_refused() -> None:
 
 
 def test_waiting_for_a_result_in_flight_is_not_refused(tmp_path: Path) -> None:
-    """The call that one waits for has ended as the next call of that actor begins, which asks the one that waits."""
+    """The first actor waits for a call of the second. That call has ended when the next call of the second begins, and asks the first."""
     for number in range(5):
         first, second = in_one_process(2)
         begun, go_on = tmp_path / f"{number} has begun", tmp_path / f"{number} goes on"

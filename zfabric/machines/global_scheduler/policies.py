@@ -1,4 +1,4 @@
-"""Policies that choose nodes for spilled tasks from the nodes' heartbeats. One small class each; another can be plugged in by name."""
+"""Policies that choose nodes for spilled tasks from the nodes' heartbeats. Another one can be passed to a ``GlobalScheduler``."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Policy(Protocol):
     """How nodes are chosen."""
 
     def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
-        """How many tasks of a batch are to run on each node, and note that in ``nodes``: those that could run them."""
+        """Return how many tasks of a batch each node is to run, and count them there. All of ``nodes`` could run them."""
 
 
 class LeastWait:

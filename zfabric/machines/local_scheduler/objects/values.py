@@ -162,7 +162,7 @@ class Values:
             self.tables.send_to_client(process, m.Objects(tuple(rows)))
 
     def _supply(self, agent: ProcessRecord, object_ids: m.Ids) -> None:
-        """Have values located for the transfer agent, which serves other nodes. These know where else to ask for what is not here."""
+        """Have the store locate values for the transfer agent. Readers request those that are not here from another node."""
         missing = []
         for object_id in object_ids:
             record = self.tables.find(object_id)
@@ -263,7 +263,7 @@ class Values:
         return [(record, lost) for each, lost in found if (record := self.tables.objects.pop(each, None)) is not None]
 
     def reunite(self, orphan: ObjectRecord, lost: bool, process: ProcessRecord) -> None:
-        """Join the record of such a value with its row: a value that exists is not made again, a lost one is."""
+        """Join the record of a value with its row, which was submitted again: a value that exists is not made again, a lost one is."""
         record = self.tables.find(orphan.object_id)
         if record is None or record.task is None:
             return
