@@ -11,7 +11,7 @@ from zfabric.machines.local_scheduler.lifecycle.job_shutdown import SHUTDOWN_SEC
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, CONTROL, WORKER, call_value, child_prefix, pack_counter
+from zfabric.protocol.ids import CLIENT, CONTROL, MEMBER, WORKER, call_value, child_prefix, pack_counter
 
 KIND = b"k" * 16
 ACTOR = task_id(0)
@@ -279,6 +279,35 @@ def test_detached_actors_outlive_the_clean_shutdown_of_their_job(node: Node) -> 
     node.send(CLIENT + DRIVER, m.Goodbye())
     assert node.take(m.RetireActor) == []
     assert len(node.take(m.Farewell)) == 1
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_callers_of_other_jobs_are_told_of_an_actor_that_ends_with_its_job_or_is_not_known(node: Node, knows: bool) -> None:
+    """Only processes of the job itself end with it."""
+    polite(node, detached=True)
+    node.send(MEMBER + OWN, m.NodeTable(1, ((b"thisnode", 1, "a node", "", "", b"", (), (), 0),), b"thisnode"))
+    caller = b"\x01driver9"
+    answer = node.answer
+
+    def second(message: Any) -> None:
+        if isinstance(message, m.NewJob):
+            node.send(b"S" + OWN, m.JobNumber(message.token, 2))
+        else:
+            answer(message)
+
+    node.answer = second  # type: ignore[method-assign]
+    node.send(CLIENT + caller, m.Register(m.PROTOCOL_VERSION, "driver", 51, 1, b"", b"another", b"", "", ""))
+    node.send(CLIENT + caller, m.Ready())
+    node.send(CLIENT + caller, m.FindActors((ACTOR if knows else task_id(5),)))
+    if knows:
+        node.take(m.ActorLocations)
+        node.scheduler.jobs.end_job(node.scheduler.tables.jobs[JOB], node.now)
+        node.turn()
+    ((to, message),) = node.take(m.ActorLocations)
+    assert to == CLIENT + caller
+    ((_, state, *_, failure),) = message.rows
+    assert state == m.DEAD
+    assert ("its job has ended" if knows else "is not known here") in unpack_failure(failure)[1]
 
 
 def test_a_worker_receives_at_once_what_fails_as_its_driver_leaves(node: Node) -> None:
