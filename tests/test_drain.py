@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from faults import PATIENCE, eventually, failure, gone, query
+from faults import PATIENCE, descendants, eventually, failure, gone, name_of, query
 
 import zfabric as zf
 from zfabric.cli.main import program
 from zfabric.exceptions import FabricError
 from zfabric.runtime.connect import drain_node
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from zfabric.util import placement_group
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 BIG = 300_000
 
@@ -134,11 +136,22 @@ def test_the_command_line_says_what_cannot_be_drained_and_ends_what_takes_too_lo
     await_nodes(cluster)
     (long,) = cluster.nodes[1:]
     held = zf.remote(hold).options(scheduling_strategy=at(long)).remote(str(over))
+    actor = Writer.options(num_cpus=0, max_restarts=1, scheduling_strategy=at(long)).remote(str(tmp_path / "calls"))
+    endless, behind = actor.note.remote(0, 1000.0, str(tmp_path / "begun")), actor.note.remote(1)
+    eventually((tmp_path / "begun").exists, "a call runs that does not end")
     eventually(lambda: any(row["node"] == "node3" for row in query("tasks") if row["state"] == "running"), "it runs")
-    assert drain("node3", "--timeout", "0.1", *address) == (0, "Ended node node3 after 0.1 s, with what was left there.\n")
+    code, output = drain("node3", "--timeout", "0.1", *address)
+    assert code == 0
+    assert "waiting for calls of the actor Writer (moves)\n" in output  # This program's warnings are there, too.
+    assert "Ended node node3 after 0.1 s, with what was left there.\n" in output
     eventually(lambda: gone(long.pid), "it has ended")
     over.touch()
     assert zf.get(held, timeout=PATIENCE) != long.node_id, "it ran again elsewhere"
+    for lost in (endless, behind):  # Nobody knows that the second one had not begun.
+        error = failure(lost)
+        assert isinstance(error, zf.ActorUnavailableError)
+        assert "its node was drained; the actor is made again" in str(error)
+    assert zf.get(actor.note.remote(2), timeout=PATIENCE) != long.node_id
 
 
 def test_a_node_with_a_program_is_drained_by_force_and_the_program_is_told_why(cluster: zf.LocalCluster) -> None:
@@ -257,3 +270,139 @@ def test_calls_beside_each_other_end_before_their_actor_moves_and_what_has_no_ot
     assert isinstance(error, zf.ActorDiedError)
     assert "is dead: its node was drained" in str(error)
     assert isinstance(failure(mine.note.remote(2)), zf.ActorDiedError)
+
+
+class Drain:
+    """A drain in a thread. ``left`` is what was last reported to be left on the node."""
+
+    def __init__(self, cluster: zf.LocalCluster, node: Any) -> None:
+        self.left: dict[str, Any] = {}
+        session = cluster.nodes[0]._launched.session
+        self._thread = threading.Thread(target=drain_node, args=(session, node.node_id), kwargs={"report": self._report})
+        self._thread.start()
+        eventually(lambda: self.left, "the node is being drained")
+
+    def _report(self, left: dict[str, Any]) -> None:
+        self.left = left
+
+    def end(self) -> None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), self.left
+
+
+@zf.remote(num_cpus=0)
+class Asks:
+    """Calls another actor when a file is there."""
+
+    def ask(self, other: Any, over: str, begun: str) -> list[Any]:
+        Path(begun).touch()
+        while not Path(over).exists():
+            time.sleep(0.01)
+        return [zf.get_runtime_context().get_node_id(), zf.get(other.note.remote(99))]
+
+
+def test_actors_of_a_placement_group_move_once_their_bundle_is_reserved_elsewhere(cluster: zf.LocalCluster, tmp_path: Path) -> None:
+    """Their calls go on until there is room for it. One that runs may call another one that has moved."""
+    await_nodes(cluster)
+    group, leaving = placement_group([{"CPU": 1}] * 3, strategy="STRICT_SPREAD"), cluster.nodes[2]
+    assert group.wait(PATIENCE)
+
+    def places() -> dict[int, str]:
+        return dict(zf.util.placement_group_table(group)["bundles_to_node_id"])
+
+    bundle = next(index for index, node in places().items() if node == leaving.node_id)
+    there = PlacementGroupSchedulingStrategy(group, bundle)
+    path, over, begun = tmp_path / "calls", tmp_path / "over", tmp_path / "begun"
+    actor = Writer.options(max_restarts=1, scheduling_strategy=there).remote(str(path))
+    asks = Asks.options(max_restarts=1, scheduling_strategy=there).remote()
+    last = Writer.options(num_cpus=0, scheduling_strategy=there).remote(str(tmp_path / "others"))
+    asked, ends = asks.ask.remote(actor, str(over), str(begun)), last.note.remote(0, 0.3)
+    eventually(begun.exists, "a call runs")
+    draining = Drain(cluster, leaving)
+    assert "Writer (moves once its placement group has room elsewhere)" in draining.left["actors"]
+    assert zf.get(actor.note.remote(0), timeout=PATIENCE) == leaving.node_id
+    new = cluster.add_node(num_cpus=1)
+    eventually(lambda: places() == {**dict(enumerate(places().values())), bundle: new.node_id}, "the bundle is reserved elsewhere")
+    moved = [actor.note.remote(number) for number in range(1, 20)]
+    assert set(zf.get(moved[-5:], timeout=PATIENCE)) == {new.node_id}
+    over.touch()
+    assert zf.get(asked, timeout=PATIENCE) == [leaving.node_id, new.node_id]
+    assert zf.get(ends, timeout=PATIENCE) == leaving.node_id, "it had no restarts, and ended with its calls"
+    draining.end()
+    zf.get(moved, timeout=PATIENCE)
+    assert sorted(int(line.split()[0]) for line in path.read_text().splitlines()) == [*range(20), 99], "none was lost, none ran twice"
+    assert {row["class"]: row["restarts"] for row in query("actors") if row["state"] != "dead"} == {"Writer": 0, "Asks": 0}
+
+
+def test_a_drain_goes_on_when_the_daemons_of_the_node_and_of_the_head_die(cluster: zf.LocalCluster, tmp_path: Path) -> None:
+    """The head is the home of what runs there, and was asked for the drain."""
+    await_nodes(cluster)
+    leaving, over, begun = cluster.nodes[2], tmp_path / "over", [tmp_path / f"begun{each}" for each in range(2)]
+    moving = Waits.options(max_restarts=1, num_cpus=0, scheduling_strategy=at(leaving)).remote()
+    staying = Waits.options(num_cpus=0, scheduling_strategy=at(leaving)).remote()
+    running = [each.until.remote(str(over), str(begun[index])) for index, each in enumerate((moving, staying))]
+    task = zf.remote(hold).options(scheduling_strategy=at(leaving)).remote(str(over))
+    eventually(lambda: all(each.exists() for each in begun), "both run")
+    eventually(lambda: any(row["node"] == "node3" for row in query("tasks") if row["state"] == "running"), "it runs")
+    draining = Drain(cluster, leaving)
+    for node in (leaving, cluster.nodes[0]):
+        daemon = eventually(lambda node=node: _daemon(node), "it has a daemon")
+        os.kill(daemon, signal.SIGKILL)
+        eventually(lambda node=node, daemon=daemon: _daemon(node) not in (0, daemon), "it is restarted")
+    over.touch()
+    assert zf.get([*running, task], timeout=PATIENCE) == [leaving.node_id] * 3
+    draining.end()
+    assert zf.get(moving.until.remote(str(over), str(begun[0])), timeout=PATIENCE) != leaving.node_id
+    states = {row["state"]: row["restarts"] for row in query("actors")}
+    assert states == {"alive": 0, "dead": 0}, "the move is no restart"
+
+
+def _daemon(node: Any) -> int:
+    return next((pid for pid in descendants(node.pid) if name_of(pid) == "zf-daemon"), 0)
+
+
+class Counts:
+    """A logged actor, or a lightweight one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+
+@zf.remote(num_cpus=0)
+class Yields:
+    def numbers(self, count: int, size: int) -> Iterator[Any]:
+        for number in range(count):
+            time.sleep(0.01)
+            yield number, bytes(size)
+
+
+def test_streams_are_read_to_their_end_logged_actors_go_on_and_what_is_at_home_there_ends(cluster: zf.LocalCluster) -> None:
+    @zf.remote
+    def light() -> list[Any]:
+        mine: Any = zf.remote(Counts).options(lightweight=True).remote()
+        zf.get(mine.add.remote())
+        return [mine]
+
+    await_nodes(cluster)
+    leaving = cluster.nodes[2]
+    (known,), (unknown,) = zf.get([light.options(scheduling_strategy=at(leaving)).remote() for _ in range(2)], timeout=PATIENCE)
+    assert zf.get(known.add.remote(), timeout=PATIENCE) == 2
+    options: dict[str, Any] = {"max_restarts": -1, "checkpoint_every": 2, "num_cpus": 0, "scheduling_strategy": at(leaving)}
+    logged: Any = zf.remote(Counts).options(**options).remote()
+    assert zf.get([logged.add.remote() for _ in range(5)], timeout=PATIENCE) == [1, 2, 3, 4, 5]
+    yields = [Yields.options(max_restarts=restarts, scheduling_strategy=at(leaving)).remote() for restarts in (0, 1)]
+    streams = [each.numbers.options(num_returns="streaming").remote(40, 100_000) for each in yields]
+    streams.append(zf.remote(lambda: iter(range(40))).options(num_returns="streaming", scheduling_strategy=at(leaving)).remote())
+    seen = [[zf.get(next(stream), timeout=PATIENCE)] for stream in streams]
+    draining = Drain(cluster, leaving)
+    for stream, values in zip(streams, seen, strict=True):
+        values += [zf.get(ref, timeout=PATIENCE) for ref in stream]
+    assert [[value if type(value) is int else value[0] for value in values] for values in seen] == [[*range(40)]] * 3
+    draining.end()
+    assert zf.get(logged.add.remote(), timeout=PATIENCE) == 6
+    assert "its node was drained" in str(failure(known.add.remote()))
+    assert "or its home, the node where it was made, was drained or has died" in str(failure(unknown.add.remote()))

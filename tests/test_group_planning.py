@@ -7,10 +7,14 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nodes_alone import HOME_A, HOME_C, SELF, Nodes
+from scheduler_alone import DRIVER, OWN, task_id
 
 from zfabric.machines.common.resources import covers
 from zfabric.machines.local_scheduler.groups.planning import Plan, plan, total_of
-from zfabric.protocol.options import GROUP_POLICIES, Demand
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER
+from zfabric.protocol.options import GROUP_POLICIES, RESOURCE_UNIT, Demand
 
 demands = st.tuples(st.integers(0, 4), st.integers(0, 2)).map(lambda pair: (("CPU", pair[0]), ("disk", pair[1])))
 groups = st.lists(demands, min_size=1, max_size=5).map(lambda found: dict(enumerate(found)))
@@ -70,3 +74,54 @@ def test_lost_bundles_join_the_others_or_keep_apart_from_them() -> None:
 
 def test_the_node_with_the_least_left_is_packed() -> None:
     assert plan("STRICT_PACK", {0: (("CPU", 2),)}, {b"a": {"CPU": 8}, b"b": {"CPU": 2}, b"c": {"CPU": 4}}) == {0: b"b"}
+
+
+# --- a group at its home, message by message ------------------------------------------------------------------------------------
+
+GROUP, ONE = task_id(7), (("CPU", RESOURCE_UNIT),)
+
+
+def reserved(home: Nodes, survey: int, node: bytes, reservation: int) -> None:
+    """A node alone has room for the group's bundle, and reserves it."""
+    for other in (HOME_A, HOME_C):
+        if m.AskRoom(survey) in home.told(other):
+            room = ONE if other == node else ()
+            home.hear(other, m.NodeRoom(survey, room, room))
+    home.send(LOCAL_SCHEDULER + OWN, m.NodeRoom(survey, (), ()))
+    assert home.told(node) == [m.PrepareBundles(GROUP, reservation, False, ((0, ONE),))]
+    home.hear(node, m.BundlesPrepared(GROUP, reservation, True))
+    assert home.told(node) == [m.CommitBundles(GROUP)]
+
+
+@pytest.fixture
+def home() -> Nodes:
+    """The home of a group whose bundle is at node A, which watches it, and is drained."""
+    made = Nodes()
+    made.send(CLIENT + DRIVER, m.Query(1, "create group", (GROUP, (ONE,), "PACK", "", "", False)))
+    reserved(made, 1, HOME_A, 1)
+    made.hear(HOME_A, m.NodeDraining(), m.WatchGroup(GROUP))
+    assert made.told(HOME_A)[-1] == m.GroupState(GROUP, "RESCHEDULING", ((ONE, b""),), "")
+    return made
+
+
+def test_a_bundle_of_a_drained_node_is_reserved_elsewhere_and_the_node_is_told(home: Nodes) -> None:
+    reserved(home, 2, HOME_C, 2)
+    assert home.told(HOME_A) == [m.GroupState(GROUP, "CREATED", ((ONE, HOME_C),), "")], "what runs in the old one goes on"
+
+
+def test_the_old_bundle_of_a_drained_node_is_retained_until_it_leaves_and_freed_with_its_group(home: Nodes) -> None:
+    reserved(home, 2, HOME_C, 2)
+    home.told(HOME_A)
+    home.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", m.ANY_DAEMON))
+    assert m.HoldBundles(((GROUP, 0, True),)) in home.told(HOME_A)
+    home.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", home.scheduler.address[1:]), m.Ready())
+    home.send(CLIENT + DRIVER, m.Query(2, "remove group", (GROUP, b"")))
+    for node in (HOME_A, HOME_C):
+        assert m.FreeBundles(GROUP, (), "remove_placement_group() was called") in home.told(node)
+
+
+def test_a_drained_node_that_has_left_has_no_bundle_any_more(home: Nodes) -> None:
+    reserved(home, 2, HOME_C, 2)
+    home.table(2, SELF, HOME_C)
+    record = home.scheduler.tables.groups[GROUP]
+    assert (record.places, record.leaving, record.state) == ([HOME_C], set(), "CREATED")

@@ -283,11 +283,14 @@ def test_without_restarts_it_ends_once_it_has_no_calls_and_no_task_is_left_that_
     assert end.ending == "its node was drained"
 
 
-def test_the_drain_of_its_node_is_no_restart() -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_the_drain_of_its_node_is_no_restart(known: bool) -> None:
+    """Also if a restarted daemon of its home does not know of the drain yet."""
     home = Home()
     home.make(("max_restarts", 1), strategy=(("soft", NODE_ID, "in", (HOME_A.hex(),)),))
     home.made()
-    home.hear(HOME_A, m.NodeDraining())
+    if known:
+        home.hear(HOME_A, m.NodeDraining())
     home.locations()
     ended(home, FIRST, ACTOR_ID)
     assert home.locations() == [(m.CREATING, b"", FIRST, ACTOR_ID)], "what has no outcome has not begun"

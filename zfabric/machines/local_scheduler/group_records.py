@@ -17,6 +17,7 @@ class GroupRecord:
         "bundles",
         "detached",
         "id",
+        "leaving",
         "name",
         "namespace",
         "places",
@@ -39,6 +40,8 @@ class GroupRecord:
         self.state = PENDING_GROUP
         self.places = [b""] * len(bundles)
         """The node of each bundle; empty while the bundle is not reserved for good."""
+        self.leaving: set[tuple[int, bytes]] = set()
+        """Bundles of nodes that are drained: (index, node). What runs in them ends there."""
         self.target: dict[int, bytes] = {}
         """Where the bundles without a place are being reserved."""
         self.steps: list[bytes] = []

@@ -286,7 +286,7 @@ class LocalScheduler:
         self.remote_actors = RemoteActors(
             self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, self.receipts, node
         )
-        self.draining = Draining(self.tables, self.executions, self.actors, self.guests)
+        self.draining = Draining(self.tables, self.executions, self.actors, self.guests, self.groups)
         self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
         self.crowding = Crowding(self.tables, self.executions, self.strategies)
         self.group_tasks = GroupTasks(self.tables, self.outcomes, self.delegations)

@@ -449,7 +449,9 @@ class ActorDirectory:
         record.killed = record.killed or message.ending
         if message.calls >= 0:
             self.logs.record_ended(((record.id, message.calls),))
-        self._lost_elsewhere(record, message.executing, message.cause, message.stderr, facts, self.tables.nodes[source[1:]].draining)
+        # A restarted daemon of either node may not know that the other one is drained; the actor itself has said so.
+        drained = self.tables.nodes[source[1:]].draining or message.executing == message.actor_id
+        self._lost_elsewhere(record, message.executing, message.cause, message.stderr, facts, drained)
 
     def node_lost(self, node: NodeRecord, actor_ids: Iterable[bytes], cause: str) -> None:
         """Restart actors that lived on another node and do so no more, or record their death."""

@@ -98,6 +98,7 @@ class Groups:
             "namespace": record.namespace,
             "detached": record.detached,
             "places": tuple(record.places),
+            "leaving": tuple(sorted(record.leaving)),
             "state": record.state,
         }
         puts = (("group", record.id, pack_row(facts)),)
@@ -222,18 +223,28 @@ class Groups:
 
     # -- changes --
 
+    def node_drained(self, node: bytes) -> None:
+        """A node is drained: the bundles that it has are reserved anew, elsewhere. What runs in them ends there first."""
+        for record in self.tables.groups.values():
+            record.leaving |= {(index, node) for index, place in enumerate(record.places) if place == node}
+            self._leave(record, node)
+
+    def _leave(self, record: GroupRecord, node: bytes) -> None:
+        if node in record.target.values():
+            self._abandon(record)
+        if node in record.places:
+            record.places = [b"" if place == node else place for place in record.places]
+            record.state = RESCHEDULING
+            self._write(record)
+            self._notify(record)
+            self._stale = True
+
     def node_died(self, node: bytes) -> None:
         """A node is dead: the bundles that it had are reserved anew, elsewhere."""
         for record in self.tables.groups.values():
             record.watchers.discard(node)
-            if node in record.target.values():
-                self._abandon(record)
-            if node in record.places:
-                record.places = [b"" if place == node else place for place in record.places]
-                record.state = RESCHEDULING
-                self._write(record)
-                self._notify(record)
-                self._stale = True
+            record.leaving = {each for each in record.leaving if each[1] != node}
+            self._leave(record, node)
         if node in self._expected:
             self._no_longer_expected(node)
 
@@ -247,7 +258,7 @@ class Groups:
 
     def _remove(self, record: GroupRecord, reason: str) -> None:
         del self.tables.groups[record.id]
-        nodes = {*record.places, *record.target.values()} - {b""}
+        nodes = {*record.places, *record.target.values(), *(node for _, node in record.leaving)} - {b""}
         for node in sorted(nodes, key=self.tables.number_of):
             self.tables.send_to_peer(node, m.FreeBundles(record.id, (), reason))
         record.state = REMOVED
@@ -287,6 +298,7 @@ class Groups:
             record = GroupRecord(identifier, facts["bundles"], facts["policy"], facts["name"], facts["namespace"], facts["detached"])
             record.state = facts["state"]
             record.places = list(facts["places"])
+            record.leaving = set(facts["leaving"])
             record.watchers.add(self.tables.node)
             self.tables.groups[identifier] = record
             self.tables.known_groups[identifier] = KnownGroup(_state_of(record), {})
@@ -301,12 +313,13 @@ class Groups:
         self._stale = True
 
     def _held_by(self, node: bytes) -> m.Rows:
-        """The bundles of this node's groups at a node: placed there, or being reserved."""
+        """The bundles of this node's groups at a node: placed there, being reserved, or until it has left."""
         rows = []
         for record in self.tables.groups.values():
             asked = {} if node in record.steps[:-1] else record.target
             places = [*enumerate(record.places), *asked.items()]
             rows += [(record.id, index, record.state == CREATED) for index, place in places if place == node]
+            rows += [(record.id, index, True) for index, place in record.leaving if place == node]
         return tuple(rows)
 
 

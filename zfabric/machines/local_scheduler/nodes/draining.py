@@ -15,6 +15,7 @@ from typing import Any
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, JobRecord, Stored
@@ -29,11 +30,12 @@ from zfabric.protocol.messages import DEAD
 class Draining:
     """The drain of this node, and what other nodes ask of this one as they are drained."""
 
-    def __init__(self, tables: Tables, executions: Executions, actors: ActorDirectory, guests: Guests) -> None:
+    def __init__(self, tables: Tables, executions: Executions, actors: ActorDirectory, guests: Guests, groups: Groups) -> None:
         self.tables = tables
         self.executions = executions
         self.actors = actors
         self.guests = guests
+        self.groups = groups
         self._ended = False
         self._asked: set[bytes] = set()
         """Nodes that were asked whether they have received everything, since nothing is left here."""
@@ -72,7 +74,7 @@ class Draining:
     def report(self) -> dict[str, Any]:
         """What is left on this node."""
         tasks, values = self._tasks(), self._values()
-        actors = [_described(each) for each in self._actors()]
+        actors = [self._described(each) for each in self._actors()]
         return {"tasks": tasks, "values": len(values), "actors": actors, "ended": self._ended}
 
     def end_of_turn(self, now: float) -> None:
@@ -140,11 +142,18 @@ class Draining:
                 found[record.object_id] = asked if asked in self.tables.nodes else nodes[0]
         return found
 
+    def _described(self, record: ActorRecord | GuestRecord) -> str:
+        name = f"{record.class_name} {record.name!r}" if record.name else record.class_name
+        if not isinstance(record, GuestRecord) or not record.may_restart:
+            return name
+        return f"{name} (moves)" if self.guests.may_leave(record) else f"{name} (moves once its placement group has room elsewhere)"
+
     # -- what others ask --
 
     def on_draining(self, now: float, source: Address, message: m.NodeDraining) -> None:
-        """Another node is drained: nothing new is placed there."""
+        """Another node is drained: nothing new is placed there, and bundles of this node's groups get another place."""
         self.tables.nodes[source[1:]].draining = True
+        self.groups.node_drained(source[1:])
 
     def on_copy_values(self, now: float, source: Address, message: m.CopyValues) -> None:
         """A node that is drained asks this one to copy values, or (of none) whether it has received everything."""
@@ -181,8 +190,3 @@ class Draining:
 
 def _is_here(record: AnyObject) -> bool:
     return record.status != PENDING and record.value is not None and not isinstance(record.value, Elsewhere)
-
-
-def _described(record: ActorRecord | GuestRecord) -> str:
-    name = f"{record.class_name} {record.name!r}" if record.name else record.class_name
-    return f"{name} (moves)" if isinstance(record, GuestRecord) and record.may_restart else name

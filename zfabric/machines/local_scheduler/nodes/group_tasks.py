@@ -98,9 +98,14 @@ class GroupTasks:
             has = f"{what} of its placement group has {'not ' if term.bundle >= 0 else ''}as much"
             self._fail(queue, "TaskUnschedulableError", f"asks for {describe(queue.demand)}, and {has}: {_described(known)}")
             return
-        places = [index for index in able if known.places[index] in self.tables.nodes or known.places[index] == self.tables.node]
+        places = [index for index in able if self._takes(known.places[index])]
         if places and (term.bundle != WHOLE_GROUP or known.state == CREATED):
             self._give(queue, known, places, now)
+
+    def _takes(self, place: bytes) -> bool:
+        """Whether a bundle is reserved, at a node that is not about to leave."""
+        node = self.tables.nodes.get(place)
+        return place == self.tables.node or (node is not None and not node.draining)
 
     def _give(self, queue: ShapeQueue, known: KnownGroup, indexes: list[int], now: float) -> None:
         """Deal tasks out in turn to places, of which a bundle has as many as it can run of these tasks at once.

@@ -19,7 +19,7 @@ from zfabric.machines.local_scheduler.transitions import ActorLifeEnded, GuestDi
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.ids import JOB_BYTES, Address
-from zfabric.protocol.messages import OK
+from zfabric.protocol.messages import CREATED, OK
 
 
 class Guests:
@@ -41,6 +41,8 @@ class Guests:
         self.dispatcher = dispatcher
         self.logs = logs
         self.records = tables.guests
+        self._watched: dict[bytes, bytes] = {}
+        """Placement groups whose homes were asked where their bundles are, as this node is drained: the daemon that was asked, by group."""
 
     def on_task_ended(self, ended: GuestTaskEnded) -> None:
         """An attempt to make an actor has ended here: the actor lives, or its process is of no use any more."""
@@ -86,14 +88,14 @@ class Guests:
     # -- this node is drained --
 
     def staying(self) -> list[GuestRecord]:
-        """Actors that have yet to end before this node leaves. Those in a placement group end with it: their bundle is here until then."""
-        return [guest for guest in self.records.values() if self.tables.queue_of(guest.task).group is None]
+        """Actors that have yet to end before this node leaves."""
+        return list(self.records.values())
 
     def drain(self, movable: bool) -> None:
         """Have actors end which may be made again elsewhere, or those which may not: the former after their running calls, the latter once
         they have no calls."""
         for guest in self.staying():
-            if guest.may_restart == movable and not guest.leaving and guest.worker.process is not None:
+            if guest.may_restart == movable and not guest.leaving and guest.worker.process is not None and self.may_leave(guest):
                 guest.leaving = True
                 actor_id, attempt = guest.id, guest.task.attempt
                 if movable:
@@ -101,6 +103,18 @@ class Guests:
                 else:
                     guest.ending = guest.ending or NODE_DRAINED
                     self.tables.send_to_control(guest.worker, m.RetireActor(actor_id, attempt, False))
+
+    def may_leave(self, guest: GuestRecord) -> bool:
+        """Whether an actor may end here. Not before its placement group has reserved its bundle elsewhere, if it is to be made there."""
+        term = self.tables.queue_of(guest.task).group
+        home = self.tables.nodes.get(term.home) if term is not None else None
+        if term is None or home is None or not guest.may_restart:
+            return True
+        known = self.tables.known_groups.get(term.group)
+        if self._watched.get(term.group) != home.daemon:
+            self._watched[term.group] = home.daemon
+            self.tables.send_to_node(term.home, m.WatchGroup(term.group))
+        return known is not None and known.state == CREATED and self.tables.node not in known.places
 
     def on_actor_drained(self, now: float, source: Address, message: m.ActorDrained) -> None:
         """An actor ends, since this node is drained."""
