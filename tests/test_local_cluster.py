@@ -114,8 +114,15 @@ def test_a_program_joins_its_cluster_without_an_address(cluster: zf.LocalCluster
     zf.shutdown()
     assert zf.get(zf.remote(lambda: len(zf.nodes())).remote()) == 2, "without init, too"
     zf.shutdown()
+    with zf.init("auto"):
+        assert len(zf.nodes()) == 2
     with zf.init(num_cpus=1):
         assert len(zf.nodes()) == 1, "options of a new cluster start one"
+    second = cluster.nodes[1]
+    monkeypatch.setenv("ZFABRIC_ADDRESS", second.address)
+    for address in (None, "auto"):
+        with zf.init(address):
+            assert zf.get_runtime_context().get_node_id() == second.node_id, "what submits a program says where it runs"
 
 
 def test_a_node_lists_all_and_jobs_of_all_nodes_have_different_numbers(cluster: zf.LocalCluster) -> None:

@@ -29,6 +29,8 @@ from zfabric.runtime.interface import ClientInterface
 if TYPE_CHECKING:
     from zfabric.api.dashboard import PageProcess
 
+AUTO = "auto"
+"""The address of whatever cluster runs for this program."""
 ADDRESS_VARIABLE = "ZFABRIC_ADDRESS"
 """Environment variable with the address of the cluster to join if ``init`` is given none."""
 SUBMIT_VARIABLE = "ZFABRIC_SUBMIT"
@@ -170,10 +172,10 @@ def init(
     """Join the cluster at ``address``, or start one inside this program. Returns a context manager.
 
     ``address`` is a session directory (another program's ``init(...)["address"]``), ``tcp://host:port`` of a node of a cluster of several
-    (the program joins through a node on its own machine), "auto" for the cluster that this user has started with ``zfabric start``, or
-    "local" for a new one that ends with the program. If it is None, ``ZFABRIC_ADDRESS`` decides; without that variable, the program joins
-    the ``LocalCluster`` that it has open, or the latest started cluster of this ``TMPDIR`` (with a line on standard error), or else starts
-    a new one. A program that never calls ``init`` does so on its first use of a cluster.
+    (the program joins through a node on its own machine), or "local" for a new one that ends with the program. If it is None,
+    ``ZFABRIC_ADDRESS`` decides; without that variable, the program joins the ``LocalCluster`` that it has open, or the latest cluster of
+    this ``TMPDIR`` that was started with ``zfabric start`` (with a line on standard error), or else starts a new one. "auto" is the same,
+    but for the last: without a cluster it is an error. A program that never calls ``init`` does so on its first use of a cluster.
 
     ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes) and ``config`` (limits of ``zfabric.config`` by name) apply
     to a new cluster. Every function inherits ``runtime_env`` unless it sets its own. Names of actors are looked up in ``namespace``: by
@@ -233,9 +235,10 @@ def init(
             config = {**submitted.get("config", {}), **(config or {})}
         settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, namespace, config)
         environment = inherited(runtime_env or {}, environment_of(submitted.get("runtime_env") or {}))
-        where = address or os.environ.get(ADDRESS_VARIABLE)
-        if not where and not given:
-            where = next((cluster.address for each in reversed(local_clusters) if (cluster := each()) is not None), None)
+        running = address == AUTO  # Any that runs: the one that this program was told to use comes first, as in Ray.
+        where = (None if running else address) or os.environ.get(ADDRESS_VARIABLE)
+        if not where and (running or not given):
+            where = next((cluster.address for each in reversed(local_clusters) if (cluster := each()) is not None), address)
         from zfabric.runtime.connect import join, session_to_join, start
 
         session = session_to_join(where)

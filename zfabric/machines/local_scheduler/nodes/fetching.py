@@ -96,7 +96,7 @@ class Fetching:
                 self.tables.send_to_node(node, m.FetchedValues(((object_id, OK, (), ()),), ()))
                 continue
             if record.status == OK and record.value is None:
-                self.rebuilding.make_available(record, "evicted")
+                self.rebuilding.make_available(record)
             if record.status == PENDING:
                 if record.fetchers is None:
                     record.fetchers = set()
@@ -119,7 +119,7 @@ class Fetching:
                 self.tables.send_to_node(node, m.FetchedValues(((record.object_id, OK, (), ()),), ()))
             elif record.status == OK and value is None:  # It was lost since it was requested, or found.
                 record.fetchers = (record.fetchers or set()) | {node}
-                self.rebuilding.make_available(record, "evicted")
+                self.rebuilding.make_available(record)
             elif isinstance(value, Elsewhere) or (type(value) is Stored and value.size > self.tables.config.inline_bytes):
                 self._send_value(node, record, self.copies.offer(record, node))
             elif isinstance(value, Stored):

@@ -147,7 +147,7 @@ class Values:
                 rows.append((object_id, FAILED, pack_failure("ObjectFreedError", text), ()))
                 continue
             if record.status == OK and record.value is None:
-                self.rebuilding.make_available(record, "evicted")
+                self.rebuilding.make_available(record)
             if record.status == PENDING or isinstance(record.value, Elsewhere):
                 if record.fetchers is None:
                     record.fetchers = set()

@@ -116,7 +116,7 @@ class Admission:
                 continue
             record.pins += 1
             if record.status == OK and record.value is None:
-                self.rebuilding.make_available(record, "evicted")
+                self.rebuilding.make_available(record)
             if record.status == PENDING:
                 unresolved += 1
                 self.tables.want(record)

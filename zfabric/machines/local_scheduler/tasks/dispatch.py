@@ -437,7 +437,7 @@ class Dispatcher:
         self.outcomes.wait_again(task, absent)
         for record in absent:
             if record.value is None and record.status == OK:
-                self.rebuilding.make_available(record, "evicted")
+                self.rebuilding.make_available(record)
             else:
                 self.tables.want(record)
 

@@ -31,6 +31,9 @@ from zfabric.protocol.messages import FAILED, OK
 NOT_KEPT = ", not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
 """Why a value that was put cannot be rebuilt."""
 
+NO_COPY = "no copy of it is left"
+"""Why a value is rebuilt that somebody needs: it made room for others, or the node that had it has died."""
+
 
 class Rebuilding:
     """Rebuilds lost values, over the shared tables."""
@@ -238,7 +241,7 @@ class Rebuilding:
                 self.tables.transitions.append(StreamMakerEnded(owner.id, owner.status, owner.value))
         return True
 
-    def make_available(self, record: AnyObject, reason: str) -> None:
+    def make_available(self, record: AnyObject, reason: str = NO_COPY) -> None:
         """Rebuild a value, or record why that is impossible."""
         if isinstance(record, BorrowedRecord):  # A copy is lost: the home has the value, or decides what follows.
             record.status = PENDING
