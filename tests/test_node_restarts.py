@@ -568,6 +568,20 @@ def test_tasks_that_may_run_elsewhere_wait_until_every_node_has_registered() -> 
     assert node.results()[1] == (m.OK, (b"value",))
 
 
+def test_a_task_that_is_to_be_retried_waits_for_the_attempt_that_another_node_may_have_since() -> None:
+    """Its worker repeats that the first attempt is to be retried, which the daemon before had been told."""
+    node = Anew()
+    repeated = m.Completed.of(tuple((task_id(each), OF_SELF, m.RETRY, (b"error",)) for each in (1, 2)), (), ())
+    node.rejoin((row(1, retry_errors=True), row(2, retry_errors=True)), (WORKER, repeated))
+    assert node.dispatched() == []
+    node.register(A, m.RunningDelegated(((task_id(1), OF_SELF + 1),)))
+    node.register(C)
+    assert [number for _, number, _ in node.dispatched()] == [2], "nobody has it"
+    assert list(node.scheduler.tables.nodes[A].inflight) == [task_id(1)]
+    hear(node, A, m.Ended(1, tuple(m.Completed.of(((task_id(1), OF_SELF + 1, m.OK, (b"value",)),), (), ())), ()))
+    assert (m.OK, (b"value",)) in node.results().values()
+
+
 def test_the_death_of_a_node_ends_the_wait_for_it_and_time_does_not() -> None:
     node = Anew()
     node.rejoin((row(1),))

@@ -619,7 +619,11 @@ class Outcomes:
         self.tables.counts["retries"] += 1
         self._detach(task)
         self.renumber(task)
-        self.make_ready(task, front)
+        if self.tables.unsettled is None or task.function.actor is not None:
+            self.make_ready(task, front)
+        else:  # The daemon before may have been told the same: another node may have the attempt that it gave out then.
+            task.wait(1)
+            self.tables.unsettled[task] = None
 
     def give_back(self, tasks: Iterable[TaskRecord]) -> None:
         """Requeue tasks that a worker has not begun, at the head of their queue, as the same attempt.
