@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,9 @@ def test_close_and_terminate(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    for wrong in (lambda: Pool(0), lambda: Pool(1, maxtasksperchild=0), lambda: Pool(1).map(square, [1], chunksize=-1)):
+    wrong_counts: list[Any] = [0, 1.5, "12"]
+    most = [partial(Pool, 1, maxtasksperchild=count) for count in wrong_counts]
+    for wrong in (lambda: Pool(0), *most, lambda: Pool(1).map(square, [1], chunksize=-1)):
         with pytest.raises(ValueError, match="at least 1"):
             wrong()
     with pytest.raises(TypeError):

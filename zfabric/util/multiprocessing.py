@@ -207,8 +207,8 @@ class Pool:
     ) -> None:
         if processes is not None and processes < 1:
             raise ValueError("a pool has at least 1 process")
-        if maxtasksperchild is not None and maxtasksperchild < 1:
-            raise ValueError("maxtasksperchild is at least 1, or None for no limit")
+        if maxtasksperchild is not None and (not isinstance(maxtasksperchild, int) or maxtasksperchild < 1):
+            raise ValueError(f"maxtasksperchild is an int, at least 1, or None for no limit, not {maxtasksperchild!r}")
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         if not zf.is_initialized():
