@@ -72,7 +72,6 @@ EXPECTED_OF_ACTORS = (
     "ActorEnded",
     "CallerGone",
     "CollectGarbage",
-    "MeasureCalls",
     "call made again",
     "LogAppended",
     "Checkpoint",
