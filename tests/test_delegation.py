@@ -13,6 +13,7 @@ from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, ref, 
 from zfabric.config import MiB
 from zfabric.machines.local_scheduler.nodes.crowding import PATIENCE
 from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS
+from zfabric.machines.local_scheduler.nodes.spilling import STAY_SECONDS
 from zfabric.machines.local_scheduler.nodes.strategies import TRIED_MOST
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
@@ -468,6 +469,29 @@ def test_a_global_scheduler_that_does_not_answer_is_passed_over() -> None:
     assert home.delegated() == {NODES[1]: [2]}
     home.placed(first, (NODES[2], 2))
     assert home.delegated() == {}
+
+
+def test_a_queue_that_cannot_run_here_waits_where_others_have_no_room_either() -> None:
+    home = Home()
+    home.submit(row(1, demand=(("CPU", 20_000),)))
+    ((first, _),) = home.questions()
+    home.placed(first, (NODES[1], 0), (NODES[2], 0))
+    assert home.questions() == [], "the global scheduler of this node would answer in the same turn, and so on"
+    home.wait(STAY_SECONDS + home.config.spill_after)
+    ((again, _),) = home.questions()
+    home.placed(again, (NODES[1], 1))
+    assert home.delegated() == {NODES[1]: [1]}
+
+
+def test_a_restarted_global_scheduler_receives_a_heartbeat_although_nothing_has_changed() -> None:
+    home = Home()
+    home.wait(10.0)
+    assert PLACERS[1] in {to for to, _ in home.take(m.Heartbeat)}
+    home.wait(10.0)
+    assert home.take(m.Heartbeat) == []
+    home.send(b"L" + NODES[1], m.RegisterNode(m.PROTOCOL_VERSION, b"daemon 2", home.scheduler.address[1:]))
+    home.wait(10.0)
+    assert [to for to, _ in home.take(m.Heartbeat)] == [PLACERS[1]]
 
 
 @pytest.mark.parametrize("demand", [10_000, 20_000], ids=["busy", "infeasible"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zfabric.config import Config
 from zfabric.machines.common.resources import demand_of
-from zfabric.machines.global_scheduler.machine import GlobalScheduler
+from zfabric.machines.global_scheduler.machine import UNCONFIRMED_SECONDS, GlobalScheduler
 from zfabric.machines.global_scheduler.policies import Batch, LeastWait, NodeView, _Room
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
@@ -90,6 +90,31 @@ def test_a_batch_spreads_over_equal_nodes_and_a_heartbeat_starts_over(scheduler)
     assert sorted(place(scheduler, *[ONE_CPU] * 6)) == [b"a"] * 3 + [b"b"] * 3
     scheduler.step(0.0, local(1), heartbeat(b"b", demand_of(num_cpus=4)))
     assert place(scheduler, ONE_CPU) == [b"b"]
+
+
+def test_an_actor_that_does_not_arrive_leaves_its_room_to_others(scheduler):
+    """Its home may not have given it to the node, which then has no news to report."""
+
+    def ask(now):
+        scheduler.step(now, local(3), m.Place((question(0, ONE_CPU, 1, m.FOR_LIFE),)))
+        (effect,) = scheduler.take_effects(now)
+        return effect.message.rows[0][1]
+
+    scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU))
+    assert ask(0.0) == ((b"a", 1),)
+    assert ask(0.0 + UNCONFIRMED_SECONDS / 2) == ((b"a", 0),)
+    assert ask(0.0 + UNCONFIRMED_SECONDS) == ((b"a", 1),)
+    scheduler.step(1.5, local(1), m.Heartbeat(b"a", ONE_CPU, (), 0, 0.1, ONE_CPU))
+    assert ask(9.0) == ((b"a", 0),), "this one has arrived"
+
+
+def test_tasks_that_do_not_arrive_are_not_in_the_way_for_ever(scheduler):
+    scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU))
+    scheduler.step(0.0, local(2), heartbeat(b"b", ONE_CPU))
+    for now, expected in ((0.0, b"a"), (0.1, b"b"), (0.0 + UNCONFIRMED_SECONDS, b"a")):
+        scheduler.step(now, local(3), m.Place((question(0, ONE_CPU, 1, 9.0),)))
+        (effect,) = scheduler.take_effects(now)
+        assert effect.message.rows[0][1] == ((expected, 1),)
 
 
 def test_what_a_node_asks_for_is_not_ahead_of_itself(scheduler):

@@ -3,7 +3,8 @@
 It retains no task. A home retains the tasks for which it asks, and asks again for those that were placed nowhere. So none is lost when a
 shard restarts, nor overlooked when a node joins that has what was missing, and a new shard has all its state after one heartbeat of each
 node. Between two heartbeats of a node, tasks that were placed on it count as queued there, so that one batch does not pile up on the node
-that looked best.
+that looked best. A node that has received them reports soon. If it does not, its home did not give it the tasks, because the answer was
+lost, say, or the node was too new to it: then they do not count any longer.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from zfabric.protocol.options import Demand
 
 TASKS_MAX = 1_000_000
 """Most tasks of one row of ``Place`` that one answer places. A home asks again for those that wait after it."""
+UNCONFIRMED_SECONDS, UNCONFIRMED_EACH = 1.0, 0.002
+"""How long tasks count on a node that does not report, at least, and for each node there is: of many nodes each reports less often, but in
+half of this time if it has news."""
 
 
 class GlobalScheduler:
@@ -33,6 +37,8 @@ class GlobalScheduler:
         self._config = config
         self._policy = policy or LeastWait()
         self._nodes: dict[bytes, NodeView] = {}
+        self._placed_at: dict[bytes, float] = {}
+        """When the first task was placed on nodes that have not reported since, the earliest first."""
         self._asked: list[tuple[Address, m.Place]] = []
         self._effects: list[Effect] = []
         self._counts = dict.fromkeys(("heartbeats", "placed", "infeasible", "refused"), 0)
@@ -51,6 +57,7 @@ class GlobalScheduler:
 
     def take_effects(self, now: float) -> list[Effect]:
         """Place all requests since the last turn: one answer per asker."""
+        self._forget_unconfirmed(now)
         answers: dict[Address, list[Row]] = {}
         feasible: dict[Demand, list[NodeView]] = {}
         for asker, question in self._asked:
@@ -59,9 +66,12 @@ class GlobalScheduler:
                 nodes = feasible.get(demand)
                 if nodes is None:
                     nodes = feasible[demand] = self._feasible(demand)
-                rows.append(
-                    (token, self._place(Batch(demand, min(count, TASKS_MAX), seconds, self._fetch_times(inputs, nodes)), nodes, asker))
-                )
+                batch = Batch(demand, min(count, TASKS_MAX), seconds, self._fetch_times(inputs, nodes))
+                places = self._place(batch, nodes, asker)
+                for node, count in places:
+                    if count:
+                        self._placed_at.setdefault(node, now)
+                rows.append((token, places))
         self._asked = []
         effects, self._effects = self._effects, []
         return effects + [Send(asker, m.Placed(tuple(rows))) for asker, rows in answers.items()]
@@ -73,7 +83,7 @@ class GlobalScheduler:
     def check_invariants(self) -> None:
         """Raise InvariantViolation if two facts disagree."""
         for node, view in self._nodes.items():
-            if node != view.node or view.queued < 0 or view.placed < 0:
+            if node != view.node or view.queued < 0 or view.placed < 0 or (view.placed > 0 and node not in self._placed_at):
                 raise InvariantViolation(f"node {short(node)} is filed wrongly or counts below nothing")
 
     # -- handlers --------------------------------------------------------------------------------------------------------------
@@ -88,6 +98,7 @@ class GlobalScheduler:
             self._refuse(source, "a queue and its mean time are not negative")
         else:
             self._counts["heartbeats"] += 1
+            self._placed_at.pop(message.node, None)
             self._nodes[message.node] = NodeView(
                 message.node, source, message.total, message.available, message.queued, message.mean_seconds, message.lasting
             )
@@ -104,8 +115,17 @@ class GlobalScheduler:
         for node, view in list(self._nodes.items()):
             if view.scheduler[1:] == message.incarnation:
                 del self._nodes[node]
+                self._placed_at.pop(node, None)
 
     # -- placing ---------------------------------------------------------------------------------------------------------------
+
+    def _forget_unconfirmed(self, now: float) -> None:
+        while self._placed_at:
+            node, since = next(iter(self._placed_at.items()))
+            if now < since + max(UNCONFIRMED_SECONDS, UNCONFIRMED_EACH * len(self._nodes)):
+                break
+            del self._placed_at[node]
+            self._nodes[node].forget_placed()
 
     def _feasible(self, demand: Demand) -> list[NodeView]:
         return [self._nodes[node] for node in sorted(self._nodes) if covers(self._nodes[node].total, demand)]

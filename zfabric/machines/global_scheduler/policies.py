@@ -28,7 +28,7 @@ SECONDS_MIN = 1e-6
 class NodeView:
     """A node as of its last heartbeat, and what was placed there since."""
 
-    __slots__ = ("available", "lasting", "mean_seconds", "node", "placed", "placed_seconds", "queued", "scheduler", "total")
+    __slots__ = ("available", "lasting", "mean_seconds", "node", "placed", "placed_seconds", "queued", "reported", "scheduler", "total")
 
     def __init__(
         self, node: bytes, scheduler: Address, total: Demand, available: Demand, queued: int, mean_seconds: float, lasting: Demand = ()
@@ -38,8 +38,9 @@ class NodeView:
         self.total = dict(total)
         self.available = dict(available)
         self.queued = queued
+        self.reported = lasting
         self.lasting = dict(lasting)
-        """What bundles hold, and actors hold or wait for."""
+        """What bundles hold, and actors hold or wait for; with the actors that were placed here since it was ``reported``."""
         self.mean_seconds = mean_seconds
         self.placed = 0
         self.placed_seconds = 0.0
@@ -59,6 +60,11 @@ class NodeView:
         """Count tasks that were placed here, of which ``free`` fit at once."""
         self.placed += count
         self.placed_seconds += max(0, count - free) * seconds
+
+    def forget_placed(self) -> None:
+        """Return to what the node has reported."""
+        self.lasting = dict(self.reported)
+        self.placed, self.placed_seconds = 0, 0.0
 
     def free_for(self, demand: Demand) -> int:
         """Number of tasks of this demand that could start now: none if others wait."""

@@ -46,6 +46,8 @@ class _Wait(NamedTuple):
     first: bytes
     doubled: int = 0
     """How often no other node was named for it, one time after the other."""
+    answered: bool = False
+    """Whether a global scheduler has answered before."""
 
 
 class Spilling:
@@ -102,7 +104,7 @@ class Spilling:
         if question is not None:
             return question.times + 1 if now >= question.asked + self.tables.config.placer_patience else None
         wait = self._waits[queue.token]
-        if now < self._ask_at(wait) and (queue.feasible is not False or wait.doubled):
+        if now < self._ask_at(wait) and (queue.feasible is not False or wait.answered):
             return None
         if queue.feasible is not False and (
             self._has_room_for(queue) if queue.actors else queue.tasks[0].id != wait.first and self._ends_soon(queue)
@@ -150,7 +152,8 @@ class Spilling:
             wait = self._waits.get(token)
             if queue.tasks and wait is not None:
                 doubled = 0 if elsewhere else min(wait.doubled + 1, DOUBLED_MOST)
-                self._waits[token] = _Wait(now if given or not elsewhere else now + STAY_SECONDS, queue.tasks[0].id, doubled)
+                since = now if given or not elsewhere else now + STAY_SECONDS
+                self._waits[token] = _Wait(since, queue.tasks[0].id, doubled, answered=True)
 
     def next_deadline(self) -> float | None:
         """When the next queue will have waited long enough, for others or for an answer."""
