@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import zipfile
 from pathlib import Path
 
@@ -212,6 +213,27 @@ def test_a_directory_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
             child()
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 8
     assert len((tmp_path / "made").read_text().splitlines()) == 1
+
+
+def test_who_comes_while_another_one_makes_a_directory_waits_no_longer_than_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not until that one, which uses it, ends."""
+    users: list[int] = []
+    exists = os.path.exists
+
+    def another_comes(path: str) -> bool:
+        found = exists(path)
+        if path.endswith("ready") and not users:  # Between this look and what follows, another process makes the directory.
+            monkeypatch.setattr(os.path, "exists", exists)
+            users.append(use(str(tmp_path), "one", lambda path: None, 10**9).lock)
+        return found
+
+    monkeypatch.setattr(os.path, "exists", another_comes)
+    late = threading.Thread(target=lambda: users.append(use(str(tmp_path), "one", lambda path: None, 10**9).lock), daemon=True)
+    late.start()
+    late.join(20)
+    assert len(users) == 2
+    for lock in users:
+        os.close(lock)
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:

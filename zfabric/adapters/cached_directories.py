@@ -1,7 +1,8 @@
 """Directories that are made once for all processes of a node, and removed when they are not used and others need the room.
 
-Each is ``content`` in a directory of its name, beside ``lock`` and, once it is complete, ``ready``. Whoever uses it holds a shared lock
-(``flock``) until it ends, however it ends. Whoever makes or removes it holds an exclusive one.
+Each is ``content`` in a directory of its name, beside ``lock`` and, once it is complete, ``ready``. Whoever uses or makes it holds a shared
+lock (``flock``) on ``lock`` until it ends, however it ends; whoever removes it, an exclusive one. Whoever makes it has an exclusive one on
+``making``, too. No lock is turned into another one: whoever waited to have ``lock`` alone would wait for all who use the directory.
 """
 
 from __future__ import annotations
@@ -27,29 +28,41 @@ def use(root: str, name: str, make: Callable[[str], None], bytes_max: int) -> Ca
     """
     place = f"{root}/{name}"
     while True:
-        lock = _open(place)
+        lock = _open(place, "lock")
         try:
-            _lock(lock, place, fcntl.LOCK_SH)
-            if os.path.exists(f"{place}/ready"):
-                os.utime(f"{place}/ready")
-                found, lock = CachedDirectory(f"{place}/content", lock), -1
-                return found
-            _lock(lock, place, fcntl.LOCK_EX)
-            if not os.path.exists(f"{place}/ready"):
-                _remove_tree(f"{place}/content")
-                os.mkdir(f"{place}/content", 0o700)
-                try:
-                    make(f"{place}/content")
-                except BaseException:  # Interrupts too: what is half made must not be used.
-                    _remove_tree(f"{place}/content")
-                    raise
-                _write_size(place)
+            _share(lock, place)
+            if _complete(place, make):
                 _remove_unused(root, bytes_max, name)
+            os.utime(f"{place}/ready")
+            found, lock = CachedDirectory(f"{place}/content", lock), -1
+            return found
         except _Removed:
             continue
         finally:
             if lock >= 0:
                 os.close(lock)
+
+
+def _complete(place: str, make: Callable[[str], None]) -> bool:
+    """Make a directory, unless another process has. Return whether this one did. The caller has a shared lock."""
+    if os.path.exists(f"{place}/ready"):
+        return False
+    making = _open(place, "making")
+    try:
+        fcntl.flock(making, fcntl.LOCK_EX)
+        if os.path.exists(f"{place}/ready"):
+            return False
+        _remove_tree(f"{place}/content")
+        os.mkdir(f"{place}/content", 0o700)
+        try:
+            make(f"{place}/content")
+        except BaseException:  # Interrupts too: what is half made must not be used.
+            _remove_tree(f"{place}/content")
+            raise
+        _write_size(place)
+        return True
+    finally:
+        os.close(making)
 
 
 class _Removed(Exception):
@@ -62,15 +75,15 @@ def _remove_tree(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _open(place: str) -> int:
+def _open(place: str, name: str) -> int:
     while True:
         os.makedirs(place, 0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # It was removed just now.
-            return os.open(f"{place}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return os.open(f"{place}/{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _lock(lock: int, place: str, kind: int) -> None:
-    fcntl.flock(lock, kind)
+def _share(lock: int, place: str) -> None:
+    fcntl.flock(lock, fcntl.LOCK_SH)
     try:
         if os.stat(f"{place}/lock").st_ino == os.fstat(lock).st_ino:
             return
@@ -102,7 +115,7 @@ def _remove_unused(root: str, bytes_max: int, besides: str) -> None:
 
 
 def _remove(place: str) -> bool:
-    lock = _open(place)
+    lock = _open(place, "lock")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
