@@ -836,6 +836,7 @@ class NodeRecord(WorkerRecord):
         "reported",
         "requested",
         "resources",
+        "restarts",
         "unconfirmed",
         "unreceived",
     )
@@ -876,6 +877,8 @@ class NodeRecord(WorkerRecord):
         """The daemon that this node has registered with, if one of the two was restarted."""
         self.registered = True
         """Whether its daemon has registered with this one, if one of the two was restarted: what came before is void."""
+        self.restarts = 0
+        """How often another daemon of it has registered, or the same one again with this restarted one."""
         self.reported: dict[bytes, int] = {}
         """As home: the attempts that it reports to have while it registers, by task."""
         self.repeated: set[bytes] = set()

@@ -26,8 +26,8 @@ class Heartbeats:
         self.node = node
         self.tables = tables
         self.pool = pool
-        self._sent: dict[Address, tuple[bytes, m.Heartbeat]] = {}
-        """The last heartbeat to each global scheduler, and the daemon of its node then: the next one has none."""
+        self._sent: dict[Address, tuple[int, m.Heartbeat]] = {}
+        """The last heartbeat to each global scheduler, and how often its daemon had been restarted then: the next one has none."""
         self._placers: tuple[Address, ...] = ()
         """The global schedulers at that time: the same tuple as in ``Tables`` unless there is a new table of nodes."""
         self._received = 0
@@ -52,7 +52,7 @@ class Heartbeats:
         self._sent = {placer: beat for placer, beat in self._sent.items() if placer in placers}
         beat = self._beat()
         for placer in placers:
-            if news or self._sent.get(placer) != (self._daemon_of(placer), beat):
+            if news or self._sent.get(placer) != (self._restarts_of(placer), beat):
                 self._send(placer, beat)
 
     def send(self, placer: Address) -> None:
@@ -60,12 +60,12 @@ class Heartbeats:
         self._send(placer, self._beat())
 
     def _send(self, placer: Address, beat: m.Heartbeat) -> None:
-        self._sent[placer] = self._daemon_of(placer), beat
+        self._sent[placer] = self._restarts_of(placer), beat
         self.tables.send(placer, beat)
 
-    def _daemon_of(self, placer: Address) -> bytes:
+    def _restarts_of(self, placer: Address) -> int:
         node = self.tables.nodes.get(placer[1:])
-        return node.daemon if node is not None else b""
+        return node.restarts if node is not None else 0
 
     def _beat(self) -> m.Heartbeat:
         queued, seconds = 0, 0.0

@@ -154,6 +154,7 @@ class Peers:
         if new:
             if node.daemon or message.peer:
                 node.registered = False
+                node.restarts += 1
             node.daemon = message.daemon
             node.draining = False  # Its next daemon says so again.
             process.ready = False
