@@ -132,7 +132,7 @@ def test_a_task_taken_back_before_its_report_is_dispatched_again(how: str) -> No
 
 
 def test_the_direct_lease_lasts_a_while_and_ends_where_others_wait() -> None:
-    node = DirectLease(introduced_for=2.0)
+    node = DirectLease(direct_lease_seconds=2.0)
     assert node.scheduler.pool.available() == (("CPU", 0),)
     assert node.scheduler.next_deadline() == pytest.approx(node.now + 0.01, abs=2.1)
     node.now += 3.0
@@ -151,7 +151,7 @@ def test_the_direct_lease_lasts_a_while_and_ends_where_others_wait() -> None:
 
 
 def test_tasks_of_another_shape_end_a_direct_lease() -> None:
-    node = DirectLease(introduced_for=1000.0)
+    node = DirectLease(direct_lease_seconds=1000.0)
     half = (("CPU", 5000),)
     node.submit(row(4, demand=half))
     assert node.dispatched() == [(node.worker, 4, 0)]
@@ -159,7 +159,7 @@ def test_tasks_of_another_shape_end_a_direct_lease() -> None:
 
 
 def test_a_query_for_resources_ends_a_direct_lease() -> None:
-    node = DirectLease(introduced_for=1000.0)
+    node = DirectLease(direct_lease_seconds=1000.0)
     node.send(CLIENT + DRIVER, m.Query(1, "nodes", ()))
     assert dict(node.scheduler.pool.available())["CPU"] > 0
 
@@ -205,7 +205,7 @@ def test_a_driver_that_dropped_a_task_is_notified_of_its_end_although_the_worker
 
 
 def test_a_query_is_answered_after_the_values_that_the_driver_has() -> None:
-    node = DirectLease(introduced_for=1000.0)
+    node = DirectLease(direct_lease_seconds=1000.0)
     node.send(WORKER + node.worker, m.DirectCounts(DRIVER, 0))
     node.submit_direct(4)
     node.send(CLIENT + DRIVER, m.DirectCounts(node.worker, 1))
@@ -430,7 +430,7 @@ def test_a_worker_forgets_a_driver_that_has_ended(worker: Worker) -> None:
 
 @pytest.fixture
 def shared() -> Any:
-    with running_cluster(config={"restart_backoff_max": 0.05, "introduced_for": 30.0}) as context:
+    with running_cluster(config={"restart_backoff_max": 0.05, "direct_lease_seconds": 30.0}) as context:
         yield context
 
 

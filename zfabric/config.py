@@ -71,9 +71,9 @@ class Config:
     """Bytes that a node is expected to fetch from another one in a second. It is not measured: one core encrypts about 400 MB/s."""
     take_back_after: float = 0.010
     """When a task has run this long and others wait behind it, those are taken back and sent to other workers."""
-    introduce_after: int = 3
-    """Tasks that a driver submits one by one before it gets a direct lease: it submits the next ones to the worker itself."""
-    introduced_for: float = 0.05
+    direct_lease_after: int = 3
+    """A driver that has submitted this many tasks one by one gets a direct lease: it submits the next ones to the worker itself."""
+    direct_lease_seconds: float = 0.05
     """A direct lease expires after this long without a task."""
     workers_max: int = 64
     """Most worker processes on a node, whatever fractions of a CPU their tasks ask for."""
@@ -102,11 +102,11 @@ class Config:
     interrupt_every: float = 0.2
     """How often an interrupt is repeated until its attempt has ended."""
     stop_patience: float = 0.8
-    """A task that was told to stop, and does not because its code does not return to Python, has its outcome after this long. It goes
-    on, and holds its resources until it ends.
+    """A cancelled or timed-out task whose code does not return to Python gets its outcome after this long. The code runs on, and
+    holds its resources until it returns.
     """
     stop_grace_seconds: float = 0.0
-    """The worker of such a task is killed after this long; 0: never, unless the task is cancelled with ``force=True``."""
+    """The worker of such a task is killed this long after its outcome; 0: never, unless the task is cancelled with ``force=True``."""
     restart_backoff_max: float = 5.0
     """Longest pause before a process that keeps dying is started again."""
     infeasible: str = "wait"

@@ -180,16 +180,16 @@ def _submit(name: str, fields: tuple[Any, ...]) -> None:
     check_task_rows(name, fields[0])
 
 
-def _handed(name: str, fields: tuple[Any, ...]) -> None:
+def _direct_rows(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, fields[:1], INCARNATION_BYTES)
     check_task_rows(name, fields[1])
 
 
-def _told(name: str, fields: tuple[Any, ...]) -> None:
+def _direct_counts(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, fields[:1], INCARNATION_BYTES)
 
 
-def _introduced(name: str, fields: tuple[Any, ...]) -> None:
+def _direct_allowed(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, fields[:1], INCARNATION_BYTES)
     check_ids(name, fields[1], FUNCTION_BYTES)
 
@@ -375,7 +375,7 @@ def _delays(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, tuple(itertools.chain.from_iterable(columns[2])), OBJECT_BYTES)
 
 
-def _whereabouts(name: str, fields: tuple[Any, ...]) -> None:
+def _actor_locations(name: str, fields: tuple[Any, ...]) -> None:
     columns = check_columns(name, fields[0], {7}, (BYTES, INT, BYTES, INT, {bool}, BYTES, BYTES))
     check_ids(name, columns[0], TASK_BYTES)
 
@@ -423,7 +423,7 @@ def _one_task(name: str, fields: tuple[Any, ...]) -> None:
 
 ROW_CHECKS: dict[str, Check] = {
     "FindActors": _task_ids,
-    "ActorLocations": _whereabouts,
+    "ActorLocations": _actor_locations,
     "Call": check_call,
     "Returned": _results,
     "CallOutcomes": check_reported,
@@ -448,10 +448,10 @@ ROW_CHECKS: dict[str, Check] = {
     "Submit": _submit,
     "InheritTasks": _inherit,
     "Dispatch": _dispatch,
-    "DirectAllowed": _introduced,
-    "SubmitDirect": _handed,
-    "SubmittedDirect": _handed,
-    "DirectCounts": _told,
+    "DirectAllowed": _direct_allowed,
+    "SubmitDirect": _direct_rows,
+    "SubmittedDirect": _direct_rows,
+    "DirectCounts": _direct_counts,
     "Completed": check_completed,
     "Yielded": _yielded,
     "Results": _results,

@@ -606,8 +606,8 @@ def _settings(rng: random.Random) -> dict[str, Any]:
 
 def _direct_submission(rng: random.Random) -> dict[str, Any]:
     return {
-        "introduce_after": rng.choice((1, 2, 3)),
-        "introduced_for": rng.choice((0.01, 0.05, 2.0)),
+        "direct_lease_after": rng.choice((1, 2, 3)),
+        "direct_lease_seconds": rng.choice((0.01, 0.05, 2.0)),
         "prefetch_seconds": rng.choice((0.005, 0.1)),
     }
 

@@ -49,7 +49,7 @@ class DirectSubmissions:
             process.singles = 0
             return
         process.singles += 1
-        if process.singles >= self.tables.config.introduce_after and len(rows[0]) == 4:  # Others never go that way.
+        if process.singles >= self.tables.config.direct_lease_after and len(rows[0]) == 4:  # Others never go that way.
             self.candidates[rows[0][0]] = process
 
     def end_of_turn(self, now: float) -> None:
@@ -83,7 +83,7 @@ class DirectSubmissions:
         elif lease.over or lease.driver is not driver or function.id in lease.functions:
             return
         lease.functions.add(function.id)
-        lease.until = now + self.tables.config.introduced_for
+        lease.until = now + self.tables.config.direct_lease_seconds
         self.tables.send_to_client(driver, m.DirectAllowed(worker.token, tuple(sorted(lease.functions)), self.tables.first_attempt))
         self.tables.counts["direct_leases"] += 1
 
@@ -102,7 +102,7 @@ class DirectSubmissions:
             return
         for task in self.admission.accept(driver, message.rows, now):
             self._begun(lease, task, now)
-        lease.until = now + self.tables.config.introduced_for
+        lease.until = now + self.tables.config.direct_lease_seconds
 
     def _begun(self, lease: DirectLease, task: TaskRecord, now: float) -> None:
         """Record that the worker has received a task, and perhaps ended or returned it."""
