@@ -18,7 +18,7 @@ from zfabric.runtime.cluster import bound_address, head_address, join_message, o
 from zfabric.runtime.keys import read_keys, read_server_pair
 from zfabric.runtime.log_files import BYTES, FILES, answer
 from zfabric.runtime.session import ClusterSettings, JoinedNode, Session
-from zfabric.shell.node import ClusterPart, NodeMachines
+from zfabric.shell.node import ClusterPart, NodeMachines, SendAhead
 
 _ADMITTED = {
     "node": frozenset(kind for kinds in FROM_NODES.values() for kind in kinds),
@@ -81,7 +81,7 @@ class ClusterConnection:
             self._keys_of = written
             self.transport.admit_joiners((read_keys(self._session.cluster_key).node.public,))
 
-    def receive(self, now: float, core: NodeMachines, measure: Callable[[], None]) -> None:
+    def receive(self, now: float, core: NodeMachines, measure: Callable[[], None], send_ahead: SendAhead) -> None:
         """Pass on what other nodes have sent. ``measure`` is called before a question about this node's status."""
         for sender, envelopes in self.transport.receive(now):
             for to, role, message in envelopes:
@@ -91,7 +91,7 @@ class ClusterConnection:
                     continue
                 if type(message) is m.Query and message.what in ("status", "statuses"):
                     measure()
-                core.receive_from_node(now, sender, to, role, message)
+                core.receive_from_node(now, sender, to, role, message, send_ahead)
 
     def send(self, now: float, core: NodeMachines) -> None:
         """Send what the machines have for other nodes. While this node is silent, only requests for its lease leave it."""

@@ -27,6 +27,7 @@ from zfabric.machines.local_scheduler import JobRecord, WorkerRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER, OBJECT_STORE
+from zfabric.protocol.messages import Envelope
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.lines import CRASH
@@ -117,6 +118,7 @@ class Daemon:
         node, part = bytes.fromhex(description["node"]), self.cluster.part if self.cluster is not None else None
         self.core = NodeMachines(self.incarnation, node, self.config, total, capacity, self.journal, daemons, part)
         self.scheduler = self.core.scheduler
+        self._receive_one = self.core.receive if self.cluster is None else self._receive_in_cluster
         self.transport.admits = self.core.admits
         self._perform: dict[type[Any], Any] = {
             e.Store: self._store,
@@ -219,7 +221,7 @@ class Daemon:
             if self.transport.polled(ready):
                 self._receive(now)
             if cluster is not None and cluster.transport.polled(ready):
-                cluster.receive(now, self.core, self._measure)
+                cluster.receive(now, self.core, self._measure, self._send_ahead)
             self.core.tick(now)
             self.turn(now)
             # Housekeeping follows the answers, so that nobody waits for it.
@@ -249,7 +251,7 @@ class Daemon:
             self._take_events(now)
             if cluster is not None:
                 if cluster.transport.polled(ready):
-                    cluster.receive(now, self.core, self._measure)
+                    cluster.receive(now, self.core, self._measure, self._send_ahead)
                 cluster.transport.tick(now)
             self.turn(now)
 
@@ -272,7 +274,7 @@ class Daemon:
                 self.core.step(now, role, message)
 
     def _receive(self, now: float) -> None:
-        receive = self.core.receive
+        receive = self._receive_one
         for _ in range(FRAMES_PER_TURN):
             taken = self.transport.take()
             if taken is None:
@@ -285,6 +287,15 @@ class Daemon:
                 receive(now, sender, to, role, message)
             if not self.transport.readable or clock() - now > RECEIVE_SECONDS:
                 return
+
+    def _receive_in_cluster(self, now: float, sender: bytes, to: bytes, role: bytes, message: m.Message) -> None:
+        self.core.receive_in_cluster(now, sender, to, role, message, self._send_ahead)
+
+    def _send_ahead(self, receiver: bytes, envelopes: list[Envelope]) -> None:
+        if envelopes[0][0] != LOCAL_SCHEDULER:
+            self.transport.send_envelopes(receiver, envelopes, clock())
+        elif self.cluster is not None:
+            self.cluster.transport.send_envelopes(receiver, envelopes, clock())
 
     def _before(self, now: float, sender: bytes, message: Any) -> None:
         """Do the shell's own part of a message before the scheduler receives it."""

@@ -16,7 +16,7 @@ from zfabric.config import Config
 from zfabric.machines.common.tables import Reader
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
-from zfabric.machines.local_scheduler import LocalScheduler, WorkerRecord
+from zfabric.machines.local_scheduler import Ahead, Finders, LocalScheduler, WorkerRecord
 from zfabric.machines.member import Member
 from zfabric.machines.object_store import ObjectStore
 from zfabric.machines.registry import Registry
@@ -46,6 +46,8 @@ SWEEP_EVERY = 5.0
 farewell."""
 TO_SCHEDULER = FROM_PROCESSES[LOCAL_SCHEDULER]
 """Messages that a process may send to the local scheduler."""
+SendAhead = Callable[[bytes, list[Envelope]], None]
+"""Sends a message to a process, or to a node (messages to a local scheduler), before the turn goes on."""
 ROUNDS_MAX = 1000
 """Most rounds of delivery between machines in one turn. A turn that needs more has two machines that answer each other for ever."""
 
@@ -149,8 +151,11 @@ class NodeMachines:
         except Refusal:
             self.refused += 1
 
-    def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message) -> None:
-        """Take in a message that the daemon of another node sent as ``role``; refuse and count it if it may not, or if it does not fit."""
+    def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead | None = None) -> None:
+        """Take in a message that the daemon of another node sent as ``role``; refuse and count it if it may not, or if it does not fit.
+
+        A message that somebody waits for leaves first, by ``send``, if this one causes it and ``send`` is there.
+        """
         allowed = type(message) in FROM_NODES.get(to, ()) and to in self.machines
         if isinstance(message, m.Heartbeat):
             allowed &= message.node == node  # No node speaks for another.
@@ -161,11 +166,41 @@ class NodeMachines:
         if not allowed:
             self.refused += 1
             return
+        source = role + node
+        ahead = self._find_ahead(self.scheduler.ahead_of_nodes, source, to, message) if send is not None else None
+        if ahead is not None and send is not None:
+            self._send_ahead(ahead.send, send)
         self._stirred.add(to)
         try:
-            self.machines[to].step(now, role + node, message)
+            self.machines[to].step(now, source, message)
         except Refusal:
             self.refused += 1
+        if ahead is not None:
+            ahead.settle(now)
+
+    def _find_ahead(self, finders: Finders, source: Address, to: bytes, message: m.Message) -> Ahead | None:
+        """What may be sent before a message is processed: only the first of a turn overtakes nothing."""
+        if self._stirred or to != LOCAL_SCHEDULER or (find := finders.get(type(message))) is None:
+            return None
+        if self._queue or self._outgoing or self._to_nodes or self.member is None or self.member.silent:
+            return None
+        return find(source, message)
+
+    def _send_ahead(self, effect: Send, send: SendAhead) -> None:
+        to, message = effect
+        if to[:1] == LOCAL_SCHEDULER:
+            self.sent_to_nodes[f"to_nodes_{type(message).__name__}"] += 1
+        send(to[1:], [(to[:1], LOCAL_SCHEDULER, message)])
+
+    def receive_in_cluster(self, now: float, sender: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead) -> None:
+        """``receive`` on a node of a cluster: a message that somebody waits for leaves first, by ``send``, if this one causes it."""
+        source = role + sender
+        ahead = self._find_ahead(self.scheduler.ahead_of_processes, source, to, message)
+        if ahead is not None:
+            self._send_ahead(ahead.send, send)
+        self.receive(now, sender, to, role, message)
+        if ahead is not None:
+            ahead.settle(now)
 
     def may_send(self, sender: bytes, to: bytes, message: m.Message) -> bool:
         """Whether a process may send this message to that role. Only registered processes may use the arena: their death is noticed."""

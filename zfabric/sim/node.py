@@ -18,6 +18,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
 from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, REGISTRY, Address
 from zfabric.protocol.machine import InvariantViolation, Machine, WrappedMachine
+from zfabric.protocol.messages import Envelope
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.shell.node import SWEEP_EVERY, ClusterPart, NodeMachines
 from zfabric.sim.agents import LinkedAgent, SimAgent
@@ -473,14 +474,14 @@ class SimDaemon:
             sender, frame = self._frames.popleft()
             for to, role, message in self.transport.accept(sender, frame, now):
                 refused = self.core.refused
-                self.core.receive(now, sender, to, role, message)
+                self._receive_one(now, sender, to, role, message)
                 if self.core.refused > refused:
                     self.world.refused(sender, to, message)
         for _ in range(min(len(self._node_frames), FRAMES_PER_TURN)):
             connection, sender, frame = self._node_frames.popleft()
             for to, role, message in self.node_transport.accept(connection, sender, frame, now):
                 refused = self.core.refused
-                self.core.receive_from_node(now, sender, to, role, message)
+                self.core.receive_from_node(now, sender, to, role, message, self._send_ahead)
                 if self.core.refused > refused:
                     self.world.fail(f"a daemon refuses {type(message).__name__} of another node")
         if self.core.member is not None and (unreachable := self.node_transport.unreachable()) != self._unreachable:
@@ -504,6 +505,26 @@ class SimDaemon:
                 self.transport.forget(incarnation)
         self.node.resuming = False
         self.world.after_turn(self)
+
+    def _receive_one(self, now: float, sender: bytes, to: bytes, role: bytes, message: m.Message) -> None:
+        if self.node.number:
+            self.core.receive_in_cluster(now, sender, to, role, message, self._send_ahead)
+        else:
+            self.core.receive(now, sender, to, role, message)
+
+    def _send_ahead(self, receiver: bytes, envelopes: list[Envelope]) -> None:
+        """Send a message in the middle of a turn. The daemon may crash before and after it."""
+        self.crash_point()
+        envelopes = decode_messages(encode_messages(envelopes))
+        ((to, _, message),) = envelopes
+        self.world.invariants.sent(self, message)
+        self.world.states[f"{type(message).__name__} sent ahead"] += 1
+        if to == LOCAL_SCHEDULER:
+            self.world.between_nodes(self, receiver, envelopes)
+            self.node_transport.send(receiver, envelopes, self.now)
+        else:
+            self.transport.send(receiver, envelopes, self.now)
+        self.crash_point()
 
     def crash_point(self) -> None:
         """Crash here, if this is the effect that was chosen."""

@@ -48,6 +48,7 @@ from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
 from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.locality import Locality
+from zfabric.machines.local_scheduler.nodes.lone_tasks import Finders, LoneTasks
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
@@ -364,6 +365,27 @@ class LocalScheduler:
             self.actors,
             daemons,
         )
+        self.lone_tasks = LoneTasks(
+            self.tables,
+            self.jobs,
+            self.dispatcher,
+            self.borrowing,
+            self.entrusting,
+            self.children,
+            self.executions,
+            self.failover,
+            node,
+        )
+        self.ahead_of_processes: Finders = {
+            m.Submit: self.lone_tasks.submitted,
+            m.Completed: self.lone_tasks.completed,
+        }
+        """What finds a message to send before one of a process is processed, if that is the first of its turn."""
+        self.ahead_of_nodes: Finders = {
+            m.Delegate: self.lone_tasks.given,
+            m.Ended: self.lone_tasks.ended,
+        }
+        """The same for messages of other nodes."""
         self.reports = Reports(
             node,
             self.tables,

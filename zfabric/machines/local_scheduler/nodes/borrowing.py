@@ -117,6 +117,11 @@ class Borrowing:
         self.tables.to_retain.clear()
         return by_home
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether a message that ``send_behind`` sends leaves at once."""
+        return not (self._open or self._behind or self.tables.first_held or self.tables.to_borrow)
+
     def send_behind(self, node: bytes, message: m.Message) -> None:
         """Send a message that may end a hold, once all holds of this node that were asked for until now are registered."""
         if self._open or self._behind:

@@ -97,6 +97,11 @@ class Entrusting:
             self.tables.send_to_node(job.home, m.Entrust(self._last, job.id, tuple(functions), rows, homes, unfinished))
         self.tables.counts["entrusted"] += len(tasks)
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether a message that ``send`` sends leaves at once."""
+        return not (self._open or self._behind)
+
     def send(self, node: bytes, message: m.Message) -> None:
         """Send a message that has another node depend on objects, once the homes of their jobs have what was entrusted until now.
 

@@ -299,9 +299,13 @@ class Executions:
     def report(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, named: Iterable[bytes]) -> None:
         """Send ends to another node; retain them, and the pins of what they name, until it has taken them in."""
         self.entrusting.entrust(named)
+        self.borrowing.send_behind(home.token, message)
+        self.reported(home, message, named)
+
+    def reported(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, named: Iterable[bytes]) -> None:
+        """Retain a report that was sent, and the pins of what it names."""
         home.unreceived.append(message)
         home.pinned[home.next_end] = tuple(named)
-        self.borrowing.send_behind(home.token, message)
         home.next_end += 1
 
     def home_died(self, dead: NodeRecord) -> list[m.Completed]:

@@ -241,6 +241,11 @@ class Failover:
         elif copy.status == OK:
             self.tables.given_up.append((node, identifier))
 
+    @property
+    def under_way(self) -> bool:
+        """Whether this node takes over from a dead one."""
+        return bool(self._takeovers)
+
     def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
         """Attempts ended on another node. Those that this node does not have yet are accepted when it has taken over."""
         node = source[1:]

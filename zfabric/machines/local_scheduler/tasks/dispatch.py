@@ -261,6 +261,21 @@ class Dispatcher:
         worker.state = LEASED
         queue.leased[worker.token] = worker
 
+    def idle_at_once(self, queue: ShapeQueue) -> WorkerRecord | None:
+        """The idle worker that a turn would give the only ready task of a queue; None if the turn has more to decide."""
+        if self._starved or self.tables.reserving or not queue.pool.fits(queue.demand):
+            return None
+        return self.workers.idle_for(queue)
+
+    def begun(self, worker: WorkerRecord, queue: ShapeQueue, task: TaskRecord, now: float) -> None:
+        """Lease an idle worker, and record that it was sent a task."""
+        self._lease(worker, queue)
+        task.assign(worker)
+        worker.inflight[task.id] = task
+        worker.last_progress = now
+        worker.work += task.function.mean or 0.0
+        self.tables.counts["dispatched"] += 1
+
     def resume(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
         """Lease a worker again that has run tasks of ``queue`` since before a restart of the daemon."""
         self._lease(worker, queue)

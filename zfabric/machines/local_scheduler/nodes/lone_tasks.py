@@ -1,0 +1,205 @@
+"""One task after the other on another node: the message that somebody waits for leaves before the books are kept (decision 0052).
+
+For a message that is the first of its turn, a method here looks at the tables, without changing them, for the message that the ordinary
+handler and the turn would send. The shell sends that one at once, has the ordinary handler process the message, and then calls ``settle``,
+which takes from the tables what has left. So each message has one handler. Whatever is not the plain case, or not alone, is sent with the
+turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
+from zfabric.machines.local_scheduler.nodes.children import Children
+from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
+from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.failover import Failover
+from zfabric.machines.local_scheduler.records import (
+    FunctionRecord,
+    NodeRecord,
+    ProcessRecord,
+    ShapeQueue,
+    TaskRecord,
+    WorkerRecord,
+)
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, WORKER, Address
+from zfabric.protocol.messages import OK
+
+
+class Ahead(NamedTuple):
+    """A message to send before its cause is processed, and what to call afterwards with the time."""
+
+    send: Send
+    settle: Callable[[float], None]
+
+
+Finders = Mapping[type[Any], Callable[[Address, Any], Ahead | None]]
+"""For each type of message, what finds a message to send ahead."""
+
+
+class LoneTasks:
+    """Finds what may leave ahead of the books of a task on another node, over the shared tables."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        jobs: Jobs,
+        dispatcher: Dispatcher,
+        borrowing: Borrowing,
+        entrusting: Entrusting,
+        children: Children,
+        executions: Executions,
+        failover: Failover,
+        node: bytes,
+    ) -> None:
+        self.tables = tables
+        self.jobs = jobs
+        self.dispatcher = dispatcher
+        self.borrowing = borrowing
+        self.entrusting = entrusting
+        self.children = children
+        self.executions = executions
+        self.failover = failover
+        self.node = node
+
+    # -- at home: a task is submitted --
+
+    def submitted(self, source: Address, message: m.Submit) -> Ahead | None:
+        """A process submits one task for a node that has no other task of this one: that node's message."""
+        tables = self.tables
+        process = tables.processes.get(source[1:])
+        if process is None or not process.ready or len(message.rows) != 1 or self._is_unsettled or tables.orphans or tables.condemned:
+            return None
+        (row,) = message.rows
+        job = process.job
+        if job is None or job.ended or row[3] or row[0] in tables.tasks:
+            return None
+        function = job.functions.get(row[1])
+        queue = _queue_of(row, function) if function is not None and function.plain else None
+        if queue is None or queue.tasks or not queue.away or queue.group is not None:
+            return None
+        node = tables.nodes.get(queue.only)
+        if node is None or node.inflight or node.draining or node.full or node.process is None or not node.process.ready:
+            return None
+        if job.id + row[1] not in node.functions:  # The first of them goes the ordinary way, which looks whether the node is able.
+            return None
+        about = (job.id, job.namespace, job.home or self.node)
+        delegate = m.Delegate(about, (), (row[:4],), (), (), (), tables.first_attempt)
+        return Ahead(Send(LOCAL_SCHEDULER + node.token, delegate), partial(self._delegated, queue, node, row[0]))
+
+    def _delegated(self, queue: ShapeQueue, node: NodeRecord, task_id: bytes, now: float) -> None:
+        task = queue.tasks.pop()
+        assert task.id == task_id
+        task.assign(node)
+        node.inflight[task_id] = task
+        self.tables.counts["delegated"] += 1
+
+    # -- where it runs --
+
+    def given(self, source: Address, message: m.Delegate) -> Ahead | None:
+        """Another node gives one plain task, whose function an idle worker has: that worker's message."""
+        tables = self.tables
+        home = tables.nodes.get(source[1:])
+        if len(message.rows) != 1 or message.functions or message.attempts or message.values or home is None or not home.registered:
+            return None
+        (row,) = message.rows
+        job = tables.jobs.get(message.job[0])
+        if len(row) != 4 or row[3] or row[0] in tables.tasks or job is None or job.ended or job.id in self.jobs.ended_elsewhere:
+            return None
+        function = job.delegated.get(row[1])
+        if function is None or function.actor is not None or function.stream is not None:
+            return None
+        queue = function.queue
+        if self._is_unsettled or tables.draining or queue.tasks or queue.concurrency or not queue.light or queue.group is not None:
+            return None
+        worker = self.dispatcher.idle_at_once(queue)
+        if worker is None or worker.process is None or worker.direct is not None or function.id not in worker.functions:
+            return None
+        dispatch = m.Dispatch((row,), (), 0, message.attempt)
+        return Ahead(Send(WORKER + worker.process.incarnation, dispatch), partial(self._dispatched, queue, worker, row[0]))
+
+    def _dispatched(self, queue: ShapeQueue, worker: WorkerRecord, task_id: bytes, now: float) -> None:
+        task = queue.tasks.pop()
+        assert task.id == task_id
+        self.dispatcher.begun(worker, queue, task, now)
+
+    def completed(self, source: Address, message: m.Completed) -> Ahead | None:
+        """A worker has ended its only task, which is another node's, with one small value: the message to the home."""
+        tables = self.tables
+        if len(message.attempts) != 1 or message.statuses != (OK,) or message.extras or not _is_small(message.outputs[0]):
+            return None
+        worker = tables.worker_of(source)
+        task = worker.inflight.get(message.task_ids) if worker is not None else None
+        if worker is None or task is None or len(worker.inflight) != 1 or worker.blocked_tasks or task.attempt != message.attempts[0]:
+            return None
+        function = task.function
+        if not function.delegated or task.rare is not None or function.actor is not None or function.stream is not None:
+            return None
+        home = tables.nodes.get(task.submitter)
+        if home is None or function.queue.tasks or self._is_unsettled or not home.registered or tables.delegated_ends:
+            return None
+        if self.children or not self.borrowing.is_clear or not self.entrusting.is_clear or tables.relayed_yields:
+            return None
+        completed = m.Completed(message.attempts, message.statuses, message.outputs, message.task_ids, (), (), b"")
+        ended = m.Ended(home.next_end, tuple(completed), ())
+        return Ahead(Send(LOCAL_SCHEDULER + home.token, ended), partial(self._reported, home, task, ended))
+
+    def _reported(self, home: NodeRecord, task: TaskRecord, ended: m.Ended, now: float) -> None:
+        each = self.tables.delegated_ends.pop()
+        assert each[0] is task
+        self.executions.reported(home, ended, ())
+
+    # -- at home: it has ended --
+
+    def ended(self, source: Address, message: m.Ended) -> Ahead | None:
+        """The only task that a node has of this one has a small value: the message to the process that submitted it."""
+        attempts, statuses, outputs, task_id, extras, _, _ = message.completed
+        if len(attempts) != 1 or statuses != (OK,) or extras or not _is_small(outputs[0]):
+            return None
+        tables = self.tables
+        node = tables.nodes.get(source[1:])
+        task = node.inflight.get(task_id) if node is not None else None
+        if node is None or task is None or not node.registered or len(node.inflight) != 1 or task.attempt != attempts[0]:
+            return None
+        if not task.function.plain or task.outputs is not None or (task.rare is not None and not task.rare.common):
+            return None
+        process = tables.processes.get(task.submitter)
+        if process is None or not process.ready or process.results or task.holders is None or self._is_unsettled or self.failover.under_way:
+            return None
+        results = m.Results(((task_id, OK, outputs[0]),))
+        return Ahead(Send(CLIENT + process.incarnation, results), partial(self._answered, process, task_id))
+
+    def _answered(self, process: ProcessRecord, task_id: bytes, now: float) -> None:
+        row = process.results.pop()
+        assert row[0] == task_id
+        if not process.results:
+            del self.tables.touched[process]
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """Whether this scheduler was restarted, and has yet to find out what there is."""
+        return self.tables.recovering or self.tables.unsettled is not None
+
+
+def _queue_of(row: m.Row, function: FunctionRecord) -> ShapeQueue | None:
+    """The queue of a task whose only option, or its function's, may be a strategy; None for all others."""
+    if len(row) == 4:
+        return function.queue
+    options = row[4]
+    if len(options) != 1 or options[0][0] != "strategy" or function.strategy:
+        return None
+    extras = function.by_strategy.get(options[0][1])
+    return extras.demand_queue if extras is not None else None
+
+
+def _is_small(outputs: Any) -> bool:
+    """Whether an outcome is one value that travels with it."""
+    return len(outputs) == 1 and type(outputs[0]) is bytes
