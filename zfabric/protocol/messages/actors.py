@@ -1,8 +1,8 @@
-"""Actors: where they are, their calls, and the outcomes of these.
+"""Actors: their locations, their calls, and the outcomes of the calls.
 
-An actor is made by a task, whose id is the actor's and whose first value stands for it: a ref to that value is a handle.
-Calls go from the caller to the actor's process and back, past the scheduler. Values in the arena and results with refs inside concern
-others, so they go through the scheduler.
+A task makes an actor. The task's id is the actor's, and its first value stands for the actor: a ref to that value is a handle.
+Calls and their outcomes pass between the caller and the actor's process, without the scheduler. But values in the arena, and results
+with refs inside, concern other processes as well: these go through the scheduler.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from zfabric.protocol.messages.rows import Ids, Rows
 
 # Where an actor is, in ``ActorLocations``.
 CREATING = 0
-"""Its ``__init__`` has not ended (again): calls wait."""
+"""Its ``__init__`` runs or is to run, for the first time or after a restart: calls wait."""
 ALIVE = 1
 DEAD = 2
 """For good: calls fail with the failure in ``ActorLocations``."""
@@ -33,14 +33,13 @@ class ActorLocations(NamedTuple):
 
     Rows ``(actor_id, state, incarnation, attempt, lives_on, executing, failure)``.
 
-    ``incarnation`` is the process in which the actor lives, empty while it is CREATING or DEAD. ``attempt`` tells its lives apart, since
-    two may be in the same process. ``lives_on`` says whether the process of its last life still runs, as the process of lightweight
-    actors may. ``executing`` is the call that was running when that life ended, empty if none is known. It is the
-    actor's id if ``attempt`` has left a node that is drained: what has no outcome has not begun then. ``failure`` is a packed failure
-    (``protocol.failures``) if it is DEAD, or why its last life ended if it is made again.
-
-    If the actor is on another node, ``incarnation`` is the daemon that sends this: it relays calls (``relays``). Between nodes it is the
-    node to which calls are to be sent.
+    - ``incarnation`` is the process in which the actor lives, empty while it is CREATING or DEAD. If the actor is on another node, it is
+      the daemon that sends this, which relays calls (``relays``). Between nodes it is the node to which calls are to be sent.
+    - ``attempt`` tells the actor's lives apart, since two may be in the same process.
+    - ``lives_on`` says whether the process of its last life still runs, as a process of lightweight actors may.
+    - ``executing`` is the call that was running when the last life ended, empty if none is known. It is the actor's id if that life left a
+      drained node: then no call without an outcome has begun.
+    - ``failure`` is a packed failure (``protocol.failures``): why a DEAD actor has ended, or why the last life of a CREATING one did.
     """
 
     rows: Rows
@@ -51,8 +50,8 @@ class Call(NamedTuple):
 
     Rows ``(call_id, method, arguments[, dependencies, values, options])``.
 
-    ``values`` are those of the dependencies, inline, or None where the actor is to fetch them itself. ``attempt`` is the life of the
-    actor that the calls are for. Calls for an earlier life are not run; the caller is notified of the end of that life.
+    ``values`` are the inline values of the dependencies, or None for those that the actor is to fetch. ``attempt`` is the life of the
+    actor that the calls are for. Calls for an earlier life are not run: ``ActorLocations`` notifies the caller that it has ended.
     """
 
     actor_id: bytes
@@ -63,14 +62,14 @@ class Call(NamedTuple):
 class Returned(NamedTuple):
     """actor, local scheduler -> client. Outcomes of calls: rows ``(call_id, status, outputs)``, as in ``Results``.
 
-    An output that is None is an object of the scheduler's, and the client fetches it when it needs it.
+    An output that is None is a value that the scheduler has: the client fetches it when it needs it.
     """
 
     rows: Rows
 
 
 class CallOutcomes(NamedTuple):
-    """actor -> local scheduler. Outcomes that concern others too: rows ``(call_id, caller, status, outputs, contained)``.
+    """actor -> local scheduler. Outcomes with large values or refs inside: rows ``(call_id, caller, status, outputs, contained)``.
 
     A value that is in the arena, or has refs inside, becomes an object that the caller holds. The scheduler then sends ``Returned`` to
     the caller. The actor repeats the outcomes to a restarted daemon until ``OutcomesRecorded`` arrives. If the actor's process dies
@@ -81,11 +80,10 @@ class CallOutcomes(NamedTuple):
 
 
 class OutcomesRecorded(NamedTuple):
-    """local scheduler -> worker control. These outcomes are recorded: the actor sends them to the callers, too, and no longer repeats
-    them.
+    """local scheduler -> worker control. These outcomes are recorded: the actor no longer repeats them to the scheduler.
 
-    The scheduler has sent them to the callers, but may have died before the frame left. Callers ignore repetitions. A worker also
-    receives it for each task that made a stream, and then no longer retains the stream's last values.
+    The actor sends them to the callers, too, since the daemon may have died before its frame to a caller left. Callers ignore repeated
+    outcomes. A worker also receives this for each task that made a stream, and then releases the last values of the stream.
     """
 
     call_ids: Ids
@@ -94,10 +92,9 @@ class OutcomesRecorded(NamedTuple):
 class ExpectResults(NamedTuple):
     """client -> local scheduler. Results of calls that other processes are about to need: rows ``(object_id, actor_id[, ahead])``.
 
-    With ``ahead``, the object is the end of a stream whose producer may be so many values ahead of its consumer (0: as configured).
-
-    The caller holds these objects, and offers each value when it arrives (``OfferResults``). If the caller dies before that, they are
-    lost.
+    With ``ahead``, the object is the end of a stream. Its producer may be that many values ahead of its consumer; 0 stands for the
+    setting ``stream_buffered``. The caller holds these objects, and offers each value when it arrives (``OfferResults``). If the caller
+    dies before that, the values are lost.
     """
 
     rows: Rows
@@ -121,11 +118,10 @@ class StopCall(NamedTuple):
 
 
 class RetireActor(NamedTuple):
-    """local scheduler -> worker control, or to the local scheduler of the node where the actor lives. No handle of the actor is left: it
-    ends once its calls are done.
+    """local scheduler -> worker control, or local scheduler of the actor's node. No handle is left: the actor ends after its calls.
 
-    An actor that shares its process and was killed ends ``at_once``: waiting calls are not run, and the one that runs is
-    stopped. If the daemon dies, its successor finds out again whether there are handles, and clients repeat ``KillActor``.
+    An actor that was killed and shares its process ends ``at_once``: waiting calls are not run, and the running one is stopped. If this
+    is lost with the daemon, its successor finds out again whether there are handles, and clients repeat ``KillActor``.
     """
 
     actor_id: bytes
@@ -134,10 +130,9 @@ class RetireActor(NamedTuple):
 
 
 class DrainActor(NamedTuple):
-    """local scheduler -> worker control. The actor's node is drained, and it is to be made again elsewhere: it ends once its running calls
-    have, and reports that (``ActorDrained``).
+    """local scheduler -> worker control. The actor's node is drained: the actor ends after its running calls, to be made again elsewhere.
 
-    Calls that wait, or arrive later, do not begin: their callers send them to its next life.
+    ``ActorDrained`` is the answer. Calls that wait, or arrive later, do not begin: their callers send them to the actor's next life.
     """
 
     actor_id: bytes
@@ -145,8 +140,10 @@ class DrainActor(NamedTuple):
 
 
 class ActorDrained(NamedTuple):
-    """actor -> local scheduler. The process of an actor ends as its node is drained. All calls that have begun have an outcome, and their
-    callers have received it: what has none has not begun."""
+    """actor -> local scheduler. The process of an actor ends, since its node is drained.
+
+    The callers have received the outcomes of all calls that have begun. So a call without an outcome has not begun.
+    """
 
     actor_id: bytes
     attempt: int
@@ -156,7 +153,7 @@ class ActorEnded(NamedTuple):
     """actor -> local scheduler. An actor has left this process, which it shared. It sends no more after this.
 
     ``executing`` is the call that it was running, empty if none; ``reason`` says why it ended itself, if it did.
-    If this is lost with the daemon, ``HostedActors`` tells the next daemon by not naming the actor.
+    If this is lost with the daemon, the actor is missing in the ``HostedActors`` that the next daemon receives.
     """
 
     actor_id: bytes
@@ -166,10 +163,9 @@ class ActorEnded(NamedTuple):
 
 
 class HostedActors(NamedTuple):
-    """actor -> local scheduler, between ``Register`` and ``Ready``. The actors of this process: rows ``(task row of its creation,
-    attempt)``.
+    """actor -> local scheduler, between ``Register`` and ``Ready``. The actors of this process: rows ``(creation task row, attempt)``.
 
-    No rows: a host of lightweight actors in which none lives now.
+    A host of lightweight actors sends no rows if none lives in it.
     """
 
     rows: Rows
@@ -184,9 +180,9 @@ class ActorExiting(NamedTuple):
 class CallTimes(NamedTuple):
     """actor -> local scheduler. When calls ran, for the timeline: a trace (``protocol.trace``), and ``names``, rows ``(id, method)``.
 
-    ``arguments`` are the values that calls took, rows ``(call_id, object ids)`` for those that took any. ``waited`` is empty
-    unless somebody measures (``MeasureCalls``): seconds between a call's arrival in the process and its beginning, a double for each call.
-    Sent once a second, or sooner if there are many. Lost times are missing in the timeline and nowhere else.
+    ``arguments`` has a row ``(call_id, object ids)`` for each call that took values. ``waited`` is empty unless these times are requested
+    (``MeasureCalls``). Then it has a double for each call: seconds between its arrival in the process and its beginning. The message is
+    sent once a second, or sooner if there are many calls. Lost times are missing in the timeline and nowhere else.
     """
 
     names: Rows
@@ -196,11 +192,11 @@ class CallTimes(NamedTuple):
 
 
 class HostDelays(NamedTuple):
-    """actor -> local scheduler. Calls that last in a process of lightweight actors. Replaces the last report of that process.
+    """actor -> local scheduler. Calls that have run for a second or more in a process of lightweight actors.
 
     ``running`` is the call that has the baton. ``rows`` are the calls that have begun, the running one among them: ``(actor, call, objects
-    that it waits for, actors, certain)``. ``actors`` are those whose calls make the objects (zeros: no call of this process), ``certain``
-    is as in ``WaitDetails``. Sent once a second if it has changed, about calls that began at least a second before.
+    that it waits for, actors, certain)``. ``actors`` names for each object the actor whose call makes it: zeros if no call of this process
+    does. ``certain`` is as in ``WaitDetails``. It is sent once a second if it has changed, and replaces the last one of that process.
     """
 
     running: bytes
@@ -210,11 +206,11 @@ class HostDelays(NamedTuple):
 class LogAppended(NamedTuple):
     """actor -> local scheduler. Calls that a logged actor has run since the block before, in the order in which they ran.
 
-    ``rows`` are bytes to everybody but a replay, which reads them (``machines.worker.call_log``). ``last`` is the number of the last
-    call, counted over all incarnations. ``made`` are the results that are not in the rows, because they are large or have refs inside.
-    ``refs`` are refs that the rows need, also those inside errors; the scheduler holds them as long as it retains the rows. ``number``
-    counts what this incarnation (``attempt``) has sent about its log. The actor repeats the message to a restarted daemon until
-    ``LogCommitted`` confirms it. The scheduler refuses it from any process but the one in which the actor now lives.
+    Only a replay decodes ``rows`` (``machines.worker.call_log``). ``last`` is the number of the last call, counted over all incarnations.
+    ``made`` are the results that are not in the rows, because they are large or have refs inside. ``refs`` are refs that the rows need,
+    also those inside errors: the scheduler holds them as long as it retains the rows. ``number`` counts the messages of this incarnation
+    (``attempt``) about its log. The actor repeats the message to a restarted daemon until ``LogCommitted`` confirms it. The scheduler
+    refuses it from any process but the one in which the actor now lives.
     """
 
     actor_id: bytes
@@ -229,8 +225,8 @@ class LogAppended(NamedTuple):
 class Checkpoint(NamedTuple):
     """actor -> local scheduler. Part ``part`` (from 0) of ``parts`` of the actor's state after the call numbered ``last``.
 
-    Once the last part is committed, the rows up to that call are deleted. ``refs`` are inside the state and inside retained
-    errors, and come with the last part. Otherwise as ``LogAppended``.
+    Once the last part is committed, the rows up to that call are deleted. ``refs`` are the refs inside the state and inside retained
+    errors; they come with the last part. The other fields are as in ``LogAppended``.
     """
 
     actor_id: bytes
@@ -253,7 +249,8 @@ class LogCommitted(NamedTuple):
 class ReplayProgress(NamedTuple):
     """actor -> local scheduler. ``done`` of ``total`` logged calls have run again. ``callers`` have outcomes retained for them.
 
-    Sent from time to time, once at the end, and again to a restarted daemon. ``CallerGone`` answers for callers that are gone.
+    It is sent from time to time, once at the end, and again to a restarted daemon. ``CallerGone`` is the answer for each caller that is
+    gone.
     """
 
     actor_id: bytes
@@ -266,8 +263,8 @@ class CallCounts(NamedTuple):
     """actor -> local scheduler. ``ended`` calls have ended, over all incarnations, of an actor with checkpoints but no log.
 
     The count includes calls that a restart from an earlier checkpoint has lost. ``waits_for`` is the number of
-    calls that run while a checkpoint is due, 0 if none is. For people; sent once a second if it has changed. The
-    exact count is in the process's slot after its death (``ProcessDied``).
+    calls that run while a checkpoint is due, 0 if none is. Both are shown to users, and sent once a second if they have changed. After
+    the death of the process, its slot has the exact count (``ProcessDied``).
     """
 
     actor_id: bytes
@@ -278,9 +275,8 @@ class CallCounts(NamedTuple):
 class OutcomesReceived(NamedTuple):
     """client -> actor, or the local scheduler that stands for it. The client has the outcomes of these calls of its own.
 
-    The actor releases them. With ``others``: of all but these.
-
-    Sent with ``others`` to each new incarnation, ahead of the calls that are repeated, and without from time to time.
+    With ``others`` it has the outcomes of all its calls but these. The actor releases the outcomes. It is sent with ``others`` to each new
+    incarnation, ahead of the calls that are repeated, and without it from time to time.
     """
 
     actor_id: bytes
@@ -289,11 +285,10 @@ class OutcomesReceived(NamedTuple):
 
 
 class CallerGone(NamedTuple):
-    """local scheduler -> worker control. A process that may have called an actor here has ended.
+    """local scheduler -> worker control, client, local scheduler of another node. A process has ended.
 
-    local scheduler -> local scheduler of another node. The process may have called an actor there.
-
-    local scheduler -> client. A host of lightweight actors has ended, in which the client may have called one.
+    To worker control, or another node: the process may have called an actor there. To a client: the process was a host of lightweight
+    actors, and the client may have called one of them.
     """
 
     incarnation: bytes

@@ -1,7 +1,7 @@
 """The arena: client <-> object store, local scheduler <-> object store.
 
-A place is the offset of an object's payload in the arena. A negative offset stands for a file of the node's spill directory: if the
-arena has no room, a value is written there and read there (``zfabric.machines.common.extents``).
+A place is the offset of an object's payload in the arena. A negative offset stands for a file of the node's spill directory, in which a
+value is written and read while the arena has no room (``zfabric.machines.common.extents``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from zfabric.protocol.messages.rows import Ids, Rows
 
 
 class Reserve(NamedTuple):
-    """client -> object store. Room for an object of ``size`` bytes; wait up to ``patience`` seconds for it. The store adds the header.
+    """client -> object store. Request room for an object of ``size`` bytes, and wait for it up to ``patience`` seconds.
 
-    ``wish`` is the preferred size of a range to bump-allocate in; 0 requests room for that one object only.
+    The store adds room for the header. ``wish`` is the preferred size of a range in which the client places further objects, too; 0
+    requests room for this object only.
     """
 
     token: int
@@ -26,8 +27,7 @@ class Reserve(NamedTuple):
 class Granted(NamedTuple):
     """object store -> client. The client may write the range ``offset … offset + size`` of the arena.
 
-    If the request was for one object's room, the answer may be a file (``offset`` is negative): the arena has no room, and none is
-    coming.
+    Room for one object may be a file (``offset`` is negative): the arena has no room then, and cannot get any.
     """
 
     token: int
@@ -38,7 +38,7 @@ class Granted(NamedTuple):
 class NoSpace(NamedTuple):
     """object store -> client. No grant. ``kind`` is "too_large", "full" or "memory"; ``text`` says what to do.
 
-    "alone": the arena has no room for a range to bump-allocate in; request one object's room (``wish`` 0), which may be a file.
+    A ``kind`` of "alone" refuses a range only: request room for the one object (``wish`` 0), which may be a file.
     """
 
     token: int
@@ -47,9 +47,9 @@ class NoSpace(NamedTuple):
 
 
 class ReturnGrant(NamedTuple):
-    """client -> object store. The client writes no more into the grant at ``offset``; past ``used`` bytes it holds nothing.
+    """client -> object store. The client writes no more into the grant at ``offset``; past ``used`` bytes it is empty.
 
-    ``gaps`` are rows ``(offset, size)`` before that which hold nothing either: a write was abandoned there, and later ones follow it.
+    ``gaps`` are rows ``(offset, size)`` of empty ranges before that, where writes were abandoned.
     """
 
     offset: int
@@ -66,7 +66,7 @@ class RecallGrant(NamedTuple):
 class GrantsHeld(NamedTuple):
     """client -> object store, between ``Register`` and ``Ready``. The client's grants: rows ``(offset, size, used)``.
 
-    Only unfinished ones: the rest of a grant (``used`` 0), or an object being written (``used`` its whole size).
+    Only unfinished grants are listed: the rest of a grant (``used`` is 0), or an object being written (``used`` is its whole size).
     """
 
     rows: Rows
@@ -89,7 +89,7 @@ class Unpin(NamedTuple):
 
 
 class RecallPins(NamedTuple):
-    """object store -> client. Room is short: unpin every listed object that no live value of the process uses."""
+    """object store -> client. The arena is short of room: unpin each of these objects that no live value of the process uses."""
 
     object_ids: Ids
 
@@ -97,9 +97,9 @@ class RecallPins(NamedTuple):
 class Sealed(NamedTuple):
     """local scheduler -> object store. Objects written: rows ``(object_id, offset, size, writer incarnation, rebuildable)``.
 
-    Sent for every location in a ``Completed`` or ``Put``, also for objects that nobody needs (``Free`` follows): from here on the room
-    belongs to the store. If an object is written twice, the first copy stays. Readers get its place from ``Located``, never from the
-    writer.
+    It is sent for every place in a ``Completed`` or ``Put``, since the room belongs to the store from here on. Objects that nobody needs
+    are included, and ``Free`` follows for them. If an object is written twice, the first copy stays. Readers get its place from
+    ``Located``, never from the writer.
     """
 
     rows: Rows
@@ -133,8 +133,8 @@ class Located(NamedTuple):
 class ObjectsLost(NamedTuple):
     """object store -> local scheduler. Rows ``(object_id, reason)``: no copy is left here.
 
-    ``reason`` is "evicted" (a rebuildable value made room), "missing", or starts with "unreadable:" or "full:" (an inline value that is
-    larger than the whole store).
+    ``reason`` is "evicted" (a rebuildable value was dropped to make room) or "missing", or begins with "unreadable:" or with "full:" (an
+    inline value is larger than the whole store).
     """
 
     rows: Rows
@@ -159,7 +159,7 @@ class ProcessGone(NamedTuple):
 
 
 class RetainOnly(NamedTuple):
-    """local scheduler -> object store, once after a restart. Exactly these objects are referred to; free all others, and begin."""
+    """local scheduler -> object store, once after a restart. Begin, and free all objects but these, to which processes refer."""
 
     object_ids: Ids
 
@@ -180,7 +180,7 @@ class Spilled(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """shell -> object store. The object's bytes are back in the arena, or whole on disk; or (``error`` not empty) could not be read."""
+    """shell -> object store. The object's bytes are back in the arena, or all of them on disk, or (``error`` not empty) unreadable."""
 
     object_id: bytes
     error: str
@@ -194,10 +194,10 @@ class FileReady(NamedTuple):
 
 
 class ArenaFound(NamedTuple):
-    """shell -> object store, first after a restart. Sealed in the arena: ``(object_id, offset, size)``; files: ``(object_id, size,
-    file)``.
+    """shell -> object store. The first message after a restart: what the arena and the spill directory have.
 
-    A file that may be incomplete is listed without an id: a process may still be writing it.
+    ``sealed`` are rows ``(object_id, offset, size)``, ``spilled`` rows ``(object_id, size, file)``. A file that may be incomplete has an
+    empty id: a process may still be writing it.
     """
 
     sealed: Rows

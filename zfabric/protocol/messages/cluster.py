@@ -8,11 +8,11 @@ from zfabric.protocol.messages.rows import Ids, Rows
 
 
 class Join(NamedTuple):
-    """member -> registry. The first message of a node: it asks to be one of the cluster's. ``Joined`` or ``Refused`` is the answer.
+    """member -> registry. The first message of a node, which asks to join the cluster. ``Joined`` or ``Refused`` is the answer.
 
     ``node`` is its id (8 bytes). ``number`` is 0, or the number that an earlier daemon of this node received. ``key`` is the public half of
-    the node's key pair, in Z85. ``address`` and ``transfer`` are the endpoints at which other nodes reach its daemon and its transfer agent
-    ("tcp://host:port", empty: none). ``resources`` are (name, amount) pairs in 1/10,000, ``labels`` (name, value) pairs, ``versions``
+    the node's key pair, in Z85. Other nodes reach its daemon at the endpoint ``address`` and its transfer agent at ``transfer``
+    ("tcp://host:port", empty: none). ``resources`` are (name, amount) pairs in 1/10,000, ``labels`` (name, value) pairs. ``versions`` are
     (what, version) pairs that must be the same on both sides. The member repeats the message until it is answered.
     """
 
@@ -30,10 +30,11 @@ class Join(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """registry -> member. The node is one of the cluster's: its row is durable.
+    """registry -> member. The node has joined the cluster: its row is durable.
 
-    ``head`` is the node of the registry. ``number`` is the new node's: unique over the life of the cluster, and a part of each attempt that
-    the node gives out. ``lease`` is how long the node may act after it has sent a request that renews its lease, in seconds.
+    ``head`` is the node of the registry. ``number`` is the node number of the new node. It is unique over the life of the cluster, and a
+    part of each attempt that the node gives out. ``lease`` is the length of a lease in seconds; it begins when the request is sent that
+    renews it.
     """
 
     head: bytes
@@ -44,9 +45,9 @@ class Joined(NamedTuple):
 class NodeTable(NamedTuple):
     """registry -> member -> local scheduler. All living nodes, after each change.
 
-    Rows ``(node, number, name, address, transfer, key, resources, labels, pid)``. A node that was in an earlier table and is not in
+    Rows ``(node, number, name, address, transfer, key, resources, labels, pid)``. A node that was in an earlier table and is missing in
     this one is dead, and its death is durable. ``version`` counts the changes: a table older than the last one is ignored. ``head`` is the
-    node of the registry, whose control store numbers jobs; it is empty where nobody needs it.
+    node of the registry, whose control store numbers jobs. It is empty only in the first table, which has no nodes.
     """
 
     version: int
@@ -62,38 +63,38 @@ class RenewLease(NamedTuple):
 
 
 class LeaseRenewed(NamedTuple):
-    """registry -> member. The lease that request ``number`` asked for begins at the time at which that was sent."""
+    """registry -> member. Request ``number`` has renewed the lease, which begins at the time at which the request was sent."""
 
     number: int
 
 
 class Leave(NamedTuple):
-    """member -> registry. The node ends in order: nothing that others need is there any more."""
+    """member -> registry. The node leaves the cluster: it has nothing any more that others need."""
 
     node: bytes
     reason: str
 
 
 class Expelled(NamedTuple):
-    """registry -> member. The node is dead for the cluster: it is to end, and does not come back. ``reason`` is for people."""
+    """registry -> member. The cluster has declared this node dead: it is to end. ``reason`` is shown to users."""
 
     reason: str
 
 
 class Unreachable(NamedTuple):
-    """shell -> member. The nodes to which this one has no connection at present, among those that it dials; after each change."""
+    """shell -> member. The nodes that this one dials and has no connection to at present. It is sent after each change."""
 
     nodes: Ids
 
 
 class Complain(NamedTuple):
-    """member -> registry. These nodes could not be reached for ``pair_patience``. It is repeated as long as that is so."""
+    """member -> registry. This node could not reach these nodes for ``pair_patience``. It is repeated until it can."""
 
     nodes: Ids
 
 
 class ProbePairs(NamedTuple):
-    """registry -> member -> local scheduler -> transfer agent. Find out which nodes this one does not reach.
+    """registry -> member -> local scheduler -> transfer agent. Find out which nodes this one cannot reach.
 
     ``PairsProbed`` is the answer. ``number`` names the probe. If the message or the answer is lost, the registry decides without it.
     """
@@ -102,7 +103,10 @@ class ProbePairs(NamedTuple):
 
 
 class PairsProbed(NamedTuple):
-    """transfer agent -> local scheduler -> member -> registry. The nodes that were not reached; the member adds those of its own."""
+    """transfer agent -> local scheduler -> member -> registry. The nodes that the agent could not reach.
+
+    The member adds those that the daemon could not reach.
+    """
 
     number: int
     nodes: Ids

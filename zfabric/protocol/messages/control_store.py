@@ -8,10 +8,10 @@ from zfabric.protocol.messages.rows import Ids, Rows
 
 
 class Write(NamedTuple):
-    """any -> control store. Puts ``(table, key, value)`` and deletes ``(table, key)``; ``token`` 0 requests no answer.
+    """any -> control store. Put rows ``(table, key, value)`` and delete rows ``(table, key)``. ``token`` 0 requests no answer.
 
-    With a token, ``Written`` follows the commit, and the commit does not wait for a batch to fill. A ``Write`` without rows
-    is a barrier: it is answered once everything before it is committed.
+    With a token, ``Written`` follows the commit, which does not wait for a batch to fill. A ``Write`` without rows is a barrier: it is
+    answered once everything before it is committed.
     """
 
     token: int
@@ -22,7 +22,7 @@ class Write(NamedTuple):
 class DeleteRows(NamedTuple):
     """any -> control store. Delete the rows of ``table`` whose keys are at least ``start`` and less than ``end``. ``Written`` answers.
 
-    It covers rows whose commit is under way. ``token`` 0 requests no answer. To repeat it does no harm.
+    It covers rows whose commit is under way. ``token`` 0 requests no answer. The message may be repeated.
     """
 
     token: int
@@ -32,8 +32,9 @@ class DeleteRows(NamedTuple):
 
 
 class Written(NamedTuple):
-    """control store -> writer. The write is committed. ``ok`` is False where a condition failed or the store is read-only; ``text`` says
-    which.
+    """control store -> writer. The write is committed, or (``ok`` is False) was refused.
+
+    It is refused if its condition failed or the store is read-only; ``text`` says which.
     """
 
     token: int
@@ -42,9 +43,9 @@ class Written(NamedTuple):
 
 
 class Create(NamedTuple):
-    """any -> control store. Put the row only if its key is free. ``Written`` answers; ``ok`` is False if the key exists.
+    """any -> control store. Put the row only if its key is free. ``Written`` is the answer; ``ok`` is False if the key exists.
 
-    If the same row is there already, it counts as put (the request came twice). So the value must name its creator.
+    If the key has this value already, the request came twice, and ``ok`` is True. So the value must name its creator.
     """
 
     token: int
@@ -56,7 +57,7 @@ class Create(NamedTuple):
 class Swap(NamedTuple):
     """any -> control store. Put the row only if the key's value is ``expected`` (None: absent). ``Written`` answers.
 
-    If the row has the new value already, it counts as put (the request came twice).
+    If the key has the new value already, the request came twice, and ``ok`` is True.
     """
 
     token: int
@@ -109,9 +110,9 @@ class Found(NamedTuple):
 
 
 class ReadBlocks(NamedTuple):
-    """local scheduler -> control store. Request the task rows of these task ids, out of their blocks.
+    """local scheduler -> control store. Request the rows of these tasks, which are stored in blocks.
 
-    ``Found`` answers, with rows ``(task_id, task row)``; ids that are not stored are left out.
+    ``Found`` is the answer, with rows ``(task_id, task row)``. Ids that are not stored are left out.
     """
 
     token: int

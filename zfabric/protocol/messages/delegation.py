@@ -1,7 +1,7 @@
-"""Tasks that run on another node than their home: home and executor are local schedulers of two nodes.
+"""Tasks that run on another node than their home. Home and executor are the local schedulers of two nodes.
 
 To a home, another node is a worker that runs many tasks at once. To an executor, a home is a process that submits tasks. The executor
-never retries such a task and never passes it on: it reports how the attempt ended, and the home decides.
+neither retries such a task nor passes it on. It reports how the attempt ended, and the home decides.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from typing import NamedTuple
 from zfabric.protocol.messages.rows import Ids, Row, Rows
 
 LOST = 5
-"""A status of ``Ended``: the attempt came to nothing, since its worker died. The one output is a packed row ``(suspect, pid, exit code,
-signal, peak, stderr, memory)``: whether the worker ran the task when it died, how it died, and whether it was killed for its memory."""
+"""A status of ``Ended``: the worker of the attempt died. The one output is a packed row ``(suspect, pid, exit code, signal, peak, stderr,
+memory)``. ``suspect``: the worker was running the task when it died. ``memory``: it was killed for the memory it used."""
 
 STAYS = 6
-"""A status of ``Ended``: the attempt ended with refs whose homes its node does not know, since its daemon was restarted. The task runs
-again at home."""
+"""A status of ``Ended``: the outcome has refs whose homes the executor's restarted daemon does not know. The task runs again at its
+home."""
 
 
 ANY_DAEMON = bytes(8)
-"""``RegisterNode.peer`` of a daemon that was restarted and asks whoever receives it to register."""
+"""``RegisterNode.peer`` from a restarted daemon that does not know the receiver yet: the receiver is to register."""
 
 
 class RegisterNode(NamedTuple):
     """local scheduler -> local scheduler of another node. The first message on every link between two nodes.
 
-    ``daemon`` is the incarnation of the sender's daemon. ``peer`` is that of the receiver's, if one of the two was restarted: then the
-    sender repeats what it has of the receiver's between this and ``Ready``, and what it sent before is void. ``peer`` is empty between
-    two nodes that are new to each other, which have nothing to repeat. If it is ``ANY_DAEMON``, the sender was restarted and does not know
-    the receiver yet, which registers again.
+    ``daemon`` is the incarnation of the sender's daemon. ``peer`` depends on what went before:
+
+    - Empty: the two nodes are new to each other, and have nothing to repeat.
+    - The incarnation of the receiver's daemon: one of the two was restarted. What the sender sent before is void. Between this message and
+      ``Ready`` it repeats what it has of the receiver's.
+    - ``ANY_DAEMON``: the sender was restarted and does not know the receiver yet. The receiver registers again.
     """
 
     protocol: int
@@ -38,19 +40,19 @@ class RegisterNode(NamedTuple):
 
 
 class RunningDelegated(NamedTuple):
-    """executor -> home, while it registers. Attempts ``(task_id, attempt)`` that the executor has, or whose end is not acknowledged, and
-    those that have made actors which live there.
+    """executor -> home, while it registers. Rows ``(task_id, attempt)`` of the attempts that the executor still has.
 
-    What is not listed is lost with a daemon: the home gives it a new attempt. What the home does not want any more is stopped.
+    Those are attempts that run, attempts whose ends are not acknowledged, and attempts that made actors which live there. An attempt
+    that is not listed was lost with a daemon: the home gives its task a new one. The home stops attempts that it no longer needs.
     """
 
     rows: Rows
 
 
 class ClaimValues(NamedTuple):
-    """home -> node that retains values for it, while the home registers. Rows ``(object_id, refs contained)``.
+    """home -> node that retains values for it, while the home registers. The home needs these values: ``(object_id, refs contained)``.
 
-    ``homes`` is as in ``Delegate``. ``CopyLost`` is the answer for a value that is not there.
+    ``homes`` is as in ``Delegate``. The node answers ``CopyLost`` for each value that it does not have.
     """
 
     rows: Rows
@@ -58,8 +60,10 @@ class ClaimValues(NamedTuple):
 
 
 class RetainedValues(NamedTuple):
-    """node -> home of values that it retains for that, while it registers. Rows ``(object_id, size, refs contained)``; ``homes`` as in
-    ``Delegate``. The home releases those that it does not need (``Release``)."""
+    """node -> home of objects, while the node registers. Values that it retains for the home: ``(object_id, size, refs contained)``.
+
+    ``homes`` is as in ``Delegate``. The home sends ``Release`` for those that it does not need.
+    """
 
     rows: Rows
     homes: Rows
@@ -68,10 +72,10 @@ class RetainedValues(NamedTuple):
 class Delegate(NamedTuple):
     """home -> executor. Task rows of one job to run, in order.
 
-    ``job`` is ``(job id, namespace, home of the job)``. ``functions`` are those of the rows that this node has not received yet, as in
-    ``Export``. ``attempts`` lists the rows that are not attempt ``attempt``: ``(index in rows, attempt)``. ``values`` are those of the
-    rows' dependencies: ``(object_id, inline bytes or an offer, refs contained)``, where an offer is as in ``FetchedValues``. ``homes`` are
-    rows ``(object_id, node)`` of all objects named here whose home is not the sender.
+    ``job`` is ``(job id, namespace, home of the job)``. ``functions`` are functions of the rows that this node has not received yet, as in
+    ``Export``. Each row is attempt number ``attempt``, unless ``attempts`` says otherwise: ``(index in rows, attempt)``. ``values`` has
+    the rows' dependencies: ``(object_id, inline bytes or an offer, refs contained)``, with offers as in ``FetchedValues``. ``homes`` has a
+    row ``(object_id, node)`` for each object named here whose home is not the sender.
     """
 
     job: Row
@@ -84,17 +88,18 @@ class Delegate(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """home -> executor. Return those of these tasks that have not begun: the home has room. ``Reclaimed`` is the answer."""
+    """home -> executor. The home has room: return the tasks among these that have not begun. ``Reclaimed`` is the answer."""
 
     task_ids: Ids
 
 
 class Reclaimed(NamedTuple):
-    """executor -> home. Tasks that were not begun here and will not be: the home has them again, as the same attempts.
+    """executor -> home. Tasks that the executor has not begun and returns: the home has them again, as the same attempts.
 
-    It answers ``Reclaim``, empty if all have begun. With a ``reason`` nobody asked. "blocked": as many workers of the executor are
-    blocked as may be, so that the tasks are to run at home, on top of what waits for them. "full": actors, or bundles of placement
-    groups, leave no room for them there.
+    Without a ``reason`` it answers ``Reclaim``, and is empty if all have begun. Otherwise the executor returns them by itself:
+
+    - "blocked": the executor may not start more workers beside its blocked ones. At home, the tasks can run on top of what waits for them.
+    - "full": actors, or bundles of placement groups, leave no room for the tasks on the executor.
     """
 
     task_ids: Ids
@@ -104,7 +109,7 @@ class Reclaimed(NamedTuple):
 class StopDelegated(NamedTuple):
     """home -> executor. Stop an attempt. ``reason`` is "cancelled", "timeout" or "force"; ``recursive`` stops what it submitted as well.
 
-    An actor that the attempt has made ends at once, with its process.
+    If the attempt has made an actor, the actor's process ends at once.
     """
 
     task_id: bytes
@@ -114,9 +119,10 @@ class StopDelegated(NamedTuple):
 
 
 class StopChildren(NamedTuple):
-    """home -> every other node. Tasks and calls were cancelled with their children: stop those that they submitted there.
+    """home -> every other node. Tasks and calls were cancelled with their children: stop the children that were submitted there.
 
-    ``prefixes`` are those of the children's ids, ``parents`` the ids of the tasks and calls. ``reason`` is "cancelled" or "force".
+    ``parents`` are the ids of the cancelled tasks and calls, ``prefixes`` the prefixes of their children's ids. ``reason`` is "cancelled"
+    or "force".
     """
 
     prefixes: Ids
@@ -125,11 +131,11 @@ class StopChildren(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """executor -> home. Attempts that ended. ``completed`` has the fields of ``Completed``, with two differences: a status may be ``LOST``
-    or ``STAYS``, and of a large value only its size is there: the executor retains it until the home sends ``Release``.
+    """executor -> home. Attempts that ended.
 
-    ``number`` counts these messages. The executor retains them, and pins the objects that they name, until ``EndsReceived``. ``homes`` is
-    as in ``Delegate``.
+    ``completed`` has the fields of ``Completed``, but a status may also be ``LOST`` or ``STAYS``, and a large value is represented by its
+    size. The executor retains that value until the home sends ``Release``. ``number`` counts these messages. The executor retains them,
+    and pins the objects that they name, until ``EndsReceived``. ``homes`` is as in ``Delegate``.
     """
 
     number: int
@@ -138,7 +144,7 @@ class Ended(NamedTuple):
 
 
 class RelayedYields(NamedTuple):
-    """executor -> home. Values of streams, in order: rows as in ``Yielded``, but of a large value only its size is there, as in ``Ended``.
+    """executor -> home. Values of streams, in order: rows as in ``Yielded``. A large value is represented by its size, as in ``Ended``.
 
     These messages share their numbers with ``Ended``, and are retained and acknowledged as those are.
     """
@@ -151,9 +157,9 @@ class RelayedYields(NamedTuple):
 class EndsReceived(NamedTuple):
     """home -> executor. The home has processed all ``Ended`` up to this number, and is a registered holder of the objects they name.
 
-    Nobody waits for it: it is sent a while after the first of these, for all of them. ``callers`` are processes that may not have received
-    all outcomes of their calls: rows ``(caller, number)``. The executor retains those that it sent to them above that number until one of
-    these messages no longer names them.
+    Nobody waits for it, so one message acknowledges what arrived in a while. ``callers`` are rows ``(caller, number)`` of processes that
+    may not have received all outcomes of their calls. The executor retains the outcomes for a caller above that number until one of
+    these messages no longer names the caller.
     """
 
     number: int
@@ -161,9 +167,9 @@ class EndsReceived(NamedTuple):
 
 
 class Borrow(NamedTuple):
-    """any node -> home of objects. This node has refs to these objects. ``Borrowed`` with the same number is the answer.
+    """any node -> home of objects. The sender has refs to these objects. ``Borrowed`` with the same number is the answer.
 
-    A restarted daemon does not know the homes of what its processes refer to, and asks every node: ``certain`` is false.
+    A restarted daemon does not know the homes of the objects that its processes refer to. It asks every node, with ``certain`` false.
     """
 
     number: int
@@ -172,9 +178,9 @@ class Borrow(NamedTuple):
 
 
 class Borrowed(NamedTuple):
-    """home of objects -> borrower. The node is registered as a holder; it releases the objects by ``Release``.
+    """home of objects -> borrower. The borrower is registered as a holder until it sends ``Release``.
 
-    ``unknown`` are the objects whose home is not, or is no longer, the sender.
+    ``unknown`` are the objects whose home is not the sender, or no longer.
     """
 
     number: int
@@ -188,10 +194,10 @@ class FetchValues(NamedTuple):
 
 
 class FetchedValues(NamedTuple):
-    """home of objects -> any node. Requested values: rows ``(object_id, status, value, refs contained)``; ``homes`` as in ``Delegate``.
+    """home of objects -> any node. Requested values: rows ``(object_id, status, value, refs contained)``. ``homes`` is as in ``Delegate``.
 
-    A value is bytes; or, if it is large, an offer: ``(size, node, …)``, the nodes to copy it from, the first one to be asked first; or
-    ``()`` if the object is unknown here.
+    A small value is bytes. For a large one there is an offer, ``(size, node, …)``: the nodes to copy it from, in the order in which to ask
+    them. ``()`` says that the object is unknown here.
     """
 
     rows: Rows
@@ -199,36 +205,36 @@ class FetchedValues(NamedTuple):
 
 
 class CopyLost(NamedTuple):
-    """any node -> home of an object. The value is lost that this node retained for the home."""
+    """any node -> home of an object. The sender has lost the value that it retained for the home."""
 
     object_id: bytes
     reason: str
 
 
 class RetainCopies(NamedTuple):
-    """home of objects -> a node that may have copies. Retain them for this home, which has lost its own, until ``Release``.
+    """home of objects -> a node that may have copies. The home has lost its own: retain these for it until ``Release``.
 
-    ``CopyLost`` is the answer for each that is not there.
+    The node answers ``CopyLost`` for each that it does not have.
     """
 
     object_ids: Ids
 
 
 class NodeDraining(NamedTuple):
-    """node -> all others. It is drained: nothing new is to be placed there."""
+    """node -> all others. The sender is being drained: nothing new is to be placed there."""
 
 
 class CopyValues(NamedTuple):
-    """node that is drained -> home or holder of objects. Copy these values, which the sender has; ``ValuesCopied`` answers.
+    """node that is drained -> home or holder of objects. Copy these values, which the sender has. ``ValuesCopied`` is the answer.
 
-    If there are none, it is sent last of all, and the answer says that all messages before it have arrived.
+    The last of these messages is empty. Its answer confirms that all messages before it have arrived.
     """
 
     object_ids: Ids
 
 
 class ValuesCopied(NamedTuple):
-    """home or holder of objects -> node that is drained. These values are copied, or nobody needs them."""
+    """home or holder of objects -> node that is drained. Each of these values has been copied, or is not needed."""
 
     object_ids: Ids
 
@@ -246,7 +252,10 @@ class JobGone(NamedTuple):
 
 
 class JobLives(NamedTuple):
-    """another node -> home of a job. Whether living actors that outlive the driver are at home at the sender: the job goes on for them."""
+    """another node -> home of a job. Whether the job goes on for actors at home at the sender.
+
+    Those are living actors that outlive the driver.
+    """
 
     job: bytes
     lives: bool

@@ -1,6 +1,7 @@
-"""What the home of a job needs to take over the tasks of a node that dies: their rows before, what the others have of them after.
+"""The home of a job takes over the tasks that were at home on a node that dies.
 
-The home of a job is the node of its driver. It takes over the tasks of the job that were at home on a dead node.
+The home of a job is the node of its driver. Before the death it receives rows of tasks from their home. After it, it receives from all
+others what they have of those tasks and their values.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from zfabric.protocol.messages.rows import Ids, Rows
 
 
 class Entrust(NamedTuple):
-    """home of tasks -> home of their job. Task rows that it needs if the sender dies, with all rows that these name. ``Entrusted`` with the
-    same number is the answer.
+    """home of tasks -> home of their job. Task rows that the receiver needs if the sender dies, with all rows that these name.
 
-    They are rows whose values other nodes refer to, and those of ``unfinished``, which the receiver has by then: tasks without an outcome
-    whose parents have ended, so that nobody would submit them again. ``functions`` are those of the rows that the receiver does not have,
-    as in ``Export``. ``homes`` is as in ``Delegate``.
+    ``Entrusted`` with the same number is the answer. The rows are those of tasks whose values other nodes refer to, and of the tasks
+    ``unfinished``. These have no outcome, and their parents have ended, so that nobody would submit them again. Rows of ``unfinished`` may
+    have been sent before. ``functions`` are functions of the rows that the receiver does not have, as in ``Export``. ``homes`` is as in
+    ``Delegate``.
     """
 
     number: int
@@ -28,9 +29,9 @@ class Entrust(NamedTuple):
 
 
 class Entrusted(NamedTuple):
-    """home of a job -> home of tasks. The rows of the message with this number are here.
+    """home of a job -> home of tasks. The sender has the rows of the ``Entrust`` with this number.
 
-    ``task_ids`` are the rows that the receiver's former daemon had entrusted, while the sender registers.
+    While the sender registers, ``task_ids`` are the tasks whose rows it has from the receiver's former daemon.
     """
 
     number: int
@@ -38,7 +39,7 @@ class Entrusted(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """home of tasks -> home of their job. These tasks, which were sent as unfinished, have outcomes."""
+    """home of tasks -> home of their job. These tasks were sent as unfinished, and have outcomes now."""
 
     task_ids: Ids
 
@@ -52,11 +53,15 @@ class Withdraw(NamedTuple):
 class Remains(NamedTuple):
     """any node -> home of a job, after the death of ``node``. What the sender has of objects and tasks that were at home there.
 
-    ``objects`` are rows ``(object_id, held, named, status, value, refs inside)``: whether the sender is a holder; whether rows that it
-    retains name the object (``RetainRows``); status -1 if the value is not there; OK with the size of a value that the sender retains for
-    the receiver, which is its home from now on; or the outcome that is not a value. ``attempts`` are rows ``(task_id, attempt)`` of tasks
-    that the dead node had delegated to the sender. ``homes`` is as in ``Delegate``. The last of these messages is ``complete``: the sender
-    has nothing more of the dead node.
+    ``objects`` are rows ``(object_id, held, named, status, value, refs inside)``:
+
+    - ``held``: the sender is a holder of the object.
+    - ``named``: rows that the sender retains name the object (``RetainRows``).
+    - ``status`` is -1 if the sender does not have the value. It is OK if the sender retains the value for the receiver, its home from now
+      on; then ``value`` is the size. Otherwise the two are an outcome that is not a value.
+
+    ``attempts`` are rows ``(task_id, attempt)`` of tasks that the dead node had delegated to the sender. ``homes`` is as in ``Delegate``.
+    The last of these messages is ``complete``: the sender has nothing more of the dead node.
     """
 
     node: bytes
@@ -67,16 +72,16 @@ class Remains(NamedTuple):
 
 
 class TookOver(NamedTuple):
-    """any node -> any node. The sender has taken over from a dead node, and has registered at all homes what it needs for that.
+    """any node -> any node. The sender has taken over from the dead ``node``, and is a holder of all objects that it needs for that.
 
-    Once all have, what the dead node held is released everywhere.
+    Once all nodes have sent it, all homes release what the dead node held.
     """
 
     node: bytes
 
 
 class RetainRows(NamedTuple):
-    """any node -> home of objects. Rows that the sender retains name these objects: their tasks are to be retained, not their values."""
+    """any node -> home of objects. Rows that the sender retains name these objects: retain the rows of their tasks, not their values."""
 
     object_ids: Ids
 

@@ -1,7 +1,7 @@
-"""Placement groups: resources of several nodes that are reserved together. Between the local schedulers of the nodes.
+"""Placement groups, between the local schedulers of several nodes: resources that are reserved together.
 
-The *home* of a group is the node of the driver whose job made it. A node sends these messages to itself, too: a bundle of the home's own
-node is reserved as any other.
+The *home* of a group is the node of the driver whose job made it. The home sends these messages to itself, too: a bundle on its own node
+is reserved as any other.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from zfabric.protocol.messages.rows import Rows
 
 
 class AskRoom(NamedTuple):
-    """home -> node. What could be reserved there? ``NodeRoom`` is the answer; a ``RoomGrew`` follows when there is more than that."""
+    """home -> node. Ask what could be reserved there. ``NodeRoom`` is the answer; ``RoomGrew`` follows when there is more room."""
 
     survey: int
 
 
 class NodeRoom(NamedTuple):
-    """node -> home. What is free of its resources now (``free``), and what would be if no task ran (``capacity``).
+    """node -> home. Its resources that are free now (``free``), and those that would be free if no task ran (``capacity``).
 
-    Both are (name, amount in 1/10,000) pairs. Other bundles, and what actors hold, are in neither.
+    Both are (name, amount in 1/10,000) pairs. Neither includes what actors or other bundles hold.
     """
 
     survey: int
@@ -33,9 +33,9 @@ class RoomGrew(NamedTuple):
 
 
 class PrepareBundles(NamedTuple):
-    """home -> node. Reserve bundles: rows (index, demand). ``BundlesPrepared`` answers once no task uses those resources any more.
+    """home -> node. Reserve bundles: rows ``(index, demand)``. ``BundlesPrepared`` is the answer, once no task uses those resources.
 
-    ``reservation`` numbers the attempts to reserve the group. The bundles of a ``detached`` group outlive its job.
+    ``reservation`` is the number of this attempt to reserve the group. The bundles of a ``detached`` group outlive its job.
     """
 
     group: bytes
@@ -45,7 +45,7 @@ class PrepareBundles(NamedTuple):
 
 
 class BundlesPrepared(NamedTuple):
-    """node -> home. Bundles are reserved, durably; or the node has not as much (``ok`` is false)."""
+    """node -> home. The bundles are reserved, durably, or (``ok`` is false) the node does not have enough resources."""
 
     group: bytes
     reservation: int
@@ -53,7 +53,7 @@ class BundlesPrepared(NamedTuple):
 
 
 class CommitBundles(NamedTuple):
-    """home -> node. All bundles of a group are reserved, or those that were lost are again: tasks may run in them."""
+    """home -> node. All bundles of a group are reserved, for the first time or after a loss: tasks may run in them."""
 
     group: bytes
 
@@ -70,24 +70,25 @@ class FreeBundles(NamedTuple):
 
 
 class HoldBundles(NamedTuple):
-    """home -> node, when the daemon of one of them is new. The bundles that the node has for this home.
+    """home -> node, when the daemon of one of them is new. The bundles that the node is to have for this home.
 
-    Rows (group, index, whether it is committed). The node frees all others of this home.
+    Rows ``(group, index, whether it is committed)``. The node frees all other bundles of this home.
     """
 
     rows: Rows
 
 
 class WatchGroup(NamedTuple):
-    """node -> home. A task of this node is to run in a group. ``GroupState`` answers, now and after every change."""
+    """node -> home. A task of this node is to run in the group. ``GroupState`` is the answer, at once and after every change."""
 
     group: bytes
 
 
 class GroupState(NamedTuple):
-    """home -> node. A group that tasks of the node name: ``state`` is one of ``GROUP_STATES``.
+    """home -> node. The state of a group in which tasks of the node are to run: one of ``GROUP_STATES``.
 
-    Rows (demand, node), one for each bundle; the node is empty while the bundle is not reserved. ``reason`` says why a group was removed.
+    ``rows`` has ``(demand, node)`` for each bundle; the node is empty while the bundle is not reserved. ``reason`` says why a group was
+    removed.
     """
 
     group: bytes
@@ -97,4 +98,4 @@ class GroupState(NamedTuple):
 
 
 PENDING_GROUP, CREATED, RESCHEDULING, REMOVED = GROUP_STATES = "PENDING", "CREATED", "RESCHEDULING", "REMOVED"
-"""States of a placement group, by Ray's names. It is RESCHEDULING while bundles are lost that were reserved once."""
+"""States of a placement group, by Ray's names. A group is RESCHEDULING while bundles that it lost are reserved again."""

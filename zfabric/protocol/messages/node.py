@@ -16,11 +16,11 @@ class WorkerSpawned(NamedTuple):
 
 
 class ProcessDied(NamedTuple):
-    """shell -> local scheduler. The process is proved dead. ``signal`` is 0 for an exit; ``peak`` is memory in bytes; ``stderr`` its last
-    lines.
+    """shell -> local scheduler. The process is dead.
 
-    ``executing`` is the task that was on top of the worker's stack, read from its slot after its death (empty: none). ``ended`` comes
-    from the slot, too: rows ``(actor_id, count)``, how many calls had ended of an actor whose calls are not logged (``CallCounts``).
+    ``signal`` is 0 for an exit, ``peak`` its memory in bytes, ``stderr`` the last lines it wrote. ``executing`` and ``ended`` are read from
+    its slot after its death. ``executing`` is the task on top of the worker's stack, or empty. ``ended`` has a row ``(actor_id, count)``
+    for each actor whose calls are not logged: how many of its calls had ended (``CallCounts``).
     """
 
     pid: int
@@ -35,7 +35,7 @@ class ProcessDied(NamedTuple):
 class ProcessTable(NamedTuple):
     """shell -> local scheduler, once after a daemon's restart. The supervisor's living workers: rows ``(token, pid)``.
 
-    ``ended`` is as in ``ProcessDied``, for all dead workers; the daemon before this one may have received some of it.
+    ``ended`` is as in ``ProcessDied``, for all dead workers: the daemon before this one may have received some of these rows.
     """
 
     workers: Rows
@@ -43,7 +43,7 @@ class ProcessTable(NamedTuple):
 
 
 class ValueRead(NamedTuple):
-    """shell -> local scheduler. A value that ``ReadValue`` asked for; ``error`` says why it could not be read."""
+    """shell -> local scheduler. The value that ``ReadValue`` requested. ``error`` says why it could not be read."""
 
     object_id: bytes
     value: bytes

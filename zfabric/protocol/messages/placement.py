@@ -7,15 +7,16 @@ from typing import NamedTuple
 from zfabric.protocol.messages.rows import Rows
 
 FOR_LIFE = 1e9
-"""How long the tasks of ``Place`` run, in seconds, that make actors: these hold what they ask for until they end."""
+"""Seconds that a task of ``Place`` runs if it makes an actor: the actor holds its resources until it ends."""
 
 
 class Heartbeat(NamedTuple):
     """local scheduler -> global scheduler. The node's resources: ``total`` and ``available`` are (resource, amount) pairs in 1/10,000.
 
-    ``queued`` is how many of its tasks wait, ``mean_seconds`` how long one of them takes on average (0.0: no task has ended there yet).
-    ``lasting`` is what bundles of placement groups hold, and actors hold or wait for, in the same form. It is sent after a change, some
-    time after the one before, and before each ``Place``. A lost one is replaced by the next.
+    ``queued`` is the number of tasks that wait, ``mean_seconds`` the time that a task takes on average (0.0: none has ended yet).
+    ``lasting``, in the form of ``total``, is what is held for long: by bundles of placement groups, and by actors that live or wait. The
+    message is sent before each ``Place``, and after a change once some time has passed since the last one. The next one replaces a lost
+    one.
     """
 
     node: bytes
@@ -27,18 +28,21 @@ class Heartbeat(NamedTuple):
 
 
 class Place(NamedTuple):
-    """local scheduler -> global scheduler. Ask which nodes could run tasks of these demands. Rows ``(token, demand pairs, tasks, seconds,
-    inputs)``: how many tasks of each demand, how long one runs on average (0.0: unknown), and rows ``(node, bytes)``: how much of what one
-    reads lies on each node. Without an answer the question is asked again. Actors (``FOR_LIFE`` seconds) are placed where there is room.
+    """local scheduler -> global scheduler. Ask which nodes could run tasks: rows ``(token, demand pairs, tasks, seconds, inputs)``.
+
+    ``tasks`` is the number of tasks with this demand, ``seconds`` how long one runs on average (0.0: unknown). ``inputs`` are rows ``(node,
+    bytes)``: how much of a task's inputs is on each node. Tasks that make actors run for ``FOR_LIFE``, and are placed where there is room.
+    If ``Placed`` does not arrive, the message is repeated.
     """
 
     rows: Rows
 
 
 class Placed(NamedTuple):
-    """global scheduler -> local scheduler. Rows ``(token, places)``. The places are rows ``(node, tasks)``: how many of the tasks are to
-    run on each node, the asking one perhaps included. There are none where no node will ever have what the demand asks for. While there is
-    no room for actors, a node that could have them takes none.
+    """global scheduler -> local scheduler. Where the tasks of ``Place`` are to run: rows ``(token, places)``.
+
+    ``places`` are rows ``(node, tasks)``, which may include the asking node. They are empty if no node will ever meet the demand. If nodes
+    could meet it, but actors or bundles leave no room there, they are named with 0 tasks: the sender of ``Place`` asks again.
     """
 
     rows: Rows

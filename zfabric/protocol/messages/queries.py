@@ -1,4 +1,4 @@
-"""Queries: questions of people and tools, notices and output."""
+"""Queries of users and tools, notices, and output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TASK_STATES = ("running", "blocked", "assigned", "ready", "infeasible", "waiting
 
 
 class Query(NamedTuple):
-    """client, tool -> local scheduler. A question about tasks, objects, actors, workers or jobs; ``Answer`` answers it.
+    """client, tool -> local scheduler. A query about tasks, objects, actors, workers or jobs. ``Answer`` is the answer.
 
     ``what`` is one of ``Reports.queries`` in ``machines/local_scheduler/reports/report.py``.
     """
@@ -24,7 +24,10 @@ class Query(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """local scheduler -> asker. ``payload`` is plain data (tuples, dicts, strings, numbers); ``error`` is empty if there is an answer."""
+    """local scheduler -> asker. The answer to a query, or why there is none (``error``).
+
+    ``payload`` is plain data: tuples, dicts, strings and numbers.
+    """
 
     token: int
     payload: Any
@@ -32,7 +35,7 @@ class Answer(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """local scheduler -> driver. A line for the person at the program. ``level`` is "info", "warning" or "error"."""
+    """local scheduler -> driver. A line to show to the user. ``level`` is "info", "warning" or "error"."""
 
     level: str
     text: str
@@ -41,9 +44,9 @@ class Notice(NamedTuple):
 class Inspect(NamedTuple):
     """local scheduler -> the control thread of a worker, or a driver. Report what ``about`` says; ``Inspected`` answers.
 
-    "stacks" are those of all threads; with ``seconds`` over 0, those seen in that time, counted. "calls" are rows ``(actor id, calls that
-    have no outcome here)``. ``asker`` (an address) and ``token`` are those of the question, and come back. A process that does not run
-    Python code does not answer.
+    ``about`` is "stacks" or "calls". "stacks" are the stacks of all threads: now, or, with ``seconds`` over 0, counted over that time.
+    "calls" are rows ``(actor id, calls that have no outcome here)``. ``asker`` (an address) and ``token`` identify the query, and come
+    back. A process that does not run Python code does not answer.
     """
 
     asker: bytes
@@ -53,8 +56,10 @@ class Inspect(NamedTuple):
 
 
 class Inspected(NamedTuple):
-    """worker, driver -> local scheduler, which passes ``rows`` on to the asker as ``Answer``. Rows of stacks are as in
-    ``runtime/stacks``, or in ``runtime/sampling``."""
+    """worker, driver -> local scheduler. The report, which the scheduler passes on to the asker as an ``Answer``.
+
+    Rows of stacks are as in ``runtime/stacks``, those of counted stacks as in ``runtime/sampling``.
+    """
 
     asker: bytes
     token: int
@@ -64,15 +69,15 @@ class Inspected(NamedTuple):
 class CollectGarbage(NamedTuple):
     """local scheduler -> the control thread of a worker, or a driver. Run Python's garbage collector once.
 
-    Sent while a demand waits for resources that actors hold: the last handles of these may be in reference cycles. If it is lost, another
-    one follows.
+    It is sent while a demand waits for resources that actors hold: the last handles of those actors may be in reference cycles. If it is
+    lost, another one follows.
     """
 
 
 class MeasureCalls(NamedTuple):
     """local scheduler -> the control thread of a worker with actors. Report how long calls wait (``CallTimes``), for ``seconds`` from now.
 
-    Sent while somebody looks at these times, again and again. If it is lost, they are missing until the next one.
+    It is repeated while somebody looks at these times. If one is lost, the times are missing until the next one.
     """
 
     seconds: float
@@ -81,17 +86,16 @@ class MeasureCalls(NamedTuple):
 class LogLines(NamedTuple):
     """shell -> local scheduler -> driver. Output of workers: rows ``(pid, name, stream, text)``, stream "out" or "err".
 
-    ``name`` is that of the task or actor that wrote the line; empty where it is not known.
+    ``name`` is the name of the task or actor that wrote the line, empty if unknown.
     """
 
     rows: Rows
 
 
 class OutputWritten(NamedTuple):
-    """worker -> local scheduler, and worker -> client that gets an outcome directly. The task that ends has written to its standard
-    output or error.
+    """worker -> local scheduler, client. The task or call that ends has written to its standard output or error.
 
-    It precedes the outcome. The daemon's shell then reads the worker's files at once, so that ``LogLines`` precedes the outcome, too. A
-    driver requests the same before ``get`` returns. Another worker passes it on with its own outcome. If it is lost, lines are shown a
-    little later.
+    It precedes the outcome, to whomever that is sent. The daemon's shell then reads the worker's files at once, so that ``LogLines``
+    precedes the outcome, too. A driver that receives it requests the same before ``get`` returns; a worker passes it on with its own
+    outcome. If it is lost, lines are shown a little later.
     """

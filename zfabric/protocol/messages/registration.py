@@ -10,13 +10,13 @@ PROTOCOL_VERSION = 1
 
 
 class Register(NamedTuple):
-    """client -> local scheduler. The first message on every link. ``kind`` is "driver", "worker", "tool" or
-    "agent" (the transfer agent).
+    """client -> local scheduler. The first message on every link.
 
-    ``job`` is empty for a driver that wants a new job. ``name`` is the token a worker was spawned with, or the name a driver
-    gives itself. ``control`` is the incarnation of the process's control socket (empty: it has none). ``started`` is the process's
-    start time in clock ticks, which guards its pid against reuse. Between this and ``Ready`` the process sends what it
-    holds: ``Export``, ``OfferResults``, ``Hold``, ``RunningTasks``, ``Completed``, ``Submit``.
+    ``kind`` is "driver", "worker", "tool" or "agent" (the transfer agent). ``job`` is empty for a driver that wants a new job. ``name`` is
+    the token with which a worker was started, or the name that a driver gives itself. ``control`` is the incarnation of the process's
+    control socket, empty if it has none. ``started`` is the process's start time in clock ticks, which guards its pid against reuse.
+    Between this and ``Ready`` the process sends what it holds: ``Export``, ``OfferResults``, ``Hold``, ``RunningTasks``, ``Completed``,
+    ``Submit``.
     """
 
     protocol: int
@@ -31,11 +31,11 @@ class Register(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """client -> local scheduler. Registration is complete: the process has sent all that it holds, and tasks may be dispatched to it."""
+    """client -> local scheduler. Registration is complete: the process has sent all that it holds, and may be given tasks."""
 
 
 class Welcome(NamedTuple):
-    """local scheduler -> client. The process is registered. ``settings`` are the (name, value) pairs a client needs (see ``config``).
+    """local scheduler -> client. The process is registered. ``settings`` are the (name, value) pairs of ``config`` that a client needs.
 
     ``arena`` is the path under which the node's arena can be opened (empty: there is none), ``arena_size`` its size in bytes.
     """
@@ -62,8 +62,9 @@ class RegisterAgain(NamedTuple):
 
 
 class Goodbye(NamedTuple):
-    """driver, tool -> local scheduler. The process is done, and its job ends. ``Farewell`` is the answer, once the job's log lines are
-    sent.
+    """driver, tool -> local scheduler. The process is done, and its job ends.
+
+    ``Farewell`` is the answer, once the job's log lines are sent.
     """
 
 

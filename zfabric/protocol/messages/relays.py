@@ -1,13 +1,14 @@
 """Calls of actors on other nodes: the caller's node and the actor's node relay them, and their outcomes.
 
 To its callers, the local scheduler of their node stands for the actor: it receives their ``Call``. To the actor, the local scheduler of the
-actor's node stands for the callers. ``FindActors``, ``ActorLocations``, ``KillActor`` and ``CallerGone`` pass between nodes, too: the actor
-is then "in" the node to which calls are to be sent.
+actor's node stands for the callers. ``FindActors``, ``ActorLocations``, ``KillActor`` and ``CallerGone`` pass between nodes, too. Between
+nodes, the location of an actor is the node to which calls are to be sent.
 
-An actor may live on another node than its home: it is made there by a delegated task (``Delegate``, ``Ended``). The home ends it with
-``RetireActor`` or, at once, with ``StopDelegated``; ``ActorExiting`` and ``LifeEnded`` are what the home receives. The home has its log,
-too: ``RelayedBlock``, ``RelayedCheckpoint`` and ``LogRecorded`` add to it, ``ReadLog`` and ``LogPage`` read it. ``CallCounts`` and
-``ReplayProgress`` are passed on to it. Each node receives the latter with its processes for which the actor retains outcomes, too.
+An actor may live on another node than its home. A delegated task makes it there (``Delegate``, ``Ended``). The home ends it with
+``RetireActor`` or, at once, with ``StopDelegated``. ``ActorExiting`` and ``LifeEnded`` notify the home that it ends. The log of the actor
+is at its home: ``RelayedBlock``, ``RelayedCheckpoint`` and ``LogRecorded`` add to it, ``ReadLog`` and ``LogPage`` read it. The home
+receives ``CallCounts`` and ``ReplayProgress``, too. Each other node receives ``ReplayProgress`` with its own processes among the callers
+for which the actor retains outcomes.
 """
 
 from __future__ import annotations
@@ -51,10 +52,9 @@ class StopRelayed(NamedTuple):
 class LifeEnded(NamedTuple):
     """local scheduler of the node where an actor lived -> home of the actor. Its process is dead: the home decides whether it lives again.
 
-    ``executing`` is the call that was running, empty if none or not known, and the actor's id as in ``ActorLocations``. ``facts`` are pid,
-    signal, exit code and peak memory of the process. ``ending`` says why it is not to be made again, if that is so. ``calls`` is how many
-    calls had ended of an actor with checkpoints but no log, -1 if that is not known. If this is lost with a daemon, the actor is not in the
-    next ``RunningDelegated``.
+    ``executing`` is as in ``ActorLocations``. ``facts`` are pid, signal, exit code and peak memory of the process. ``ending`` is empty, or
+    says why the actor is not to be made again. ``calls`` is the number of calls that had ended of an actor with checkpoints but no log, -1
+    if unknown. If this is lost with a daemon, the actor is missing in the next ``RunningDelegated``.
     """
 
     actor_id: bytes
@@ -70,8 +70,8 @@ class LifeEnded(NamedTuple):
 class RelayedBlock(NamedTuple):
     """node where an actor lives -> home of the actor. ``LogAppended`` of the actor's process; ``homes`` are as in ``Delegate``.
 
-    ``LogRecorded`` is the answer, once it is committed. The sender pins what it names until then, and repeats it to a restarted home. From
-    any node and for any life but the present one it is refused, and that life is ended (``StopDelegated``).
+    ``LogRecorded`` is the answer, once it is committed. Until then the sender pins the objects that it names, and repeats it to a restarted
+    home. The home refuses a block of any node or life but the present ones, and ends that life (``StopDelegated``).
     """
 
     actor_id: bytes
@@ -99,7 +99,7 @@ class RelayedCheckpoint(NamedTuple):
 
 
 class LogRecorded(NamedTuple):
-    """home of an actor -> node where it lives. Messages about the log of this life are committed up to this number, as ``LogCommitted``."""
+    """home of an actor -> node where it lives. As ``LogCommitted``: messages about the log of this life are committed up to ``upto``."""
 
     actor_id: bytes
     attempt: int
@@ -109,7 +109,7 @@ class LogRecorded(NamedTuple):
 class ReadLog(NamedTuple):
     """node where an actor is being made -> home of the actor. Requests rows of ``table`` ("log" or "checkpoint") after the key ``after``.
 
-    ``LogPage`` is the answer, but for a life that is not the present one.
+    ``LogPage`` is the answer. If this life is no longer the present one, there is none.
     """
 
     actor_id: bytes
@@ -121,7 +121,7 @@ class ReadLog(NamedTuple):
 class LogPage(NamedTuple):
     """home of an actor -> node where it is being made. Rows ``(key, value)`` of its log; ``more`` says whether others follow.
 
-    ``refs`` are what the rows name, with ``homes`` as in ``Delegate``: the home retains it as long as it has the rows.
+    ``refs`` are the objects that the rows name: the home retains them as long as it has the rows. ``homes`` is as in ``Delegate``.
     """
 
     actor_id: bytes
@@ -135,35 +135,35 @@ class LogPage(NamedTuple):
 
 
 class RepeatCalls(NamedTuple):
-    """local scheduler -> client. Calls of this actor on another node that have no outcome may be lost, since a daemon was restarted.
+    """local scheduler -> client. A daemon was restarted: repeat your calls of this actor on another node that have no outcome.
 
-    The client sends them again, in order. The actor does not run those again that it has. ``CallsRepeated`` follows them.
+    They may be lost. The client repeats them in order, and ``CallsRepeated`` follows them. The actor ignores calls that it has already.
     """
 
     actor_id: bytes
 
 
 class CallsRepeated(NamedTuple):
-    """client -> local scheduler. Behind what the client repeats after ``RepeatCalls``, or after a location of an actor on another node.
+    """client -> local scheduler. The client has repeated all calls, after ``RepeatCalls`` or a new location of an actor on another node.
 
-    Until then the scheduler acknowledges no outcomes to the actor's node: the actor has each repeated call, or its outcome.
+    Until then the scheduler acknowledges no outcomes to the actor's node. So the actor has either each repeated call or its outcome.
     """
 
     actor_id: bytes
 
 
 class RequestReceipt(NamedTuple):
-    """local scheduler -> client. Answer with ``Receipt``: so the client has received all outcomes of calls that were sent before.
+    """local scheduler -> client. Answer with ``Receipt``, which confirms that all outcomes sent before have arrived.
 
-    It is sent a while after outcomes of calls of an actor on another node, which the actor retains until then. Either message is lost
-    with the daemon: then the actor's node repeats the outcomes, and the next daemon requests another receipt.
+    It is sent a while after outcomes of calls of an actor on another node, which the actor retains until then. If either message is lost
+    with the daemon, the actor's node repeats the outcomes, and the next daemon requests another receipt.
     """
 
     token: int
 
 
 class Receipt(NamedTuple):
-    """client -> local scheduler. The client has received this ``RequestReceipt``, and all that was sent before it."""
+    """client -> local scheduler. The client has received this ``RequestReceipt`` and all messages before it."""
 
     token: int
 
@@ -177,7 +177,7 @@ class ClaimName(NamedTuple):
 
 
 class NameClaimed(NamedTuple):
-    """head -> home of an actor. ``holder`` is the actor that has the name which this one has claimed."""
+    """head -> home of an actor. The answer to ``ClaimName``: ``holder`` is the actor that has the name."""
 
     actor_id: bytes
     holder: bytes
@@ -194,7 +194,8 @@ class FreeName(NamedTuple):
 class CallsEnded(NamedTuple):
     """local scheduler -> local scheduler of the caller's node. Outcomes of relayed calls of one process: rows as in ``CallOutcomes``.
 
-    Of a large value only the size is there, as in ``Ended``, with which these messages share their numbers and ``EndsReceived``.
+    A large value is represented by its size, as in ``Ended``. These messages share their numbers with ``Ended``, and are retained and
+    acknowledged as those are.
     """
 
     number: int

@@ -10,21 +10,21 @@ from zfabric.protocol.messages.rows import Ids, Row, Rows
 # How an attempt ended, in ``Completed`` and ``Results``.
 OK = 0
 ERROR = 1
-"""The user's code raised; the one output is the serialized error. Ids of the objects it contains refs to are at its beginning, and
-count like the refs inside a value for who has it; those of a large error name an object that is the whole of it."""
+"""The user's code raised. The one output is the serialized error, which begins with the ids of the objects that it contains refs to. They
+count as refs inside a value do. A large error is an object of its own: then the id at the beginning is that object's."""
 RETRY = 2
 """The user's code raised an error that the task's options retry; the one output is the serialized error."""
 INTERRUPTED = 3
 """The attempt was stopped on request before it had an outcome; the one output is the reason: "cancelled", "timeout" or "killed"."""
 FAILED = 4
-"""The fabric could not produce the value. The one output is a packed ``(kind, text, facts)`` (``protocol.failures``), which begins
-likewise where what user code raised is among the facts."""
+"""The fabric could not produce the value. The one output is a packed ``(kind, text, facts)`` (``protocol.failures``). If the facts include
+an error of user code, the output begins with ids as that of ``ERROR`` does."""
 
 
 class Export(NamedTuple):
     """client -> local scheduler. Functions this job may run: rows ``(function_id, name, payload, options)``.
 
-    ``options`` is a tuple of (name, value) pairs, see ``protocol.options``. The same id has the same content, so repeats are harmless.
+    ``options`` is a tuple of (name, value) pairs (``protocol.options``). The id is a hash of the content, so repeats are harmless.
     """
 
     functions: Rows
@@ -37,7 +37,7 @@ class Functions(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """client -> local scheduler. Task rows, in order. A known id with the same row is ignored; with another row, it is refused."""
+    """client -> local scheduler. Task rows, in order. A row that is known already is ignored; another row with its id is refused."""
 
     rows: Rows
 
@@ -45,10 +45,12 @@ class Submit(NamedTuple):
 class Dispatch(NamedTuple):
     """local scheduler -> worker. Task rows to run, in order.
 
-    ``details`` lists the exceptions from "attempt ``attempt``, nothing to resolve": rows ``(index in rows, attempt, values of the
-    dependencies, gpu ids)``. If ``waits`` is 0, the tasks run when nothing on the worker's stack waits. Otherwise they run at once, on
-    top of the task that waits in ``get``, and ``waits`` is the number of ``Blocked`` and ``Unblocked`` that the scheduler has received
-    from this worker. If the worker has sent more, its stack has changed, and it returns the rows (``TakenBack``).
+    A row is attempt number ``attempt`` of a task without dependencies and GPUs, unless ``details`` says otherwise: rows ``(index in rows,
+    attempt, values of the dependencies, gpu ids)``.
+
+    If ``waits`` is 0, the tasks run when nothing on the worker's stack waits. Otherwise they run at once, on top of the task that waits in
+    ``get``. ``waits`` is then the number of ``Blocked`` and ``Unblocked`` that the scheduler has received from this worker. If the worker
+    has sent more, its stack has changed, and it returns the rows (``TakenBack``).
     """
 
     rows: Rows
@@ -66,8 +68,8 @@ class AllowDirect(NamedTuple):
 class DirectAllowed(NamedTuple):
     """local scheduler -> client. The client may submit tasks of these functions to a worker directly, as attempts of this number.
 
-    It may do so as long as it waits for each task before it submits the next. No functions: the permission ends. The client then answers
-    with an empty ``SubmittedDirect``, after which it submits no more directly.
+    It may do so as long as it waits for each task before it submits the next. A message without functions ends the permission: the client
+    stops submitting to this worker, and confirms that with an empty ``SubmittedDirect``.
     """
 
     worker: bytes
@@ -78,8 +80,8 @@ class DirectAllowed(NamedTuple):
 class SubmitDirect(NamedTuple):
     """client -> worker. Task rows to run as if this incarnation of the daemon had dispatched them.
 
-    The worker sends plain values to the client, and every outcome to the scheduler. A worker that has registered with another daemon
-    since drops the rows: the client submits them to that daemon.
+    The worker sends plain values to the client, and every outcome to the scheduler. A worker that has registered with another daemon by
+    then drops the rows, and the client submits them to that daemon.
     """
 
     daemon: bytes
@@ -95,9 +97,10 @@ class SubmittedDirect(NamedTuple):
 
 
 class DirectCounts(NamedTuple):
-    """client, worker -> local scheduler. How many values the worker has sent directly to the client. ``peer`` is the other of the two.
+    """client, worker -> local scheduler. How many values the worker has sent to the client directly.
 
-    The client sends it ahead of a question. The scheduler processes the question once the worker has reported as many values.
+    ``peer`` is the worker in a message from the client, and the client in one from the worker. The client sends it ahead of a message
+    about such values. The scheduler processes that message once the worker has reported as many values.
     """
 
     peer: bytes
@@ -105,7 +108,7 @@ class DirectCounts(NamedTuple):
 
 
 class Completed(NamedTuple):
-    """worker -> local scheduler. Attempts that ended, by column since there are many small ones. ``task_ids`` are concatenated.
+    """worker -> local scheduler. Attempts that ended, as columns, since there are many small ones. ``task_ids`` are concatenated.
 
     ``extras`` are ``(index, refs contained per output, argument refs retained)`` for outputs that have such refs. ``durations`` are
     ``(function_id, count, total seconds)``. ``times``, behind ``task_ids``, is a trace for the timeline (``protocol.trace``).
@@ -134,8 +137,8 @@ class Completed(NamedTuple):
 class Yielded(NamedTuple):
     """worker -> local scheduler. Values of streams, in order: rows ``(task_id, attempt, index, value, contained)``.
 
-    ``value`` is inline bytes or a place in the arena; True where an earlier daemon took over the place; None means that the stream ends
-    with ``index`` values. Repeated after a restart of the daemon, and by a later attempt: an index names the same value.
+    ``value`` is inline bytes or a place in the arena. It is True if an earlier daemon took over the place, and None if the stream ends with
+    ``index`` values. Rows are repeated after a restart of the daemon, and by a later attempt: an index always names the same value.
     """
 
     rows: Rows
@@ -158,7 +161,7 @@ class AllowYields(NamedTuple):
 class RunningTasks(NamedTuple):
     """worker -> local scheduler, between ``Register`` and ``Ready``. The worker's tasks: rows ``(task row, attempt, begun, stopped)``.
 
-    ``stopped`` is the reason if the attempt was asked to stop (see ``Interrupt``), else empty: perhaps nobody else that lives remembers.
+    ``stopped`` is the reason if the attempt was told to stop (``Interrupt``), else empty: no other living process may have it.
     ``gpus`` are the GPUs that the worker was given. No other worker gets them while it lives.
     """
 
@@ -167,14 +170,15 @@ class RunningTasks(NamedTuple):
 
 
 class TakeBack(NamedTuple):
-    """local scheduler -> worker control. Return those of these tasks that have not begun."""
+    """local scheduler -> worker control. Return the tasks among these that have not begun. ``TakenBack`` is the answer."""
 
     task_ids: Ids
 
 
 class TakenBack(NamedTuple):
-    """worker control -> local scheduler. Tasks that this worker returns; none of them had begun. ``running`` is the task on top, or
-    empty.
+    """worker control -> local scheduler. Tasks that this worker returns; none of them has begun.
+
+    ``running`` is the task on top of the worker's stack, or empty.
     """
 
     task_ids: Ids
@@ -195,11 +199,11 @@ class Blocked(NamedTuple):
 
 
 class WaitDetails(NamedTuple):
-    """worker -> local scheduler, behind ``Blocked``. More about a wait that calls of actors are part of. ``name`` is the waiting call's.
+    """worker -> local scheduler, behind ``Blocked``. More about a wait for results of actors' calls.
 
-    ``callees`` are rows ``(object, actor that makes it)`` of the objects that are results of calls. ``certain`` says that the wait ends
-    only when all of ``wanted`` exist: neither the wait nor the calls have a timeout, and a part of the objects is not enough. If such
-    waits form a circle, the driver is warned.
+    ``name`` is the name of the call that waits. ``callees`` are rows ``(object, actor that makes it)`` of the objects that are results of
+    calls. ``certain`` says that only all of ``wanted`` end the wait: some of them are not enough, and neither the wait nor the calls have a
+    timeout. If such waits form a circle, the driver is warned.
     """
 
     task_id: bytes
@@ -215,9 +219,9 @@ class Unblocked(NamedTuple):
 
 
 class Results(NamedTuple):
-    """local scheduler -> client. Outcomes of tasks that it submitted: rows ``(task_id, status, outputs)``, exactly one for every task.
+    """local scheduler -> client. Outcomes of the client's tasks: rows ``(task_id, status, outputs)``, exactly one for every task.
 
-    Large values, and values with refs inside, are None here: the client fetches them when it needs them.
+    A large value, or one with refs inside, is None here: the client fetches it when it needs it.
     """
 
     rows: Rows
@@ -226,8 +230,8 @@ class Results(NamedTuple):
 class InheritTasks(NamedTuple):
     """local scheduler -> driver. Task rows whose submitter has died: the driver retains them until they have an outcome.
 
-    It repeats them after a restart of the daemon, as it does its own. It holds none of their values. ``functions`` are those of the rows,
-    as in ``Export``.
+    It repeats them to a restarted daemon, as it does its own rows. It holds none of their values. ``functions`` are the functions of the
+    rows, as in ``Export``.
     """
 
     rows: Rows
@@ -251,4 +255,4 @@ class Interrupt(NamedTuple):
 
 
 class StopWorker(NamedTuple):
-    """local scheduler -> worker control. Exit, and begin no further task. The answer to a worker that this node did not start."""
+    """local scheduler -> worker control. Exit, and begin no further task. It also answers a worker that this node did not start."""

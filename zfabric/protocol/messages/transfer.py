@@ -1,9 +1,9 @@
 """The transfer channel: copies of large values from node to node.
 
-A local scheduler asks its node's transfer agent for a value, and the agent asks that of a node with a complete copy. The reader decides
-all: what it has received is in its own tables. So messages between agents may be lost, repeated or late, and there is no link to repair
-that. The agent that asks is the *reader*, the other one the *source*. A *want* is one request for one value, under a token of its reader.
-The bytes of a chunk travel behind its message and are no part of it.
+A local scheduler asks its node's transfer agent for a value. That agent, the *reader*, asks the agent of a node with a complete copy, the
+*source*. The reader decides everything, by what it has received. So messages between agents may be lost, repeated or late, and no link
+repairs that. A *want* is a request for one value, under a token of its reader. The bytes of a chunk follow its message, and are no part
+of it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from zfabric.protocol.messages.rows import Ids
 class Pull(NamedTuple):
     """local scheduler -> transfer agent. Copy an object of ``size`` bytes from one of the nodes ``sources``, in order of preference.
 
-    ``Pulled`` or ``PullFailed`` is the answer. If the agent has this pull already, only its sources are replaced. A pull that has failed
-    for want of a source is begun again after a pause only.
+    ``Pulled`` or ``PullFailed`` is the answer. If the agent has this pull already, only its sources are replaced. If a pull has failed
+    because no source had the object, the next one for it begins after a pause.
     """
 
     object_id: bytes
@@ -26,7 +26,7 @@ class Pull(NamedTuple):
 
 
 class StopPull(NamedTuple):
-    """local scheduler -> transfer agent. Nobody needs this copy any more. ``Pulled`` may have been sent by then."""
+    """local scheduler -> transfer agent. Nobody needs this copy any more. ``Pulled`` may be under way already."""
 
     object_id: bytes
 
@@ -43,7 +43,7 @@ class PullFailed(NamedTuple):
     """transfer agent -> local scheduler. The object cannot be copied.
 
     ``kind`` is "lost" (no source has it), "too_large", "full" or "memory" (as in ``NoSpace``), "disk" (the bytes cannot be written), or
-    "busy" (too many pulls). ``text`` is for people.
+    "busy" (too many pulls). ``text`` is shown to users.
     """
 
     object_id: bytes
@@ -52,9 +52,9 @@ class PullFailed(NamedTuple):
 
 
 class Want(NamedTuple):
-    """reader -> source. Send this object from ``position`` on, up to ``limit``: both are bytes of it.
+    """reader -> source. Send the bytes of this object from ``position`` up to ``limit``.
 
-    A repeated want begins at ``position`` again. One for an object that the reader wants already replaces the earlier one.
+    A repeated want begins at ``position`` again. A want for an object that the reader wants already replaces the earlier one.
     """
 
     token: int
@@ -72,7 +72,7 @@ class Credit(NamedTuple):
 
 
 class StopWant(NamedTuple):
-    """reader -> source. Send nothing more. ``complete``: the reader has the whole object, of several chunks: of one, the source knows."""
+    """reader -> source. Send nothing more. ``complete``: the reader has the whole object, which has more than one chunk."""
 
     token: int
     complete: bool
@@ -87,13 +87,13 @@ class Chunk(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """source -> reader. Others are served first."""
+    """source -> reader. The want waits: other readers are served first."""
 
     token: int
 
 
 class Redirect(NamedTuple):
-    """source -> reader. That node has a complete copy and fewer readers; this want is dropped here."""
+    """source -> reader. ``node`` has a complete copy and fewer readers: ask it instead. The source has dropped the want."""
 
     token: int
     node: bytes
@@ -107,13 +107,13 @@ class Unavailable(NamedTuple):
 
 
 class PeersSilent(NamedTuple):
-    """transfer agent -> local scheduler -> member. These nodes were asked for values, and have not answered for ``pair_patience``."""
+    """transfer agent -> local scheduler -> member. The agent asked these nodes for values, and had no answer for ``pair_patience``."""
 
     nodes: Ids
 
 
 class Ping(NamedTuple):
-    """transfer agent -> transfer agent. Answer: all pairs are probed. Lost pings are repeated."""
+    """transfer agent -> transfer agent. Sent while all pairs are probed. ``Pong`` is the answer; a lost ping is repeated."""
 
     number: int
 
@@ -138,7 +138,7 @@ class ChunkFailed(NamedTuple):
 
 
 class ValueSealed(NamedTuple):
-    """shell -> transfer agent. All bytes of this object are written, and it is sealed; or (``error`` not empty) they could not be."""
+    """shell -> transfer agent. This object is written and sealed, or (``error`` not empty) could not be."""
 
     object_id: bytes
     error: str

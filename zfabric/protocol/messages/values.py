@@ -17,7 +17,7 @@ class Put(NamedTuple):
 
 
 class PutCommitted(NamedTuple):
-    """local scheduler -> client. These durable values are committed; if ``error`` is not empty, they could not be."""
+    """local scheduler -> client. These durable values are committed, or (``error`` not empty) could not be."""
 
     object_ids: Ids
     error: str
@@ -26,8 +26,8 @@ class PutCommitted(NamedTuple):
 class OfferResults(NamedTuple):
     """client -> local scheduler. Results that the client holds: rows ``(object_id, status, value, refs contained)``.
 
-    Sent between ``Register`` and ``Ready``, and when a result of a call arrives that others wait for (``ExpectResults``). The scheduler
-    accepts them as they are: a value that a program has seen is not made again.
+    It is sent between ``Register`` and ``Ready``, and when a result arrives that was announced by ``ExpectResults``. The scheduler
+    accepts the results as they are: a value that a program has read is not made again.
     """
 
     rows: Rows
@@ -46,14 +46,15 @@ class Release(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """client -> local scheduler. Requests these objects; ``Objects`` answers as soon as they exist."""
+    """client -> local scheduler. Request these objects. ``Objects`` is the answer for each, as soon as it exists."""
 
     object_ids: Ids
 
 
 class Objects(NamedTuple):
-    """local scheduler -> client. Requested values: rows ``(object_id, status, value, refs contained)``. A place comes with a pin for this
-    process.
+    """local scheduler -> client. Requested values: rows ``(object_id, status, value, refs contained)``.
+
+    A value may be a place in the arena, which is then pinned for this process.
     """
 
     rows: Rows
