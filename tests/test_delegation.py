@@ -15,6 +15,7 @@ from zfabric.machines.local_scheduler.nodes.crowding import PATIENCE
 from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS
 from zfabric.machines.local_scheduler.nodes.spilling import STAY_SECONDS
 from zfabric.machines.local_scheduler.nodes.strategies import TRIED_MOST
+from zfabric.machines.local_scheduler.records import WAITING
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import (
@@ -906,6 +907,24 @@ def test_a_task_is_not_sent_to_its_input_where_it_would_wait_longer() -> None:
     assert len(home.delegated()[NODES[1]]) == 5
     home.submit(row(2, ref(1)))
     assert home.delegated() == {}
+
+
+def test_a_queued_task_whose_input_is_lost_waits_while_that_is_made_again() -> None:
+    """A home without CPUs would never have looked at it: its task stayed in the queue, whoever had room."""
+    home = Home()
+    home.submit(row(1))
+    home.wait(home.config.spill_after)
+    ((placer, _),) = home.questions()
+    home.placed(placer, (NODES[1], 1))
+    end_there(home)
+    home.submit(row(2, ref(1)))
+    home.wait(home.config.spill_after)
+    ((placer, _),) = home.questions()
+    home.table(NODES[0], NODES[2])
+    home.placed(placer, (NODES[2], 1))
+    tasks = home.scheduler.tables.tasks
+    assert tasks[task_id(2)].state == WAITING
+    assert tasks[task_id(1)].attempt != first_attempt(0, 1), "it is made again"
 
 
 # --- what rebuilds need -----------------------------------------------------------------------------------------------------------

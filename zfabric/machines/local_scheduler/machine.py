@@ -279,7 +279,9 @@ class LocalScheduler:
             self.deliver,
         )
         self.receipts = Receipts(self.tables)
-        self.delegations = Delegations(self.tables, self.references, self.outcomes, self.borrowing, self.copies, self.receipts, node)
+        self.delegations = Delegations(
+            self.tables, self.references, self.outcomes, self.rebuilding, self.borrowing, self.copies, self.receipts, node
+        )
         self.remote_callers = RemoteCallers(self.tables, self.references, self.outcomes, self.borrowing, self.executions, self.streams)
         self.remote_logs = RemoteLogs(self.tables, self.logs, self.borrowing)
         self.guest_logs = GuestLogs(self.tables, self.references, self.logs, self.borrowing, self.remote_callers, node)

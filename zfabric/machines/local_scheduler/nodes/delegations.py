@@ -16,6 +16,7 @@ from zfabric.machines.local_scheduler.records import READY, FunctionRecord, Node
 from zfabric.machines.local_scheduler.references import References, row_names
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import LOST, OK
@@ -36,6 +37,7 @@ class Delegations:
         tables: Tables,
         references: References,
         outcomes: Outcomes,
+        rebuilding: Rebuilding,
         borrowing: Borrowing,
         copies: Copies,
         receipts: Receipts,
@@ -44,6 +46,7 @@ class Delegations:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
+        self.rebuilding = rebuilding
         self.borrowing = borrowing
         self.copies = copies
         self.receipts = receipts
@@ -61,7 +64,7 @@ class Delegations:
             if self.may_travel(task):
                 task.assign(node)  # At once: a task that was made ready again may be in its queue twice.
                 batch.append(task)
-            else:
+            elif not self.rebuilding.hold_back(task, here=False):
                 stay.append(task)
         tasks.extend(reversed(stay))
         batch.reverse()

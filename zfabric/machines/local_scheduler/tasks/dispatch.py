@@ -38,7 +38,7 @@ from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool, weight
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
-from zfabric.protocol.ids import TASK_BYTES, WORKER, Address, is_call, short
+from zfabric.protocol.ids import TASK_BYTES, WORKER, Address, is_call
 from zfabric.protocol.messages import OK
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
 from zfabric.protocol.pieces import within_row
@@ -423,15 +423,9 @@ class Dispatcher:
         incarnation = worker.process.incarnation if worker.process is not None else b""
         for object_id in task.row[3]:
             record = self.tables.find(object_id)
-            if record is None:
-                self.outcomes.fail(task, "LineageEvictedError", f"its argument {short(object_id)} is not known any more", ())
-                return None
-            value = record.value
-            if record.status not in (OK, PENDING):  # It existed when this task became ready, and could not be rebuilt.
-                self.outcomes.end_with(task, record.status, value if type(value) is bytes else b"")
-                return None
+            value = record.value if record is not None and record.status in (OK, PENDING) else None
             if value is None or isinstance(value, Elsewhere):
-                self._wait_for_inputs(task)
+                self.rebuilding.hold_back(task, here=True)
                 return None
             if type(value) is Stored and object_id not in missing:
                 missing[object_id] = None
@@ -444,17 +438,6 @@ class Dispatcher:
         missing.update((object_id, value) for object_id, value in zip(task.row[3], values, strict=True) if type(value) is not Stored)
         task.facts().wait_locations = missing
         return None
-
-    def _wait_for_inputs(self, task: TaskRecord) -> None:
-        """Let a task that was assigned wait for all inputs that are not here, so that they come or are made again side by side."""
-        inputs = [record for each in dict.fromkeys(task.row[3]) if (record := self.tables.find(each)) is not None]
-        absent = [each for each in inputs if each.status in (OK, PENDING) and (each.value is None or isinstance(each.value, Elsewhere))]
-        self.outcomes.wait_again(task, absent)
-        for record in absent:
-            if record.value is None and record.status == OK:
-                self.rebuilding.make_available(record)
-            else:
-                self.tables.want(record)
 
     def located(self, object_id: bytes, incarnation: bytes, offset: int, size: int) -> bool:
         """Add a place that the store has pinned for a worker, and send a task that has all of its places.

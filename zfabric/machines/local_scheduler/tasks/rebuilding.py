@@ -260,6 +260,32 @@ class Rebuilding:
             self.tables.inline.replace(record, pack_failure(kind, f"object {short(record.object_id)} is lost: {why}"))
             self.outcomes.announce(record)
 
+    def hold_back(self, task: TaskRecord, here: bool) -> bool:
+        """Let a task wait for inputs that were lost since it became ready, and are made again side by side; or fail as they did.
+
+        If it is to run ``here``, it waits for inputs that lie on other nodes, too. Return False if nothing is missing.
+        """
+        inputs: list[AnyObject] = []
+        for object_id in dict.fromkeys(task.row[3]):
+            record = self.tables.find(object_id)
+            if record is None:
+                self.outcomes.fail(task, "LineageEvictedError", f"its argument {short(object_id)} is not known any more", ())
+                return True
+            if record.status not in (OK, PENDING):  # It could not be made again.
+                self.outcomes.end_with(task, record.status, record.value if type(record.value) is bytes else b"")
+                return True
+            inputs.append(record)
+        absent = [each for each in inputs if each.value is None or (here and isinstance(each.value, Elsewhere))]
+        if not absent:
+            return False
+        self.outcomes.wait_again(task, absent)
+        for record in absent:
+            if _is_lost(record):
+                self.make_available(record)
+            else:
+                self.tables.want(record)
+        return True
+
 
 def _is_lost(record: AnyObject) -> bool:
     """Whether a value existed and no copy is left."""
