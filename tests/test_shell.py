@@ -11,6 +11,7 @@ import pytest
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
 from zfabric.machines.client import Client
+from zfabric.machines.local_scheduler.nodes.delegations import RECEIPTS_WITHIN
 from zfabric.machines.worker import Worker
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -282,3 +283,90 @@ def test_a_daemon_measures_leases_by_the_clock_that_runs_while_the_machine_is_su
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= daemon.lease_clock() <= time.clock_gettime(time.CLOCK_BOOTTIME)
     assert "self.core.read_lease_clock(now, lease_clock())" in inspect.getsource(daemon.Daemon.run)
+
+
+ACTOR, CALL, OTHER_NODE = b"\0\0\0\1" + b"actor..." + bytes(4), b"\0\0\0\1" + b"calls..." + bytes(4), b"othernod"
+
+SETTLED = 0.6
+"""When nothing is due for some tenths of a second."""
+
+
+class Caller:
+    """The machines of a daemon whose driver calls an actor on another node."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.journal = MemoryJournal()
+        self.core = NodeMachines(OWN, b"thisnode", Config(), (("CPU", 10_000),), 0, self.journal, 0, ClusterPart(JOIN, True))
+        self.turn(0.0)
+        self.core.receive_from_node(0.0, JOINER + b"other", REGISTRY, MEMBER, JOIN._replace(node=OTHER_NODE))
+        self.turn(0.0)
+        self.hear(m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.."))
+        self.hear(m.Ready())
+        for message in (REGISTER, m.Ready()):
+            self.send(message)
+        self.turn(0.0)
+        self.send(m.FindActors((ACTOR,)))
+        self.turn(0.0)
+        self.hear(m.ActorLocations(((ACTOR, m.ALIVE, OTHER_NODE, 7, False, b"", b""),)))
+        while (due := self.core.next_deadline()) is not None and due < SETTLED:
+            self.core.tick(due)
+            self.turn(due)
+        self.ends_of_turns = 0
+        right = self.core.scheduler.dispatcher.turn
+
+        def counted(now: float) -> None:
+            self.ends_of_turns += 1
+            right(now)
+
+        monkeypatch.setattr(self.core.scheduler.dispatcher, "turn", counted)
+
+    def perform(self, effect: Any) -> None:
+        if isinstance(effect, e.Store):
+            self.journal.commit([effect], lambda error: self.core.committed(effect.sequence, error))
+
+    def hear(self, message: Any, now: float = 0.0) -> None:
+        self.core.receive_from_node(now, OTHER_NODE, LOCAL_SCHEDULER, LOCAL_SCHEDULER, message)
+
+    def call(self, *options: Any) -> None:
+        self.send(m.Call(ACTOR, 7, ((CALL, "add", b"arguments", *options),)))
+
+    def send(self, message: Any) -> None:
+        self.core.receive_in_cluster(0.0, DRIVER, LOCAL_SCHEDULER, CLIENT, message, lambda receiver, envelopes: pytest.fail("sent ahead"))
+
+    def turn(self, now: float) -> tuple[list[Any], list[Any]]:
+        """What the driver and the other node are sent."""
+        self.core.decide(now, self.perform)
+        to_driver, to_nodes = self.core.take_outgoing().get(DRIVER, ()), self.core.take_outgoing_to_nodes().get(OTHER_NODE, ())
+        return [message for _, _, message in to_driver], [message for _, _, message in to_nodes]
+
+
+def test_the_rest_of_a_turn_is_left_out_that_passes_on_calls_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Caller(monkeypatch)
+    node.call()
+    assert node.core.pending
+    assert node.turn(0.0) == ([], [m.RelayedCalls(ACTOR, 7, ((CALL, "add", b"arguments"),), DRIVER, ())])
+    assert (node.ends_of_turns, node.core.pending) == (0, False)
+    node.call((), (), ())
+    assert [type(each) for each in node.turn(0.0)[1]] == [m.RelayedCalls]
+    assert node.ends_of_turns == 1, "refs may be named"
+    node.call()
+    node.send(m.Release(()))
+    assert [type(each) for each in node.turn(0.0)[1]] == [m.RelayedCalls]
+    assert node.ends_of_turns == 2, "another message came with it"
+
+
+def test_an_outcome_that_is_passed_on_is_acknowledged_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Caller(monkeypatch)
+    job = bytes(node.core.scheduler.tables.processes[DRIVER].job.id)
+    row = (job + CALL[len(job) :], DRIVER, m.OK, (b"value",), ())
+    for number in (1, 2):
+        node.hear(m.CallsEnded(number, (row,), ()), SETTLED)
+        assert node.turn(SETTLED)[0] == [m.Returned(((row[0], m.OK, (b"value",)),))]
+        assert node.ends_of_turns == 1, "the first one sets a deadline, and the second one has it"
+    due = node.core.next_deadline()
+    assert due == pytest.approx(SETTLED + RECEIPTS_WITHIN)
+    node.core.tick(due)
+    assert [type(each) for each in node.turn(due)[0]] == [m.RequestReceipt]
+    node.hear(m.CallsEnded(3, ((*row[:3], (16,), ()),), ()), due)
+    assert node.turn(due)[0] == [m.Returned(((row[0], m.OK, (None,)),))]
+    assert node.ends_of_turns == 3, "a large value becomes an object of this node"

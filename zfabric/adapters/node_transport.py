@@ -27,6 +27,7 @@ from zmq import zmq_poll
 from zfabric.adapters import curve
 from zfabric.adapters.curve import FRAME_BYTES_MAX, HANDSHAKE_SECONDS, Authenticator, Context, KeyPair, Socket
 from zfabric.exceptions import ConnectionLostError
+from zfabric.machines.common.link import ACKNOWLEDGE_AFTER
 from zfabric.machines.common.node_link import IN_FLIGHT_MAX, HelloRefused, LinkBroken, NodeLink
 from zfabric.protocol.codec import MalformedFrame, decode, encode
 from zfabric.protocol.ids import HEAD, INCARNATION_BYTES, JOINER
@@ -419,10 +420,16 @@ class NodeTransport:
             self.refused["message"] += 1
         if envelopes:
             self._deliver("node", link.peer, envelopes, found)
-        self._write(peer, link.outgoing(now), now)
+        if link.has_outgoing(now):
+            self._write(peer, link.outgoing(now), now)
+        elif now + ACKNOWLEDGE_AFTER < self._due_at:
+            self._due_at = now + ACKNOWLEDGE_AFTER
 
     def _deliver(self, kind: str, sender: bytes, envelopes: list[Envelope], found: Received) -> None:
         admits = self.admits
+        if len(envelopes) == 1 and admits(kind, type(envelopes[0][2])):
+            found.append((sender, envelopes))
+            return
         admitted = [envelope for envelope in envelopes if admits(kind, type(envelope[2]))]
         if len(admitted) < len(envelopes):
             self.refused["message"] += len(envelopes) - len(admitted)

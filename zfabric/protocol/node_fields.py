@@ -13,6 +13,7 @@ import msgpack
 
 from zfabric.protocol.fields import (
     BYTES,
+    CALLER_BYTES,
     INT,
     STR,
     TUPLE,
@@ -30,6 +31,7 @@ from zfabric.protocol.fields import (
     check_reported,
     check_taken,
     check_task_rows,
+    is_lone_outcome,
 )
 from zfabric.protocol.ids import (
     ATTEMPT_MAX,
@@ -382,9 +384,12 @@ def _job_output(name: str, fields: tuple[Any, ...]) -> None:
 
 def _relayed(name: str, fields: tuple[Any, ...]) -> None:
     check_call(name, fields)
-    _attempts(name, fields[1])
-    check_callers(name, fields[3:4])
-    _homes(name, fields[4])
+    _, attempt, _, caller, homes = fields
+    if homes == () and len(caller) in CALLER_BYTES and 0 <= attempt <= ATTEMPT_MAX:
+        return
+    _attempts(name, attempt)
+    check_callers(name, (caller,))
+    _homes(name, homes)
 
 
 def _receipt(name: str, fields: tuple[Any, ...]) -> None:
@@ -469,6 +474,8 @@ def _caller(name: str, fields: tuple[Any, ...]) -> None:
 
 def _calls_ended(name: str, fields: tuple[Any, ...]) -> None:
     number, rows, homes = fields
+    if homes == () and is_lone_outcome(rows) and 0 <= number <= SIZE_MAX and rows[0][2] == OK and tuple(map(type, rows[0][3])) == (bytes,):
+        return  # As for the ends of tasks.
     _numbers(name, number)
     check_reported(name, (rows,))
     for _, _, status, outputs, _ in rows:

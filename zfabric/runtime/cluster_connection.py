@@ -85,12 +85,13 @@ class ClusterConnection:
         """Pass on what other nodes have sent. ``measure`` is called before a question about this node's status."""
         for sender, envelopes in self.transport.receive(now):
             for to, role, message in envelopes:
-                if type(message) is m.Query and message.what in (FILES, BYTES):
-                    answered = answer(self._session.logs, message)
-                    self.transport.send_envelopes(sender, [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, answered)], now)
-                    continue
-                if type(message) is m.Query and message.what in ("status", "statuses"):
-                    measure()
+                if type(message) is m.Query:
+                    if message.what in (FILES, BYTES):
+                        answered = answer(self._session.logs, message)
+                        self.transport.send_envelopes(sender, [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, answered)], now)
+                        continue
+                    if message.what in ("status", "statuses"):
+                        measure()
                 core.receive_from_node(now, sender, to, role, message, send_ahead)
 
     def send(self, now: float, core: NodeMachines) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any, NamedTuple
 
 from zfabric.config import Config
@@ -22,7 +23,7 @@ from zfabric.machines.object_store import ObjectStore
 from zfabric.machines.registry import Registry
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_NODES, FROM_PROCESSES
-from zfabric.protocol.effects import Send
+from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import (
     CONTROL_STORE,
     DAEMON_ROLES,
@@ -46,6 +47,10 @@ SWEEP_EVERY = 5.0
 farewell."""
 TO_SCHEDULER = FROM_PROCESSES[LOCAL_SCHEDULER]
 """Messages that a process may send to the local scheduler."""
+RELAYED_OF_PROCESSES = TO_SCHEDULER & {m.Call, m.CallOutcomes}
+"""Those that the local scheduler mostly passes on to another node, and nothing more: the rest of its turn is left out then."""
+RELAYED_OF_NODES = FROM_NODES[LOCAL_SCHEDULER] & {m.RelayedCalls, m.CallsEnded}
+"""The same of messages of other nodes, which it passes on to processes."""
 SendAhead = Callable[[bytes, list[Envelope]], None]
 """Sends a message to a process, or to a node (messages to a local scheduler), before the turn goes on."""
 ROUNDS_MAX = 1000
@@ -111,8 +116,12 @@ class NodeMachines:
         """Messages that their senders may not send, or that a machine refused."""
         self._stirred: set[bytes] = set(self.machines)
         """Roles that received a message, or whose deadline passed, since their effects were last taken."""
+        self._relayed = False
+        """Whether the local scheduler has passed on messages since its effects were last taken."""
         self._due: dict[bytes, float | None] = {}
         """Next deadline of each role, as of its last effects."""
+        self._soonest = inf
+        """The soonest of them."""
         self._asked: set[bytes] = set()
         """Roles whose deadlines have to be found out: their effects were taken."""
         self._queue: deque[tuple[bytes, Address, m.Message]] = deque()
@@ -151,11 +160,27 @@ class NodeMachines:
         except Refusal:
             self.refused += 1
 
+    def _relay(self, now: float, source: Address, message: m.Message) -> None:
+        """Have the local scheduler pass on a message. Unless that has left something to decide, the end of its turn is not due."""
+        tables = self.scheduler.tables
+        tables.end_due = False
+        try:
+            self.machines[LOCAL_SCHEDULER].step(now, source, message)
+        except Refusal:
+            self.refused += 1
+        if tables.end_due:
+            self._stirred.add(LOCAL_SCHEDULER)
+        else:
+            self._relayed = tables.end_due = True
+
     def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead | None = None) -> None:
         """Take in a message that the daemon of another node sent as ``role``; refuse and count it if it may not, or if it does not fit.
 
         A message that somebody waits for leaves first, by ``send``, if this one causes it and ``send`` is there.
         """
+        if to == LOCAL_SCHEDULER and type(message) in RELAYED_OF_NODES:
+            self._relay(now, role + node, message)
+            return
         allowed = type(message) in FROM_NODES.get(to, ()) and to in self.machines
         if isinstance(message, m.Heartbeat):
             allowed &= message.node == node  # No node speaks for another.
@@ -180,7 +205,7 @@ class NodeMachines:
 
     def _find_ahead(self, finders: Finders, source: Address, to: bytes, message: m.Message) -> Ahead | None:
         """What may be sent before a message is processed: only the first of a turn overtakes nothing."""
-        if self._stirred or to != LOCAL_SCHEDULER or (find := finders.get(type(message))) is None:
+        if self._stirred or self._relayed or to != LOCAL_SCHEDULER or (find := finders.get(type(message))) is None:
             return None
         if self._queue or self._outgoing or self._to_nodes or self.member is None or self.member.silent:
             return None
@@ -195,6 +220,9 @@ class NodeMachines:
     def receive_in_cluster(self, now: float, sender: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead) -> None:
         """``receive`` on a node of a cluster: a message that somebody waits for leaves first, by ``send``, if this one causes it."""
         source = role + sender
+        if to == LOCAL_SCHEDULER and type(message) in RELAYED_OF_PROCESSES:
+            self._relay(now, source, message)
+            return
         ahead = self._find_ahead(self.scheduler.ahead_of_processes, source, to, message)
         if ahead is not None:
             self._send_ahead(ahead.send, send)
@@ -244,7 +272,7 @@ class NodeMachines:
         if self._lease_clock.read(now, lease_now):
             for role in (MEMBER, REGISTRY):
                 if role in self.machines:
-                    self._due[role] = now
+                    self._due[role] = self._soonest = now
 
     def lease_age(self, now: float) -> float | None:
         """Seconds since the request that renewed the node's lease last; None if it has none."""
@@ -256,6 +284,8 @@ class NodeMachines:
         """Apply deadlines that have passed."""
         if self._asked:
             self._find_deadlines()
+        if now < self._soonest:
+            return
         for role, due in self._due.items():
             if due is not None and due <= now:
                 self.machines[role].tick(now)
@@ -263,26 +293,17 @@ class NodeMachines:
 
     def decide(self, now: float, perform: Callable[[Any], None]) -> None:
         """Take effects and deliver messages between machines until nothing is left; ``perform`` each effect that is not a ``Send``."""
-        own, machines, queue, outgoing = self.incarnation, self.machines, self._queue, self._outgoing
+        machines, queue = self.machines, self._queue
+        if self._relayed:
+            self._take_relayed(now, perform)
+            if not (self._stirred or queue):
+                return
         asked: set[bytes] = set()
         for _ in range(ROUNDS_MAX):
             stirred, self._stirred = self._stirred, set()
             asked |= stirred
             for role in sorted(stirred):
-                for effect in machines[role].take_effects(now):
-                    if type(effect) is Send:
-                        to = effect.to
-                        incarnation = to[1:]
-                        if incarnation == own:
-                            queue.append((to[:1], role + own, effect.message))
-                        elif incarnation in outgoing:
-                            outgoing[incarnation].append((to[:1], role, effect.message))
-                        elif to[:1] in DAEMON_ROLES:
-                            self._send_to_node(incarnation, to[:1], role, effect.message)
-                        else:
-                            outgoing[incarnation] = [(to[:1], role, effect.message)]
-                    else:
-                        perform(effect)
+                self._route(role, machines[role].take_effects(now), perform)
             if not queue:
                 break
             while queue:
@@ -296,11 +317,42 @@ class NodeMachines:
             raise RuntimeError("the machines of this daemon answer each other without end")
         self._asked |= asked
 
+    def _take_relayed(self, now: float, perform: Callable[[Any], None]) -> None:
+        """Take what the local scheduler passes on, unless the end of its turn is due anyway, which includes that."""
+        self._relayed = False
+        if LOCAL_SCHEDULER in self._stirred:
+            return
+        tables = self.scheduler.tables
+        tables.end_due = False
+        self._route(LOCAL_SCHEDULER, self.machines[LOCAL_SCHEDULER].take_effects(now), perform)
+        if tables.end_due:
+            self._asked.add(LOCAL_SCHEDULER)
+        tables.end_due = True
+
+    def _route(self, role: bytes, effects: Iterable[Effect], perform: Callable[[Any], None]) -> None:
+        """Sort what the machine of ``role`` sends by its receivers; ``perform`` its other effects."""
+        own, outgoing = self.incarnation, self._outgoing
+        for effect in effects:
+            if type(effect) is Send:
+                to = effect.to
+                incarnation = to[1:]
+                if incarnation == own:
+                    self._queue.append((to[:1], role + own, effect.message))
+                elif incarnation in outgoing:
+                    outgoing[incarnation].append((to[:1], role, effect.message))
+                elif to[:1] in DAEMON_ROLES:
+                    self._send_to_node(incarnation, to[:1], role, effect.message)
+                else:
+                    outgoing[incarnation] = [(to[:1], role, effect.message)]
+            else:
+                perform(effect)
+
     def _find_deadlines(self) -> None:
         """Find out when the machines are due whose effects were taken: after the messages were sent, since nobody waits for that."""
         for role in self._asked:
             self._due[role] = self.machines[role].next_deadline()
         self._asked.clear()
+        self._soonest = min((due for due in self._due.values() if due is not None), default=inf)
 
     def _send_to_node(self, node: bytes, to: bytes, role: bytes, message: m.Message) -> None:
         if node in self._own_nodes:
@@ -332,17 +384,13 @@ class NodeMachines:
     @property
     def pending(self) -> bool:
         """Whether a turn has something to do now."""
-        return bool(self._queue or self._stirred)
+        return bool(self._queue or self._stirred or self._relayed)
 
     def next_deadline(self) -> float | None:
         """Earliest deadline of any machine: when to call ``tick``."""
         if self._asked:
             self._find_deadlines()
-        soonest = None
-        for due in self._due.values():
-            if due is not None and (soonest is None or due < soonest):
-                soonest = due
-        return soonest
+        return None if self._soonest == inf else self._soonest
 
     # -- registered processes --
 

@@ -200,6 +200,14 @@ class NodeLink:
             return frames
         return self.outgoing(now)
 
+    def has_outgoing(self, now: float) -> bool:
+        """Whether ``outgoing`` has frames to write now."""
+        link = self._link
+        if link.next_out - 1 > self._written:
+            return True
+        due = link.next_deadline()
+        return due is not None and due <= now
+
     def outgoing(self, now: float) -> list[bytes]:
         """Return the frames to write to the current connection now: those that had no room before, and a due acknowledgement."""
         link = self._link
@@ -236,8 +244,9 @@ class NodeLink:
         if sequence < 0 or sequence > link.received + 1 or not 0 <= acknowledged <= self._written:
             raise LinkBroken(f"frame {sequence} follows {link.received}; {acknowledged} of {self._written} are acknowledged")
         ready = link.receive(sequence, acknowledged, body, now)
-        answers += link.answers
-        link.answers.clear()
+        if link.answers:
+            answers += link.answers
+            link.answers.clear()
         if answers and ready:
             link.send(answers, now)
         return ready[0] if len(ready) == 1 else [envelope for batch in ready for envelope in batch]

@@ -513,6 +513,11 @@ class LocalScheduler:
         of a turn comes from memory each time, and what is not called costs nothing.
         """
         tables = self.tables
+        if not tables.end_due:
+            if tables.relayed_ends:
+                self.remote_callers.end_of_turn()
+            if not tables.end_due:
+                return tables.take_effects()
         if self.stopping.cancelled:
             self.stopping.end_of_turn(now)
         if tables.transitions:

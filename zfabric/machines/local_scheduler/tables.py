@@ -198,6 +198,8 @@ class Tables:
         self.copied_bytes: Counter[bytes] = Counter()
         """Bytes of values that were copied to this node, by the node from which they came; empty if several were asked."""
         self.effects: list[Effect] = []
+        self.end_due = True
+        """Whether the end of this turn has something to decide: not if calls and outcomes were passed on, and nothing else."""
         self.before_batches: list[Effect] = []
         """Messages that must reach the store before the batches of this turn: the end of a recovery."""
         self.locates: list[m.Row] = []

@@ -7,7 +7,7 @@ nothing of the task stays here. The home retries, cancels, fails.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from zfabric.machines.common.naming import salt_of
@@ -296,9 +296,10 @@ class Executions:
     def _send_report(self, home: NodeRecord, report: _Report) -> None:
         self.report(home, m.Ended(home.next_end, tuple(report.completed()), self.tables.homes_of(report.named)), report.named)
 
-    def report(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, named: Iterable[bytes]) -> None:
+    def report(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, named: Sequence[bytes]) -> None:
         """Send ends to another node; retain them, and the pins of what they name, until it has taken them in."""
-        self.entrusting.entrust(named)
+        if named:
+            self.entrusting.entrust(named)
         self.borrowing.send_behind(home.token, message)
         self.reported(home, message, named)
 

@@ -16,7 +16,7 @@ from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER, RECEIPTS_WITHIN
 from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers, names_of
-from zfabric.machines.local_scheduler.objects.call_results import CallResults, names_of_outcome
+from zfabric.machines.local_scheduler.objects.call_results import CallResults, is_plain_outcome, names_of_outcome
 from zfabric.machines.local_scheduler.records import NO_HOME, NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import CallerExited, CallerNotified
@@ -200,9 +200,21 @@ class RemoteActors:
 
     def on_call(self, now: float, source: Address, message: m.Call) -> None:
         """Relay calls to the node of their actor. If that life has ended, the caller is notified of it, or has been."""
-        process, place = self.tables.processes.get(source[1:]), self._place_of(message.actor_id, message.attempt)
+        tables = self.tables
+        process, place = tables.processes.get(source[1:]), self._place_of(message.actor_id, message.attempt)
         if process is None or not place:
             return
+        rows = message.rows
+        homes: m.Rows = ()
+        if max(map(len, rows), default=0) > 3:
+            tables.end_due = True
+            rows = self._ready_to_travel(process, message)
+            homes = tables.homes_of(each for row in rows for each in names_of(row))
+        if rows:
+            tables.send_to_node(place, m.RelayedCalls(message.actor_id, message.attempt, rows, process.incarnation, homes))
+
+    def _ready_to_travel(self, process: ProcessRecord, message: m.Call) -> m.Rows:
+        """The rows of calls that another node can run. The others fail."""
         may = self.actors.references.may_travel
         rows: list[m.Row] = []
         for row in message.rows:
@@ -213,9 +225,7 @@ class RemoteActors:
                 self.tables.send_to_client(process, m.Returned(((row[0], FAILED, (failure,)),)))
             else:
                 rows.append(self._without_refs(row))
-        if rows:
-            homes = self.tables.homes_of(each for row in rows for each in names_of(row))
-            self.tables.send_to_node(place, m.RelayedCalls(message.actor_id, message.attempt, tuple(rows), process.incarnation, homes))
+        return tuple(rows)
 
     def _is_private(self, row: m.Row, object_id: bytes) -> bool:
         """Whether a name in a call is the result of another call that only the caller has: its value is in the row, without refs inside."""
@@ -282,6 +292,20 @@ class RemoteActors:
         if node is None:
             self.tables.counts["refused"] += 1
             return
+        rows = message.rows
+        if all(map(is_plain_outcome, rows)) and all(map(self._is_wanted, rows)) and not self.call_results.streams.any_here:
+            self.call_results.pass_on(rows)
+        else:
+            self.tables.end_due = True
+            rows = self._take_in(node, message)
+        for row in rows:
+            self.receipts.sent(node, row[1], message.number)
+        if node not in self.tables.owed:
+            self.tables.end_due = True  # When they are acknowledged is another deadline.
+        self.tables.owe(node, message.number, now + (RECEIPTS_WITHIN if node.receipts else ACKNOWLEDGE_AFTER))
+
+    def _take_in(self, node: NodeRecord, message: m.CallsEnded) -> m.Rows:
+        """Record outcomes that concern other processes, too, and pass them on. Return those that somebody waits for."""
         rows = tuple(row for row in message.rows if self._is_wanted(row))
         for call_id, _, _, outputs, _ in (row for row in message.rows if row not in rows):
             for index, value in enumerate(outputs):
@@ -290,9 +314,7 @@ class RemoteActors:
         self.borrowing.refer(named, message.homes, node.token)
         self.call_results.take(node, rows)
         self.borrowing.settle(named)
-        for row in rows:
-            self.receipts.sent(node, row[1], message.number)
-        self.tables.owe(node, message.number, now + (RECEIPTS_WITHIN if node.receipts else ACKNOWLEDGE_AFTER))
+        return rows
 
     def _is_wanted(self, row: m.Row) -> bool:
         """Whether the job of a call goes on."""

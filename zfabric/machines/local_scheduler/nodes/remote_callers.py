@@ -52,12 +52,15 @@ class RemoteCallers:
             return
         node = source[1:]
         for row in message.rows:
+            if len(row) == 3:
+                continue
+            self.tables.end_due = True
             named = names_of(row)
             if named and row[0] not in self._pinned and not self._is_reported(row[0]):
                 self.borrowing.refer(named, message.homes, node)
                 self.references.pin(named)
                 self._pinned[row[0]] = message.actor_id, named
-            ahead = option(row[CALL_OPTIONS], "stream") if len(row) > 3 else None
+            ahead = option(row[CALL_OPTIONS], "stream")
             if ahead is not None and row[0] not in self.tables.relayed_streams and not self._is_reported(row[0]):
                 self.tables.relayed_streams[row[0]] = RelayedStream(node, message.actor_id, ahead)
                 if daemons_of(self.tables.first_attempt):  # It may have begun: the caller's node is to find out what is missing.
@@ -100,36 +103,50 @@ class RemoteCallers:
         """Send the outcomes that actors reported in this turn, and what goes behind them."""
         if self.tables.recovering or self.tables.unsettled is not None:
             return  # Callers' nodes have yet to register with this restarted scheduler.
-        ended, self.tables.relayed_ends = self.tables.relayed_ends, []
-        by_caller: defaultdict[bytes, list[tuple[WorkerRecord, m.Row, m.Ids]]] = defaultdict(list)
+        tables = self.tables
+        ended, tables.relayed_ends = tables.relayed_ends, []
+        by_caller: dict[bytes, list[tuple[WorkerRecord, m.Row, m.Ids]]] = {}
         for each in ended:
-            by_caller[each[1][1]].append(each)
+            by_caller.setdefault(each[1][1], []).append(each)
         for remote, reports in by_caller.items():
-            token = node_of_caller(remote)
-            node = self.tables.nodes.get(token)
-            rows: list[m.Row] = []
-            named: list[bytes] = []
-            reporters: defaultdict[bytes, list[bytes]] = defaultdict(list)
-            for worker, (call_id, caller, status, outputs, contained), inside in reports:
-                self.references.unpin(self._pinned.pop(call_id, (b"", ()))[1])
-                self.tables.relayed_streams.pop(call_id, None)
-                self.streams.dropped.pop(call_id, None)
-                job = self.tables.jobs.get(call_id[:JOB_BYTES])
-                is_unknown = any(type(value) is tuple for value in outputs)  # No such node was known as it came.
-                if node is None or is_unknown or (job is not None and job.ended):
-                    self._drop(worker, token, call_id, outputs)
-                    self.references.unpin(inside)
-                    continue
-                named += inside
-                rows.append((call_id, caller[:INCARNATION_BYTES], status, outputs, contained))
-                reporters[worker.token].append(call_id)
-            if rows and node is not None:
-                self._reporters[token, node.next_end] = reporters
-                self.executions.report(node, m.CallsEnded(node.next_end, tuple(rows), self.tables.homes_of(named)), named)
-        behind, self.tables.behind_ends = self.tables.behind_ends, []
-        for token, message in behind:
-            if token in self.tables.nodes:
-                self.borrowing.send_behind(token, message)
+            self._send_ends(remote, reports)
+        if tables.behind_ends:
+            behind, tables.behind_ends = tables.behind_ends, []
+            for token, message in behind:
+                if token in tables.nodes:
+                    self.borrowing.send_behind(token, message)
+
+    def _send_ends(self, remote: bytes, reports: list[tuple[WorkerRecord, m.Row, m.Ids]]) -> None:
+        """Send the outcomes of one caller's calls."""
+        token = node_of_caller(remote)
+        node = self.tables.nodes.get(token)
+        rows: list[m.Row] = []
+        named: list[bytes] = []
+        reporters: dict[bytes, list[bytes]] = {}
+        for worker, row, inside in reports:
+            call_id, caller, status, outputs, contained = row
+            self._ended(call_id)
+            job = self.tables.jobs.get(call_id[:JOB_BYTES])
+            is_unknown = tuple in map(type, outputs)  # No such node was known as it came.
+            if node is None or is_unknown or (job is not None and job.ended):
+                self.tables.end_due = True
+                self._drop(worker, token, call_id, outputs)
+                self.references.unpin(inside)
+                continue
+            named += inside
+            rows.append((call_id, caller[:INCARNATION_BYTES], status, outputs, contained))
+            reporters.setdefault(worker.token, []).append(call_id)
+        if rows and node is not None:
+            self._reporters[token, node.next_end] = reporters
+            self.executions.report(node, m.CallsEnded(node.next_end, tuple(rows), self.tables.homes_of(named)), named)
+
+    def _ended(self, call_id: bytes) -> None:
+        """Release what was retained for a call without an outcome."""
+        if call_id in self._pinned:
+            self.tables.end_due = True
+            self.references.unpin(self._pinned.pop(call_id)[1])
+        self.tables.relayed_streams.pop(call_id, None)
+        self.streams.dropped.pop(call_id, None)
 
     def _drop(self, worker: WorkerRecord, node: bytes, call_id: bytes, outputs: m.Row) -> None:
         """Drop an outcome that nobody waits for."""

@@ -18,6 +18,9 @@ from zfabric.protocol.failures import refs_in
 from zfabric.protocol.ids import Address, call_value, node_of_caller
 from zfabric.protocol.messages import OK
 
+_ONE_SMALL = (bytes,)
+"""The types of an outcome's values, if it is one small value."""
+
 
 class CallResults:
     """The results of calls that this node's scheduler records."""
@@ -59,9 +62,10 @@ class CallResults:
         if remote:
             for row in remote:
                 self._relay(worker, row)
-            rows = tuple(row for row in rows if not node_of_caller(row[1]))
+            rows = tuple(row for row in rows if not node_of_caller(row[1])) if len(remote) < len(rows) else ()
             if not rows:
                 return
+        self.tables.end_due = True
         self.take(worker, rows)
         recorded = tuple(row[0] for row in rows)
         if self.tables.store_address is None or not any(type(value) is tuple for row in rows for value in row[3]):
@@ -74,6 +78,10 @@ class CallResults:
 
         Large values are retained at once: a restarted scheduler sends outcomes later, and drops what it finds that nobody retains.
         """
+        if is_plain_outcome(row) and row[0] not in self.tables.relayed_streams:
+            self.tables.relayed_ends.append((worker, row, ()))
+            return
+        self.tables.end_due = True
         home = node_of_caller(row[1])
         if home in self.tables.nodes:
             row = self.retain_for(home, worker, row)
@@ -101,11 +109,18 @@ class CallResults:
                 )
                 for index, value in enumerate(outputs)
             )
-            if self.tables.streams or self.streams.dropped:
+            if self.streams.any_here:
                 self.streams.call_ended(call_id, status, outputs[0] if outputs else b"")
             receiver = self.tables.processes.get(caller)
             if receiver is not None:
                 self.tables.send_to_client(receiver, m.Returned(((call_id, status, returned),)))
+
+    def pass_on(self, rows: m.Rows) -> None:
+        """Send small outcomes to the callers, whom alone they concern."""
+        for call_id, caller, status, outputs, _ in rows:
+            receiver = self.tables.processes.get(caller)
+            if receiver is not None:
+                self.tables.send_to_client(receiver, m.Returned(((call_id, status, outputs),)))
 
     def _taken_over(self, now: float, about: tuple[bytes, tuple[bytes, ...]], answer: m.Answer) -> None:
         """Confirm outcomes to the actor: the object store has recorded their values."""
@@ -148,6 +163,11 @@ class CallResults:
         if found.status == PENDING:
             self.tables.promises.remove(identifier)
             self.outcomes.settle_value(found, status, payload)
+
+
+def is_plain_outcome(row: m.Row) -> bool:
+    """Whether an outcome is one small value without refs, which concerns nobody but the caller."""
+    return row[2] == OK and not any(row[4]) and tuple(map(type, row[3])) == _ONE_SMALL
 
 
 def names_of_outcome(row: m.Row) -> m.Ids:

@@ -53,6 +53,11 @@ class Streams:
         """Calls of actors whose values were dropped, since this restarted scheduler did not know yet for which node they are, and how many
         values they had yielded."""
 
+    @property
+    def any_here(self) -> bool:
+        """Whether the end of a call may be the end of a stream."""
+        return bool(self.tables.streams or self.dropped)
+
     def begin(self, task: TaskRecord) -> None:
         """Make the record of a stream whose row was submitted."""
         self.records[task.id] = StreamRecord(task, task.option("stream") or self.tables.config.stream_buffered, b"")
