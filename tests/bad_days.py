@@ -420,7 +420,7 @@ def run_case(program: str, fault: str, seed: int, size: int = 1, rounds: int = 2
             def strike() -> None:
                 try:
                     FAULTS[fault](day)
-                except BaseException as error:
+                except BaseException as error:  # The main thread raises it.
                     errors.append(error)
 
             striking = threading.Thread(target=strike, daemon=True)
@@ -438,7 +438,7 @@ def run_case(program: str, fault: str, seed: int, size: int = 1, rounds: int = 2
                 if errors:
                     raise errors[0]
                 check_rest()
-            except BaseException as error:
+            except BaseException as error:  # Ctrl-C too: the story says how far it came.
                 error.add_note("; ".join(story))
                 keep_logs(program, fault, seed)
                 raise
@@ -500,7 +500,7 @@ def main() -> None:
             try:
                 run_case(program, fault, seed, links=options.links)
                 print(f"ok     {program} {fault} {seed} ({time.monotonic() - begun:.1f} s)", flush=True)
-            except Exception as error:
+            except Exception as error:  # A failed case is counted, and the others still run.
                 failed += 1
                 notes = " | ".join(getattr(error, "__notes__", []))
                 print(

@@ -18,6 +18,7 @@ import zfabric as zf
 from zfabric.adapters.spill import contents
 from zfabric.runtime import interface
 from zfabric.runtime.session import Session
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PATIENCE = 60.0
 """Seconds until an event that should come is taken for lost: generous, since the machine may be busy."""
@@ -30,6 +31,11 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENC
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.01)  # conditions concern other processes, which raise no event here
     return found
+
+
+def on_node(node: Any, soft: bool = False) -> NodeAffinitySchedulingStrategy:
+    """The strategy of what is to run on a node, given as a LocalNode or by its id; with ``soft`` it goes elsewhere once that is gone."""
+    return NodeAffinitySchedulingStrategy(getattr(node, "node_id", node), soft=soft)
 
 
 def failure(ref: Any, timeout: float = PATIENCE) -> BaseException:

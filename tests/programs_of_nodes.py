@@ -1,6 +1,7 @@
 """Programs as users write them, each with its right result: what ``bad_days`` runs while nodes die, pause, and are cut off.
 
 Each takes a size and returns when it has checked every value. Its tasks note each execution (``ran``), in a file that all nodes share.
+A ``sleep`` stands for work, so that a fault finds tasks running.
 """
 
 from __future__ import annotations

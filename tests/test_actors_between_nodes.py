@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import descendants, eventually, gone, name_of
+from faults import descendants, eventually, gone, name_of, on_node
 
 import zfabric as zf
 from zfabric.util.scheduling_strategies import In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy
@@ -99,8 +99,7 @@ def cluster(nodes: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
 
 def there(cluster: zf.LocalCluster, function: Any, *args: Any) -> Any:
     """Run a function as a task of the second node, and return its value. The handles in ``args`` are in a list."""
-    strategy = NodeAffinitySchedulingStrategy(cluster.nodes[1].node_id, soft=False)
-    return zf.get(zf.remote(function).options(scheduling_strategy=strategy).remote(list(args)), timeout=WITHIN)
+    return zf.get(zf.remote(function).options(scheduling_strategy=on_node(cluster.nodes[1])).remote(list(args)), timeout=WITHIN)
 
 
 def made_there(cluster: zf.LocalCluster) -> Any:
@@ -222,14 +221,9 @@ def test_a_logged_actor_loses_nothing_that_a_caller_on_another_node_has_seen(clu
     assert zf.get(logged.add.remote(), timeout=WITHIN) == 61
 
 
-def on(cluster: zf.LocalCluster, index: int, soft: bool = False) -> dict[str, Any]:
-    """Options with which an actor is made on a node."""
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(cluster.nodes[index].node_id, soft=soft)}
-
-
 def test_an_actor_is_made_on_the_node_that_its_options_name(cluster: zf.LocalCluster) -> None:
     second = cluster.nodes[1].node_id
-    counter = Counter.options(name="made elsewhere", **on(cluster, 1)).remote()
+    counter = Counter.options(name="made elsewhere", scheduling_strategy=on_node(cluster.nodes[1])).remote()
     assert zf.get([counter.add.remote() for _ in range(200)], timeout=WITHIN) == list(range(1, 201))
     assert zf.get(counter.node.remote(), timeout=WITHIN) == second
     assert zf.get(counter.me.remote(), timeout=WITHIN) == counter, "it can name itself there"
@@ -258,9 +252,9 @@ def test_actors_go_where_their_labels_resources_and_spread_take_them(cluster: zf
     spread = [Counter.options(scheduling_strategy="SPREAD").remote() for _ in range(4)]
     assert sorted(zf.get([each.node.remote() for each in spread], timeout=WITHIN)) == sorted([first, second] * 2)
     with pytest.raises(zf.TaskUnschedulableError, match="not in this cluster"):
-        unknown = Counter.options(scheduling_strategy=NodeAffinitySchedulingStrategy("f" * 16, soft=False)).remote()
+        unknown = Counter.options(scheduling_strategy=on_node("f" * 16)).remote()
         zf.get(unknown.add.remote(), timeout=WITHIN)
-    anywhere = Counter.options(scheduling_strategy=NodeAffinitySchedulingStrategy("f" * 16, soft=True)).remote()
+    anywhere = Counter.options(scheduling_strategy=on_node("f" * 16, soft=True)).remote()
     assert zf.get(anywhere.add.remote(), timeout=WITHIN) == 1
 
 
@@ -276,7 +270,7 @@ def test_actors_for_which_there_is_no_room_here_are_made_where_there_is(cluster:
 
 
 def test_an_actor_elsewhere_ends_when_it_is_killed_dropped_or_by_itself(cluster: zf.LocalCluster) -> None:
-    killed, dropped, leaves = (Counter.options(max_restarts=-1, **on(cluster, 1)).remote() for _ in range(3))
+    killed, dropped, leaves = (Counter.options(max_restarts=-1, scheduling_strategy=on_node(cluster.nodes[1])).remote() for _ in range(3))
     pids = zf.get([each.pid.remote() for each in (killed, dropped, leaves)], timeout=WITHIN)
     zf.kill(killed)
     with pytest.raises(zf.ActorDiedError, match=r"zf\.kill"):
@@ -294,8 +288,8 @@ def test_an_actor_elsewhere_ends_when_it_is_killed_dropped_or_by_itself(cluster:
 
 
 def test_an_actor_elsewhere_is_made_again_when_its_process_dies(cluster: zf.LocalCluster) -> None:
-    counter = Counter.options(max_restarts=1, **on(cluster, 1)).remote()
-    patient = Counter.options(max_restarts=-1, max_task_retries=1, **on(cluster, 1)).remote()
+    counter = Counter.options(max_restarts=1, scheduling_strategy=on_node(cluster.nodes[1])).remote()
+    patient = Counter.options(max_restarts=-1, max_task_retries=1, scheduling_strategy=on_node(cluster.nodes[1])).remote()
     assert zf.get(counter.add.remote(5), timeout=WITHIN) == 5
     with pytest.raises(zf.ActorUnavailableError) as caught:
         zf.get(counter.exit_process.remote(), timeout=WITHIN)
@@ -364,7 +358,7 @@ def test_of_actors_with_one_name_made_on_two_nodes_at_once_one_is_made(cluster: 
         zf.get(handle.add.remote())
         return bytes(handle._actor_id)
 
-    nodes = [NodeAffinitySchedulingStrategy(node.node_id, soft=False) for node in cluster.nodes]
+    nodes = [on_node(node) for node in cluster.nodes]
     refs = [[zf.remote(make).options(scheduling_strategy=each).remote(index) for each in nodes] for index in range(8)]
     made = [zf.get(pair, timeout=WITHIN) for pair in refs]
     assert all(first == second for first, second in made)
@@ -396,19 +390,21 @@ def test_detached_actors_outlive_the_nodes_of_their_programs_and_of_the_tasks_th
     config = {"node_lease": LEASE}
     with zf.LocalCluster(nodes=3, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own:
         head, home, other = own.nodes
-        on_head, there_if_possible = on(own, 0), on(own, 2, soft=True)
+        on_head, there_if_possible = on_node(own.nodes[0]), on_node(own.nodes[2], soft=True)
         with zf.init(home.address, namespace="outlived"):
-            logged = Counter.options(name="logged", lifetime="detached", max_restarts=1, checkpoint_every=2, **there_if_possible)
+            logged = Counter.options(
+                name="logged", lifetime="detached", max_restarts=1, checkpoint_every=2, scheduling_strategy=there_if_possible
+            )
             first = logged.remote()
             assert zf.get([first.add.remote() for _ in range(3)], timeout=WITHIN) == [1, 2, 3]
 
-            def make(node: dict[str, Any]) -> int:
-                return int(zf.get(Counter.options(name="of a task", lifetime="detached", **node).remote().add.remote()))
+            def make(node: NodeAffinitySchedulingStrategy) -> int:
+                return int(zf.get(Counter.options(name="of a task", lifetime="detached", scheduling_strategy=node).remote().add.remote()))
 
-            assert zf.get(zf.remote(make).options(**on(own, 2)).remote(on_head), timeout=WITHIN) == 1
+            assert zf.get(zf.remote(make).options(scheduling_strategy=on_node(own.nodes[2])).remote(on_head), timeout=WITHIN) == 1
         own.remove_node(home)
         with zf.init(other.address, namespace="outlived"):
-            second = Counter.options(name="second", lifetime="detached", **on_head).remote()
+            second = Counter.options(name="second", lifetime="detached", scheduling_strategy=on_head).remote()
             found = [zf.get_actor("logged"), zf.get_actor("of a task"), second]
             assert zf.get([each.add.remote() for each in found], timeout=WITHIN) == [4, 2, 1], "their job's home has left the cluster"
         (daemon,) = [pid for pid in descendants(head.pid) if name_of(pid) == "zf-daemon"]
@@ -430,7 +426,7 @@ def test_detached_actors_outlive_the_nodes_of_their_programs_and_of_the_tasks_th
 @pytest.mark.parametrize("of_caller", [False, True])
 def test_no_call_is_lost_or_run_twice_when_a_daemon_on_its_way_is_killed(of_caller: bool) -> None:
     with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=64 * 2**20) as own, zf.init(own.address):
-        counter, guest = made_there(own), Counter.options(name="guest", **on(own, 1)).remote()
+        counter, guest = made_there(own), Counter.options(name="guest", scheduling_strategy=on_node(own.nodes[1])).remote()
         zf.get([counter.add.remote(), guest.add.remote(11)], timeout=WITHIN)
         refs, others = ([each.pause.remote() for _ in range(40)] for each in (counter, guest))
         zf.get([refs[5], others[5]], timeout=WITHIN)
@@ -451,9 +447,9 @@ def test_the_death_of_an_actors_node_is_that_of_the_actor_and_its_callers_are_to
     config = {"node_lease": LEASE}
     with zf.LocalCluster(nodes=2, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own, zf.init(own.address):
         counter = made_there(own)
-        mover = Counter.options(max_restarts=1, max_task_retries=1, **on(own, 1, soft=True)).remote()
-        unclear = Counter.options(max_restarts=1, **on(own, 1, soft=True)).remote()
-        stays = Counter.options(max_restarts=1, **on(own, 1)).remote()
+        mover = Counter.options(max_restarts=1, max_task_retries=1, scheduling_strategy=on_node(own.nodes[1], soft=True)).remote()
+        unclear = Counter.options(max_restarts=1, scheduling_strategy=on_node(own.nodes[1], soft=True)).remote()
+        stays = Counter.options(max_restarts=1, scheduling_strategy=on_node(own.nodes[1])).remote()
         assert zf.get([each.node.remote() for each in (mover, unclear, stays)], timeout=WITHIN) == [own.nodes[1].node_id] * 3
         running = counter.sleep.remote()
         assert zf.wait([running], timeout=0.2) == ([], [running])

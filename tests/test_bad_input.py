@@ -87,7 +87,7 @@ def why_not(cluster: ClusterSettings) -> str:
                 assert launched.session.membership() is None, "it has joined"
                 if reason or not launched.alive():
                     raise zf.ConnectionLostError(reason)
-                time.sleep(0.01)
+                time.sleep(0.01)  # Another process writes that file.
     finally:
         launched.close()
     assert time.monotonic() - began < SECONDS + 5.0, "a busy machine may take longer to start a process"
@@ -278,7 +278,7 @@ def _address_of(session: Session) -> str:
     """The address of a node, once it has joined."""
     while (membership := session.membership()) is None:
         assert session.alive(), session.failure()
-        time.sleep(0.01)
+        time.sleep(0.01)  # Another process writes the file that it is in.
     return membership.address
 
 
@@ -289,7 +289,7 @@ def _joins_no_more(address: str, path: str) -> bool:
         while launched.alive():
             if launched.session.membership() is not None:
                 return False
-            time.sleep(0.01)
+            time.sleep(0.01)  # As above.
     finally:
         launched.close()
     return True

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import eventually
+from faults import eventually, on_node
 
 import zfabric as zf
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PATIENCE = 60
 
@@ -35,7 +34,7 @@ def begun(path: str) -> None:
     try:  # From the start: whoever sees the file may stop it at once.
         Path(path).touch()
         time.sleep(600.0)
-    except BaseException:
+    except BaseException:  # Whatever stops it.
         Path(path + " stopped").touch()
         raise
 
@@ -44,14 +43,10 @@ def begun(path: str) -> None:
 def parent(paths: list[str], nodes: list[str], waits: bool) -> list[Any]:
     """Submits a child on each node, and each of them another one on the next node."""
     path, *rest = paths
-    made = [parent.options(scheduling_strategy=there(nodes[0])).remote(rest, nodes[1:], waits)] if rest else []
+    made = [parent.options(scheduling_strategy=on_node(nodes[0])).remote(rest, nodes[1:], waits)] if rest else []
     if waits or not rest:
         begun(path)
     return made
-
-
-def there(node: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 @zf.remote
@@ -59,7 +54,7 @@ class Foreman:
     """Submits what its caller tells it to."""
 
     def submit(self, paths: list[str], nodes: list[str]) -> Any:
-        parent.options(scheduling_strategy=there(nodes[0])).remote(paths, nodes[1:], True)
+        parent.options(scheduling_strategy=on_node(nodes[0])).remote(paths, nodes[1:], True)
         time.sleep(600.0)
 
     def ping(self) -> int:
@@ -79,10 +74,10 @@ def test_cancelling_reaches_children_and_their_children_on_every_node(cluster: z
     paths = [str(tmp_path / str(number)) for number in range(3)]
     around = [cluster.nodes[number].node_id for number in (1, 2, 0, 1, 2)]
     if how == "call":
-        (actor,) = zf.get(foreman.options(scheduling_strategy=there(cluster.nodes[1].node_id)).remote(), timeout=PATIENCE)
+        (actor,) = zf.get(foreman.options(scheduling_strategy=on_node(cluster.nodes[1])).remote(), timeout=PATIENCE)
         ref = actor.submit.remote(paths, around[1:])
     else:
-        ref = parent.options(scheduling_strategy=there(cluster.nodes[1].node_id)).remote(paths, around[1:], how == "running")
+        ref = parent.options(scheduling_strategy=on_node(cluster.nodes[1])).remote(paths, around[1:], how == "running")
     last = paths[-1]
     eventually(lambda: os.path.exists(last), "the last one runs")
     if how == "ended":

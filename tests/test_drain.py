@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import threading
@@ -13,14 +12,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from faults import PATIENCE, descendants, eventually, failure, gone, name_of, query
+from faults import PATIENCE, descendants, eventually, failure, gone, name_of, on_node, query
+from files import wait_for_file, wait_for_file_in_loop
 
 import zfabric as zf
 from zfabric.cli.main import program
 from zfabric.exceptions import FabricError
 from zfabric.runtime.connect import drain_node
 from zfabric.util import placement_group
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from zfabric.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 BIG = 300_000
 
@@ -35,13 +35,9 @@ def cluster() -> Iterator[zf.LocalCluster]:
         yield made
 
 
-def at(node: Any, soft: bool = True) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node.node_id, soft=soft)
-
-
 def await_nodes(cluster: zf.LocalCluster) -> None:
     """Wait until tasks run on all nodes: before one has registered, those that may run elsewhere do."""
-    zf.get([zf.remote(max).options(scheduling_strategy=at(node, soft=False)).remote(1, 2) for node in cluster.nodes], timeout=PATIENCE)
+    zf.get([zf.remote(max).options(scheduling_strategy=on_node(node)).remote(1, 2) for node in cluster.nodes], timeout=PATIENCE)
 
 
 def test_tasks_end_and_values_are_copied_before_a_node_leaves(cluster: zf.LocalCluster, tmp_path: Path) -> None:
@@ -67,13 +63,13 @@ def test_tasks_end_and_values_are_copied_before_a_node_leaves(cluster: zf.LocalC
 
     await_nodes(cluster)
     leaving = cluster.nodes[2]
-    value = big.options(scheduling_strategy=at(leaving)).remote()
-    inside = zf.get(parent.options(scheduling_strategy=at(leaving)).remote(), timeout=PATIENCE)
+    value = big.options(scheduling_strategy=on_node(leaving, soft=True)).remote()
+    inside = zf.get(parent.options(scheduling_strategy=on_node(leaving, soft=True)).remote(), timeout=PATIENCE)
     zf.wait([value, *inside], num_returns=4, timeout=PATIENCE, fetch_local=False)
     started = tmp_path / "started"
-    running = slow.options(scheduling_strategy=at(leaving)).remote(str(started))
+    running = slow.options(scheduling_strategy=on_node(leaving, soft=True)).remote(str(started))
     eventually(started.exists, "a task runs on the node")
-    queued = [slow.options(scheduling_strategy=at(leaving)).remote(str(tmp_path / "other")) for _ in range(2)]
+    queued = [slow.options(scheduling_strategy=on_node(leaving, soft=True)).remote(str(tmp_path / "other")) for _ in range(2)]
     cluster.remove_node(leaving, drain=True)
     assert leaving.node_id not in [row["NodeID"] for row in zf.nodes()]
     assert gone(leaving.pid)
@@ -118,8 +114,7 @@ def drain(*arguments: str) -> tuple[int, str]:
 
 def hold(over: str) -> str:
     """A task that ends when a file exists; where it ran."""
-    while not Path(over).exists():
-        time.sleep(0.01)
+    wait_for_file(over)
     return zf.get_runtime_context().get_node_id()
 
 
@@ -135,8 +130,8 @@ def test_the_command_line_says_what_cannot_be_drained_and_ends_what_takes_too_lo
     del cluster.nodes[1]
     await_nodes(cluster)
     (long,) = cluster.nodes[1:]
-    held = zf.remote(hold).options(scheduling_strategy=at(long)).remote(str(over))
-    actor = Writer.options(num_cpus=0, max_restarts=1, scheduling_strategy=at(long)).remote(str(tmp_path / "calls"))
+    held = zf.remote(hold).options(scheduling_strategy=on_node(long, soft=True)).remote(str(over))
+    actor = Writer.options(num_cpus=0, max_restarts=1, scheduling_strategy=on_node(long, soft=True)).remote(str(tmp_path / "calls"))
     endless, behind = actor.note.remote(0, 1000.0, str(tmp_path / "begun")), actor.note.remote(1)
     eventually((tmp_path / "begun").exists, "a call runs that does not end")
     eventually(lambda: any(row["node"] == "node3" for row in query("tasks") if row["state"] == "running"), "it runs")
@@ -174,7 +169,7 @@ def test_actors_of_another_home_are_made_again_elsewhere_once_their_node_has_lef
 
     await_nodes(cluster)
     leaving = cluster.nodes[2]
-    actor = Place.options(name="mover", max_restarts=1, max_task_retries=1, scheduling_strategy=at(leaving)).remote()
+    actor = Place.options(name="mover", max_restarts=1, max_task_retries=1, scheduling_strategy=on_node(leaving, soft=True)).remote()
     assert zf.get(actor.node.remote(), timeout=PATIENCE) == leaving.node_id
     cluster.remove_node(leaving, drain=True)
     assert zf.get(actor.node.remote(), timeout=PATIENCE) in {node.node_id for node in cluster.nodes}
@@ -201,7 +196,7 @@ def test_a_call_ends_where_it_runs_and_those_behind_it_follow_their_actor(cluste
     """No call is lost or runs twice, although none may be repeated; and the move is no restart."""
     await_nodes(cluster)
     leaving, path, begun = cluster.nodes[2], tmp_path / "calls", tmp_path / "begun"
-    actor = Writer.options(max_restarts=1, scheduling_strategy=at(leaving)).remote(str(path))
+    actor = Writer.options(max_restarts=1, scheduling_strategy=on_node(leaving, soft=True)).remote(str(path))
     first = actor.note.remote(0, 1.0, str(begun))
     others = [actor.note.remote(each) for each in range(1, 50)]
     eventually(begun.exists, "the first call runs")
@@ -220,8 +215,7 @@ class Waits:
 
     async def until(self, over: str, begun: str) -> str:
         Path(begun).touch()
-        while not Path(over).exists():
-            await asyncio.sleep(0.01)
+        await wait_for_file_in_loop(over)
         return zf.get_runtime_context().get_node_id()
 
     async def by_itself(self, over: str, begun: str) -> str:
@@ -239,18 +233,17 @@ def test_calls_beside_each_other_end_before_their_actor_moves_and_what_has_no_ot
         """Its actor is at home on the node that is drained, and ends with it: not before this task."""
         mine = Writer.options(max_restarts=5, num_cpus=0).remote(over)
         Path(begun).touch()
-        while not Path(over).exists():
-            time.sleep(0.01)
+        wait_for_file(over)
         return [mine, zf.get(mine.note.remote(1))]
 
     await_nodes(cluster)
     leaving, over = cluster.nodes[2], str(tmp_path / "over")
     begun = [tmp_path / f"begun{each}" for each in range(4)]
-    moving = Waits.options(max_restarts=-1, num_cpus=0, scheduling_strategy=at(leaving)).remote()
-    staying = Writer.options(num_cpus=0, scheduling_strategy=at(leaving)).remote(str(tmp_path / "calls"))
+    moving = Waits.options(max_restarts=-1, num_cpus=0, scheduling_strategy=on_node(leaving, soft=True)).remote()
+    staying = Writer.options(num_cpus=0, scheduling_strategy=on_node(leaving, soft=True)).remote(str(tmp_path / "calls"))
     running = [moving.until.remote(over, str(begun[0])), moving.by_itself.remote(over, str(begun[1]))]
     queued = [staying.note.remote(0, 0.5, str(begun[2])), staying.note.remote(1)]
-    task = has_one_of_its_own.options(scheduling_strategy=at(leaving)).remote(str(begun[3]), over)
+    task = has_one_of_its_own.options(scheduling_strategy=on_node(leaving, soft=True)).remote(str(begun[3]), over)
     eventually(lambda: all(each.exists() for each in begun), "all of them run")
     drained = threading.Event()
     session = cluster.nodes[0]._launched.session
@@ -296,8 +289,7 @@ class Asks:
 
     def ask(self, other: Any, over: str, begun: str) -> list[Any]:
         Path(begun).touch()
-        while not Path(over).exists():
-            time.sleep(0.01)
+        wait_for_file(over)
         return [zf.get_runtime_context().get_node_id(), zf.get(other.note.remote(99))]
 
 
@@ -338,10 +330,10 @@ def test_a_drain_goes_on_when_the_daemons_of_the_node_and_of_the_head_die(cluste
     """The head is the home of what runs there, and was asked for the drain."""
     await_nodes(cluster)
     leaving, over, begun = cluster.nodes[2], tmp_path / "over", [tmp_path / f"begun{each}" for each in range(2)]
-    moving = Waits.options(max_restarts=1, num_cpus=0, scheduling_strategy=at(leaving)).remote()
-    staying = Waits.options(num_cpus=0, scheduling_strategy=at(leaving)).remote()
+    moving = Waits.options(max_restarts=1, num_cpus=0, scheduling_strategy=on_node(leaving, soft=True)).remote()
+    staying = Waits.options(num_cpus=0, scheduling_strategy=on_node(leaving, soft=True)).remote()
     running = [each.until.remote(str(over), str(begun[index])) for index, each in enumerate((moving, staying))]
-    task = zf.remote(hold).options(scheduling_strategy=at(leaving)).remote(str(over))
+    task = zf.remote(hold).options(scheduling_strategy=on_node(leaving, soft=True)).remote(str(over))
     eventually(lambda: all(each.exists() for each in begun), "both run")
     eventually(lambda: any(row["node"] == "node3" for row in query("tasks") if row["state"] == "running"), "it runs")
     draining = Drain(cluster, leaving)
@@ -389,14 +381,18 @@ def test_streams_are_read_to_their_end_logged_actors_go_on_and_what_is_at_home_t
 
     await_nodes(cluster)
     leaving = cluster.nodes[2]
-    (known,), (unknown,) = zf.get([light.options(scheduling_strategy=at(leaving)).remote() for _ in range(2)], timeout=PATIENCE)
+    (known,), (unknown,) = zf.get(
+        [light.options(scheduling_strategy=on_node(leaving, soft=True)).remote() for _ in range(2)], timeout=PATIENCE
+    )
     assert zf.get(known.add.remote(), timeout=PATIENCE) == 2
-    options: dict[str, Any] = {"max_restarts": -1, "checkpoint_every": 2, "num_cpus": 0, "scheduling_strategy": at(leaving)}
+    options: dict[str, Any] = {"max_restarts": -1, "checkpoint_every": 2, "num_cpus": 0, "scheduling_strategy": on_node(leaving, soft=True)}
     logged: Any = zf.remote(Counts).options(**options).remote()
     assert zf.get([logged.add.remote() for _ in range(5)], timeout=PATIENCE) == [1, 2, 3, 4, 5]
-    yields = [Yields.options(max_restarts=restarts, scheduling_strategy=at(leaving)).remote() for restarts in (0, 1)]
+    yields = [Yields.options(max_restarts=restarts, scheduling_strategy=on_node(leaving, soft=True)).remote() for restarts in (0, 1)]
     streams = [each.numbers.options(num_returns="streaming").remote(40, 100_000) for each in yields]
-    streams.append(zf.remote(lambda: iter(range(40))).options(num_returns="streaming", scheduling_strategy=at(leaving)).remote())
+    streams.append(
+        zf.remote(lambda: iter(range(40))).options(num_returns="streaming", scheduling_strategy=on_node(leaving, soft=True)).remote()
+    )
     seen = [[zf.get(next(stream), timeout=PATIENCE)] for stream in streams]
     draining = Drain(cluster, leaving)
     for stream, values in zip(streams, seen, strict=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import on_node
 
 import zfabric as zf
 from zfabric.machines.local_scheduler.nodes.failover import Failover
@@ -20,7 +21,6 @@ from zfabric.sim.programs import PLAIN, VOID, Program, mix
 from zfabric.sim.scenarios import STEADY, call, get, task
 from zfabric.sim.variants import applied
 from zfabric.sim.world import World
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LOST = ("ObjectLostError",)
 
@@ -287,7 +287,7 @@ def test_the_values_of_a_chain_on_a_killed_node_are_made_again(tmp_path: Path) -
         zf.init(cluster.address),
     ):
         victim = cluster.nodes[1]
-        there = NodeAffinitySchedulingStrategy(victim.node_id, soft=False)
+        there = on_node(victim)
         middle, end = zf.get(parent.options(scheduling_strategy=there).remote(str(tmp_path), 100), timeout=60)
         zf.wait([end], timeout=60, fetch_local=False)
         victim.kill()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from conftest import running_cluster
 from faults import PATIENCE, eventually, gone, query
+from files import wait_for_file
 
 import zfabric as zf
 from zfabric.runtime.interrupts import Fence, Fences, TaskInterrupt, _raise_in
@@ -353,8 +354,7 @@ def cleans_up(path: Any) -> None:
         time.sleep(600.0)
     except KeyboardInterrupt:
         (path / "stopping").touch()
-        while not (path / "go on").exists():
-            time.sleep(0.01)
+        wait_for_file(path / "go on")
         (path / "clean").touch()
         raise
 

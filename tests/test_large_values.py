@@ -6,7 +6,6 @@ import hashlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import descendants, eventually, name_of
+from faults import descendants, eventually, name_of, on_node
+from files import wait_for_file
 
 import zfabric as zf
 from zfabric.config import MiB
 from zfabric.util.local_cluster import LocalNode
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LARGE = int(os.environ.get("LARGE_MIB", "0"))
 """A size to be tested, too, in MiB: ``scripts/nightly`` has 1,024."""
@@ -35,7 +34,7 @@ def cluster(nodes: int, store: int, **config: Any) -> Iterator[zf.LocalCluster]:
 
 def on(node: LocalNode, function: Callable[..., Any]) -> Any:
     """A function as tasks that run on this node alone."""
-    return zf.remote(function).options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False))
+    return zf.remote(function).options(scheduling_strategy=on_node(node))
 
 
 def numbers(size: int, seed: int = 1) -> Any:
@@ -51,8 +50,7 @@ def zeros(size: int) -> Any:
 def hold(value: Any, begun: str, over: str) -> None:
     """Hold a value until the file ``over`` exists. ``begun`` is made first."""
     Path(begun).touch()
-    while not Path(over).exists():
-        time.sleep(0.01)
+    wait_for_file(over)
 
 
 def digest(value: Any) -> str:
@@ -90,7 +88,7 @@ class Get(threading.Thread):
         """Get the value."""
         try:
             self.result = digest(zf.get(self.ref, timeout=120))
-        except Exception as error:
+        except Exception as error:  # It is the result, whatever it is.
             self.result = error
 
     def wait(self) -> Any:
@@ -125,7 +123,7 @@ def test_the_source_dies_in_the_middle_and_another_copy_or_the_task_gives_the_va
     with cluster(4, 240, transfer_patience=0.2, node_lease=2.0) as made:
         here, there, third, fourth = made.nodes
         zf.get([on(node, len).remote(b"") for node in made.nodes], timeout=60)  # All nodes have registered.
-        again = zf.remote(numbers).options(scheduling_strategy=NodeAffinitySchedulingStrategy(there.node_id, soft=True)).remote(100)
+        again = zf.remote(numbers).options(scheduling_strategy=on_node(there, soft=True)).remote(100)
         expected = zf.get(on(there, digest).remote(again), timeout=120)
         getting = stopped_in_the_middle(again, here, there)
         there.kill()  # The only copy goes with it: the task runs again.

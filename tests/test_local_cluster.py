@@ -20,7 +20,7 @@ import numpy
 import pytest
 from click.testing import CliRunner
 from command_line import Place, a_place
-from faults import descendants, eventually, gone, name_of, query
+from faults import descendants, eventually, gone, name_of, on_node, query
 from relay import free_port
 
 import zfabric as zf
@@ -189,7 +189,7 @@ def test_rows_have_the_ids_of_their_nodes(driver: zf.LocalCluster) -> None:
 
     run_on_both(driver)
     nodes = [node.node_id for node in driver.nodes]
-    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    places = [on_node(node) for node in nodes]
     actors = [zf.remote(Resident).options(num_cpus=0, scheduling_strategy=place).remote() for place in places]
     zf.get([actor.__ray_ready__.remote() for actor in actors], timeout=60)
     assert [state.get_actor(actor._actor_id.hex()).node_id for actor in actors] == nodes
@@ -198,7 +198,7 @@ def test_rows_have_the_ids_of_their_nodes(driver: zf.LocalCluster) -> None:
 
 def test_refs_and_handles_in_closures_are_known_on_other_nodes(driver: zf.LocalCluster) -> None:
     small, large = zf.put(5), zf.put(numpy.ones(10**5))
-    here, there = (NodeAffinitySchedulingStrategy(node.node_id, soft=False) for node in driver.nodes)
+    here, there = (on_node(node) for node in driver.nodes)
 
     @zf.remote(num_cpus=0)
     class Adder:
@@ -484,7 +484,7 @@ def test_a_node_that_does_not_answer_is_named_by_each_tool(tmp_path: Path) -> No
 
 
 def test_what_a_function_captures_is_found_on_every_node(driver: zf.LocalCluster) -> None:
-    here, there = (NodeAffinitySchedulingStrategy(node.node_id, soft=False) for node in driver.nodes)
+    here, there = (on_node(node) for node in driver.nodes)
     put, large = zf.put("put"), zf.put(bytes(300_000))
     (inner,) = zf.get(zf.remote(lambda: [zf.put("inner")]).options(scheduling_strategy=there).remote(), timeout=60)
 

@@ -6,10 +6,9 @@ import os
 import signal
 from typing import Any
 
-from faults import descendants, name_of
+from faults import descendants, name_of, on_node
 
 import zfabric as zf
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LEASE = 3.0
 WITHIN = 60
@@ -41,15 +40,12 @@ class Ledger:
         return os.getpid()
 
 
-def on(cluster: zf.LocalCluster, index: int, soft: bool = False) -> dict[str, Any]:
-    """Options with which something is on a node; ``soft``: as long as that lives."""
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(cluster.nodes[index].node_id, soft=soft)}
-
-
 def moving(cluster: zf.LocalCluster, index: int) -> Any:
     """A ledger on a node, which is made elsewhere if that dies."""
-    zf.get(three.options(**on(cluster, index)).remote(), timeout=WITHIN)  # A node that is not ready yet is not preferred.
-    ledger = Ledger.options(**on(cluster, index, soft=True)).remote()
+    zf.get(
+        three.options(scheduling_strategy=on_node(cluster.nodes[index])).remote(), timeout=WITHIN
+    )  # A node that is not ready yet is not preferred.
+    ledger = Ledger.options(scheduling_strategy=on_node(cluster.nodes[index], soft=True)).remote()
     assert zf.get(ledger.node.remote(), timeout=WITHIN) == cluster.nodes[index].node_id
     return ledger
 
@@ -69,13 +65,13 @@ def test_no_call_is_lost_or_done_twice_when_its_process_and_its_node_die_or_stop
     with zf.LocalCluster(nodes=3, cpus_per_node=2, object_store_memory=64 * 2**20, config=config) as own, zf.init(own.address):
         ledger = moving(own, 1)
         kept = zf.get(ledger.keep.remote([three.remote(), zf.put(4)]), timeout=WITHIN)
-        there = add_many.options(**on(own, 2)).remote([ledger], 40)
+        there = add_many.options(scheduling_strategy=on_node(own.nodes[2])).remote([ledger], 40)
         here = [ledger.add.remote() for _ in range(40)]
         zf.get(here[5], timeout=WITHIN)
         os.kill(zf.get(ledger.pid.remote(), timeout=WITHIN), signal.SIGKILL)
         here += [ledger.add.remote() for _ in range(40)]
         zf.get(here[50], timeout=WITHIN)
-        again = add_many.options(**on(own, 2)).remote([ledger], 40)
+        again = add_many.options(scheduling_strategy=on_node(own.nodes[2])).remote([ledger], 40)
         own.nodes[1].kill()
         here += [ledger.add.remote() for _ in range(40)]
         found = [*zf.get(here, timeout=WITHIN), *zf.get(there, timeout=WITHIN), *zf.get(again, timeout=WITHIN)]

@@ -15,22 +15,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import PATIENCE, descendants, eventually, failure, name_of, query
+from faults import PATIENCE, descendants, eventually, failure, name_of, on_node, query
 from relay import CUT, Fault, Relay, RelayedCluster
 
 import zfabric as zf
 from zfabric.runtime.connect import attach
 from zfabric.runtime.session import Session
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LEASE = 2.0
 STORE = 96
 """MiB of each node's object store."""
 MiB = 2**20
-
-
-def on(node: Any, soft: bool = False) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node.node_id, soft=soft)
 
 
 def workers_of(cluster: Any) -> list[int]:
@@ -73,12 +68,12 @@ HURT = {
 @pytest.mark.parametrize("hurt", ["cut", "one way", "reset", *HURT])
 def test_a_large_value_arrives_whole_whatever_happens_on_its_way(relayed: RelayedCluster, hurt: str) -> None:
     size, (head, source, _) = 48 * MiB, relayed.nodes
-    ref = large.options(scheduling_strategy=on(source)).remote(1, size)
+    ref = large.options(scheduling_strategy=on_node(source)).remote(1, size)
     assert zf.wait([ref], timeout=60, fetch_local=False)[0]
     relayed.relay.between(source.name, head.name, Fault(rate=24 * MiB), "transfer")
     passed = f"{source.name}>{head.name} transfer"
     before = relayed.relay("passed").get(passed, 0)
-    waiting = zf.remote(lambda value: int(value[0])).options(scheduling_strategy=on(head)).remote(ref)
+    waiting = zf.remote(lambda value: int(value[0])).options(scheduling_strategy=on_node(head)).remote(ref)
     eventually(lambda: relayed.relay("passed").get(passed, 0) - before > 4 * MiB, "the value is on its way")
     assert relayed.relay("passed")[passed] - before < size, "it is in the middle"
     if hurt in ("cut", "one way"):
@@ -110,8 +105,8 @@ def test_a_link_that_is_cut_in_the_middle_of_a_very_large_value_goes_on_where_it
     options: dict[str, Any] = {"object_store_memory": (LARGE + 32) * MiB}
     with Relay() as relay, RelayedCluster(relay, nodes=2, cpus_per_node=1, **options) as cluster, zf.init(cluster.address):
         head, source = cluster.nodes
-        ref = large.options(scheduling_strategy=on(source)).remote(1, LARGE * MiB)
-        expected = zf.get(zf.remote(digest).options(scheduling_strategy=on(source)).remote(ref), timeout=300)
+        ref = large.options(scheduling_strategy=on_node(source)).remote(1, LARGE * MiB)
+        expected = zf.get(zf.remote(digest).options(scheduling_strategy=on_node(source)).remote(ref), timeout=300)
         passed = f"{source.name}>{head.name} transfer"
         before = relay("passed").get(passed, 0)
         relay.fault(source.name, head.name, Fault(rate=LARGE * MiB / 4), "transfer")  # A busy machine still cuts it in the middle.
@@ -164,7 +159,7 @@ def test_without_the_head_drivers_and_nodes_end_after_two_leases() -> None:
     with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * MiB, config={"node_lease": LEASE}) as cluster:
         head, *others = cluster.nodes
         with zf.init(others[0].address):
-            ref = zf.remote(lambda: time.sleep(1000)).options(scheduling_strategy=on(others[1])).remote()
+            ref = zf.remote(lambda: time.sleep(1000)).options(scheduling_strategy=on_node(others[1])).remote()
             head.kill()
             error = failure(ref)
             assert isinstance(error, zf.NodeDiedError)
@@ -188,10 +183,10 @@ def test_a_chain_of_a_hundred_values_whose_only_copies_are_lost_is_made_again_on
         zf.init(cluster.address),
     ):
         there = cluster.nodes[1]
-        zf.get(zf.remote(max).options(scheduling_strategy=on(there)).remote(1, 2), timeout=60)  # It has registered.
+        zf.get(zf.remote(max).options(scheduling_strategy=on_node(there)).remote(1, 2), timeout=60)  # It has registered.
         last: Any = np.zeros(1)
         for number in range(LINKS):
-            last = link.options(scheduling_strategy=on(there, soft=True)).remote(str(tmp_path), number, last)
+            last = link.options(scheduling_strategy=on_node(there, soft=True)).remote(str(tmp_path), number, last)
         assert zf.wait([last], timeout=60, fetch_local=False)[0]
         there.kill()
         assert zf.get(last, timeout=60)[-1] == LINKS
@@ -216,7 +211,7 @@ def child(directory: str, number: int) -> None:
 def test_children_of_a_parent_that_has_ended_run_elsewhere_when_their_node_dies(tmp_path: Path) -> None:
     config = {"node_lease": LEASE, "spill_after": 600.0}  # They stay where they were submitted.
     with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * MiB, config=config) as cluster, zf.init(cluster.address):
-        zf.get(parent.options(scheduling_strategy=on(cluster.nodes[1])).remote(str(tmp_path)), timeout=60)
+        zf.get(parent.options(scheduling_strategy=on_node(cluster.nodes[1])).remote(str(tmp_path)), timeout=60)
         eventually(lambda: list(tmp_path.iterdir()), "the first child has run")
         cluster.nodes[1].kill()
         eventually(lambda: len(list(tmp_path.iterdir())) == CHILDREN, "all children have run")
@@ -242,9 +237,9 @@ def test_recursion_over_nodes_of_one_cpu_starts_a_bounded_number_of_processes() 
 def test_more_values_than_a_store_holds_are_read_from_another_node(relayed: RelayedCluster) -> None:
     """The reader's store is full: it spills, and finishes."""
     size, count, (_, source, reader) = STORE * MiB // 10, 16, relayed.nodes
-    refs = [large.options(scheduling_strategy=on(source)).remote(number, size) for number in range(count)]
+    refs = [large.options(scheduling_strategy=on_node(source)).remote(number, size) for number in range(count)]
 
-    @zf.remote(scheduling_strategy=on(reader))
+    @zf.remote(scheduling_strategy=on_node(reader))
     def sums(values: list[Any]) -> list[int]:
         return [int(zf.get(value).sum()) for value in values]
 
@@ -269,7 +264,7 @@ def test_a_node_whose_key_reaches_another_too_late_is_let_in_once_it_has_come(no
     nodes.relay.heal()
     with zf.init(joiner.address):
         where = zf.remote(lambda: zf.get_runtime_context().get_node_id())
-        assert zf.get(where.options(scheduling_strategy=on(second)).remote(), timeout=PATIENCE) == second.node_id
+        assert zf.get(where.options(scheduling_strategy=on_node(second)).remote(), timeout=PATIENCE) == second.node_id
     with zf.init(second.address):
-        assert zf.get(where.options(scheduling_strategy=on(joiner)).remote(), timeout=PATIENCE) == joiner.node_id
+        assert zf.get(where.options(scheduling_strategy=on_node(joiner)).remote(), timeout=PATIENCE) == joiner.node_id
     nodes.remove_node(joiner)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import descendants, eventually, name_of
+from faults import descendants, eventually, name_of, on_node
 from scheduler_alone import DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, ref, row, task_id
 
 import zfabric as zf
@@ -35,7 +35,6 @@ from zfabric.runtime.daemon import lease_clock
 from zfabric.sim.programs import ACTOR, Program, mix
 from zfabric.sim.scenarios import STEADY, get, invoke, task
 from zfabric.sim.world import World
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 TASKS = 150
 
@@ -98,7 +97,7 @@ def test_when_the_daemons_of_two_nodes_die_at_once_what_tasks_made_is_there_or_m
     with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config=long) as cluster:
         head, home, executor = cluster.nodes
         with zf.init(home.address):
-            there = twice.options(scheduling_strategy=NodeAffinitySchedulingStrategy(executor.node_id, soft=True))
+            there = twice.options(scheduling_strategy=on_node(executor, soft=True))
             made = [there.remote(5 * number, None) for number in range(20)]
             assert len(zf.wait(made, num_returns=20, timeout=60, fetch_local=False)[0]) == 20
             refs = [twice.remote(number, made[0]) for number in range(TASKS)]

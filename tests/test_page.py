@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from conftest import running_cluster
-from faults import PATIENCE, eventually, kill_daemon
+from faults import PATIENCE, eventually, kill_daemon, on_node
 from prometheus_client.parser import text_string_to_metric_families
 
 import zfabric as zf
@@ -42,7 +42,6 @@ from zfabric.runtime.logs import log_path, note_worker
 from zfabric.runtime.session import Session
 from zfabric.runtime.timeline import TimelineNode
 from zfabric.util.local_cluster import LocalCluster
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 TOKEN = "?token="
 
@@ -583,7 +582,7 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
 def test_the_page_shows_all_nodes() -> None:
     zf.shutdown()
     with LocalCluster(nodes=2, cpus_per_node=1) as nodes, zf.init(nodes.address):
-        places = [NodeAffinitySchedulingStrategy(node.node_id, soft=False) for node in nodes.nodes]
+        places = [on_node(node) for node in nodes.nodes]
         refs = [speak.options(scheduling_strategy=places[i % 2]).remote(f"line {i}") for i in range(20)]
         zf.get(refs, timeout=PATIENCE)
         served = Page(nodes.nodes[0].session_directory)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import eventually
+from faults import eventually, on_node
 from relay import Relay, RelayedCluster
 
 import zfabric as zf
@@ -17,7 +17,6 @@ from zfabric.sim.node import node_identifier
 from zfabric.sim.programs import PLAIN, Program, mix
 from zfabric.sim.scenarios import STEADY, get, task
 from zfabric.sim.world import World
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 MiB = 2**20
 
@@ -127,9 +126,9 @@ def test_the_node_whose_data_path_is_dead_ends_although_it_renews_its_lease() ->
     }
     with Relay() as relay, RelayedCluster(relay, nodes=3, cpus_per_node=1, **options) as cluster, zf.init(cluster.address):
         head, broken, other = cluster.nodes
-        here, there = (NodeAffinitySchedulingStrategy(node.node_id, soft=True) for node in (other, broken))
+        here, there = (on_node(node, soft=True) for node in (other, broken))
         for node in (other, broken):  # One that has not registered yet is not preferred.
-            zf.get(ones.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)).remote(1), timeout=60)
+            zf.get(ones.options(scheduling_strategy=on_node(node)).remote(1), timeout=60)
         lost = ones.options(scheduling_strategy=there).remote(3 * MiB)
         assert zf.wait([lost], timeout=60, fetch_local=False)[0]
         for node in (head, other):

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import eventually
+from faults import eventually, on_node
 
 import zfabric as zf
 from zfabric.adapters import processes
 from zfabric.api.cluster import session_directory
 from zfabric.job_submission import JobStatus, JobSubmissionClient
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PATIENCE = 60
 
@@ -34,10 +33,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
             here = zf.get_runtime_context().get_node_id()
             yield [here, *(node["NodeID"] for node in zf.nodes() if node["NodeID"] != here)]
         sys.path.remove(str(installed))
-
-
-def at(node: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def project(tmp_path: Path, value: int = 42) -> Path:
@@ -69,7 +64,7 @@ def test_a_directory_is_sent_to_each_node_once(nodes: list[str], tmp_path: Path)
     place = project(tmp_path)
     env = {"working_dir": str(place)}
     task = zf.remote(look).options(runtime_env=env)
-    found = zf.get([task.options(scheduling_strategy=at(node)).remote() for node in nodes for _ in range(3)], timeout=PATIENCE)
+    found = zf.get([task.options(scheduling_strategy=on_node(node)).remote() for node in nodes for _ in range(3)], timeout=PATIENCE)
     assert [each[0] for each in found] == [node for node in nodes for _ in range(3)]
     (here, there) = {each[1] for each in found}
     assert {os.path.basename(here), os.path.basename(there)} == {"project"}
@@ -86,8 +81,8 @@ def test_actors_and_children_are_in_the_directory_of_their_parent(nodes: list[st
     actor = Looker.options(runtime_env={"working_dir": str(place)}).remote()
     first, child = zf.get(actor.child.remote(), timeout=PATIENCE)
     assert first[3] == child[3] == 7
-    nested = zf.remote(lambda: zf.get(zf.remote(look).options(scheduling_strategy=at(nodes[0])).remote()))
-    there = nested.options(scheduling_strategy=at(nodes[1]), runtime_env={"working_dir": str(place)})
+    nested = zf.remote(lambda: zf.get(zf.remote(look).options(scheduling_strategy=on_node(nodes[0])).remote()))
+    there = nested.options(scheduling_strategy=on_node(nodes[1]), runtime_env={"working_dir": str(place)})
     assert zf.get(there.remote(), timeout=PATIENCE)[::3] == (nodes[0], 7)
 
 
@@ -109,7 +104,7 @@ def test_modules_are_sent(nodes: list[str], tmp_path: Path) -> None:
         return [import_module(name).VALUE for name in names], find_spec("beside_it"), str(tmp_path) in sys.path
 
     env = {"py_modules": [package, str(single), str(place)]}
-    found = zf.remote(values).options(runtime_env=env, scheduling_strategy=at(nodes[1])).remote()
+    found = zf.remote(values).options(runtime_env=env, scheduling_strategy=on_node(nodes[1])).remote()
     assert zf.get(found, timeout=PATIENCE) == ([1, 2, 3], None, False)
 
 
@@ -160,7 +155,7 @@ def test_packages_are_installed_on_each_node_and_win(nodes: list[str], tmp_path:
     env = {"pip": from_wheels(place, "a_package_of_a_wheel", "a_package_of_the_driver"), "working_dir": str(project(tmp_path))}
     task = zf.remote(version_of).options(runtime_env=env)
     for node in nodes:
-        there = task.options(scheduling_strategy=at(node))
+        there = task.options(scheduling_strategy=on_node(node))
         names = ("a_package_of_a_wheel", "tqdm", "a_package_of_the_driver")
         found = zf.get([there.remote(name) for name in names], timeout=PATIENCE)
         assert [(where, version) for where, _, version, _ in found] == [(node, "1.5"), (node, "0.0.1"), (node, "2.0")]
@@ -205,7 +200,7 @@ assert task[0] == "1.0" and task[1] != sys.executable
 def test_what_cannot_be_installed_fails_with_the_last_lines_of_pip_and_once(nodes: list[str], tmp_path: Path) -> None:
     place = wheel(tmp_path / "wheels", "another_package_of_a_wheel", "1.0")
     task = zf.remote(version_of).options(runtime_env={"pip": from_wheels(place, "another_package_of_a_wheel==2.0")}, max_retries=5)
-    refs = [task.options(scheduling_strategy=at(nodes[1])).remote("x") for _ in range(20)]
+    refs = [task.options(scheduling_strategy=on_node(nodes[1])).remote("x") for _ in range(20)]
     errors = []
     for ref in refs:
         with pytest.raises(zf.RuntimeEnvSetupError) as caught:
@@ -215,13 +210,13 @@ def test_what_cannot_be_installed_fails_with_the_last_lines_of_pip_and_once(node
     assert "on node" in errors[0]
     assert "No matching distribution found for another_package_of_a_wheel==2.0" in errors[0]
     with pytest.raises(zf.RuntimeEnvSetupError, match="No matching distribution"):
-        zf.get(task.options(scheduling_strategy=at(nodes[1])).remote("x"), timeout=PATIENCE)
+        zf.get(task.options(scheduling_strategy=on_node(nodes[1])).remote("x"), timeout=PATIENCE)
     logs = Path(session_of(nodes[1]), "environments").glob("pip-*/pip.log")
     assert sum(log.read_text().count("No matching distribution") for log in logs) == 1, "nobody tries again at once"
 
 
 def session_of(node: str) -> str:
-    return str(zf.get(zf.remote(session_directory).options(scheduling_strategy=at(node)).remote(), timeout=PATIENCE))
+    return str(zf.get(zf.remote(session_directory).options(scheduling_strategy=on_node(node)).remote(), timeout=PATIENCE))
 
 
 BACKEND = """
@@ -248,7 +243,7 @@ def slow(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_others_are_not_held_up_while_packages_are_installed(nodes: list[str], tmp_path: Path) -> None:
-    here = at(nodes[0])
+    here = on_node(nodes[0])
     task = zf.remote(version_of).options(runtime_env={"pip": slow(tmp_path)}, scheduling_strategy=here)
     refs = [task.remote("a_slow_package") for _ in range(4)]
     eventually((tmp_path / "begun").exists, "the build")
@@ -260,7 +255,7 @@ def test_others_are_not_held_up_while_packages_are_installed(nodes: list[str], t
 
 
 def test_a_process_that_makes_an_environment_may_die(nodes: list[str], tmp_path: Path) -> None:
-    task = zf.remote(version_of).options(runtime_env={"pip": slow(tmp_path)}, scheduling_strategy=at(nodes[0]))
+    task = zf.remote(version_of).options(runtime_env={"pip": slow(tmp_path)}, scheduling_strategy=on_node(nodes[0]))
     ref = task.remote("a_slow_package")
     begun = tmp_path / "begun"
     builder = int(eventually(lambda: begun.exists() and begun.read_text(), "the build"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import descendants, eventually, name_of
+from faults import descendants, eventually, name_of, on_node
 from nodes_alone import ABOUT, HOME_A, HOME_C, OTHER, SELF, Executor
 from scheduler_alone import DRIVER, OWN, task_id
 
@@ -20,7 +20,6 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, MEMBER, WORKER, first_attempt, object_id
 from zfabric.protocol.options import NODE_ID, RESOURCE_UNIT
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LEASE = 2.0
 PATIENCE = 60
@@ -298,10 +297,6 @@ def cluster(nodes: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
         yield nodes
 
 
-def at(cluster: zf.LocalCluster, number: int, soft: bool = False) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(cluster.nodes[number].node_id, soft=soft)
-
-
 def values(stream: Any) -> list[Any]:
     return [zf.get(ref, timeout=PATIENCE) for ref in stream]
 
@@ -317,15 +312,15 @@ def first(value: Any) -> int:
 
 
 def test_a_stream_of_another_node_is_consumed_at_home(cluster: zf.LocalCluster) -> None:
-    there = numbers.options(scheduling_strategy=at(cluster, 1))
+    there = numbers.options(scheduling_strategy=on_node(cluster.nodes[1]))
     assert values(there.remote(40)) == [(number, cluster.nodes[1].node_id) for number in range(40)]
     assert list(map(first, values(there.remote(20, 100_000)))) == list(range(20))
-    assert [zf.get(box[0]) for box in values(boxes.options(scheduling_strategy=at(cluster, 1)).remote(20))] == list(range(20))
+    assert [zf.get(box[0]) for box in values(boxes.options(scheduling_strategy=on_node(cluster.nodes[1])).remote(20))] == list(range(20))
 
 
 def test_a_producer_on_another_node_is_not_further_ahead_than_its_credit_and_is_closed(cluster: zf.LocalCluster, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    stream = numbers.options(scheduling_strategy=at(cluster, 1), max_buffered=3).remote(10**6, path=str(note))
+    stream = numbers.options(scheduling_strategy=on_node(cluster.nodes[1]), max_buffered=3).remote(10**6, path=str(note))
     assert zf.get(next(stream), timeout=PATIENCE)[0] == 0
     eventually(lambda: note.read_text() == "3", "it yields as far as was requested")
     del stream
@@ -334,7 +329,7 @@ def test_a_producer_on_another_node_is_not_further_ahead_than_its_credit_and_is_
 
 @pytest.mark.parametrize("size", [0, 20_000])
 def test_a_stream_survives_the_daemons_at_both_ends(cluster: zf.LocalCluster, size: int) -> None:
-    stream = numbers.options(scheduling_strategy=at(cluster, 1)).remote(60, size, 0.01)
+    stream = numbers.options(scheduling_strategy=on_node(cluster.nodes[1])).remote(60, size, 0.01)
     seen = [zf.get(next(stream), timeout=PATIENCE) for _ in range(5)]
     for number in (1, 0):
         kill_daemon(cluster.nodes[number])
@@ -357,13 +352,13 @@ def made() -> list[Any]:
 @pytest.mark.parametrize("size", [0, 20_000])
 def test_a_generator_is_consumed_by_a_task_of_another_node(cluster: zf.LocalCluster, where: int, size: int) -> None:
     """The values are made at home, where they are read, or on a third node."""
-    stream = numbers.options(scheduling_strategy=at(cluster, where)).remote(30, size)
+    stream = numbers.options(scheduling_strategy=on_node(cluster.nodes[where])).remote(30, size)
     assert first(zf.get(next(stream), timeout=PATIENCE)) == 0
-    assert zf.get(total.options(scheduling_strategy=at(cluster, 1)).remote(stream), timeout=PATIENCE) == 435
+    assert zf.get(total.options(scheduling_strategy=on_node(cluster.nodes[1])).remote(stream), timeout=PATIENCE) == 435
 
 
 def test_a_generator_in_the_result_of_a_task_of_another_node_is_consumed_here(cluster: zf.LocalCluster) -> None:
-    (stream,) = zf.get(made.options(scheduling_strategy=at(cluster, 1)).remote(), timeout=PATIENCE)
+    (stream,) = zf.get(made.options(scheduling_strategy=on_node(cluster.nodes[1])).remote(), timeout=PATIENCE)
     assert list(map(first, values(stream))) == list(range(30))
 
 
@@ -393,14 +388,14 @@ def source() -> list[Any]:
 
 
 def source_at(cluster: zf.LocalCluster, number: int) -> Any:
-    (made,) = zf.get(source.options(scheduling_strategy=at(cluster, number)).remote(), timeout=PATIENCE)
+    (made,) = zf.get(source.options(scheduling_strategy=on_node(cluster.nodes[number])).remote(), timeout=PATIENCE)
     return made
 
 
 @pytest.mark.parametrize("made_here", [False, True])
 def test_a_method_of_an_actor_on_another_node_yields_and_reads_streams(cluster: zf.LocalCluster, tmp_path: Path, made_here: bool) -> None:
     """The actor's home is that node, or this one."""
-    actor = Source.options(scheduling_strategy=at(cluster, 1)).remote() if made_here else source_at(cluster, 1)
+    actor = Source.options(scheduling_strategy=on_node(cluster.nodes[1])).remote() if made_here else source_at(cluster, 1)
     methods = actor.numbers.options(num_returns="streaming")
     assert values(methods.remote(30)) == [(number, cluster.nodes[1].node_id) for number in range(30)]
     assert list(map(first, values(methods.remote(20, 20_000)))) == list(range(20))
@@ -409,7 +404,7 @@ def test_a_method_of_an_actor_on_another_node_yields_and_reads_streams(cluster: 
     with pytest.raises(KeyError):
         zf.get(last, timeout=PATIENCE)
     assert zf.get(actor.total.remote(numbers.remote(30)), timeout=PATIENCE) == 435
-    assert zf.get(total.options(scheduling_strategy=at(cluster, 2)).remote(methods.remote(30)), timeout=PATIENCE) == 435
+    assert zf.get(total.options(scheduling_strategy=on_node(cluster.nodes[2])).remote(methods.remote(30)), timeout=PATIENCE) == 435
     note = tmp_path / "note"
     stream = actor.numbers.options(num_returns="streaming", max_buffered=3).remote(10**6, path=str(note))
     assert first(zf.get(next(stream), timeout=PATIENCE)) == 0
@@ -440,7 +435,7 @@ def test_a_stream_of_a_method_survives_a_daemon_or_ends_with_the_reason(cluster:
 
 def test_a_stream_is_lost_with_its_home_and_its_reader_is_told() -> None:
     with zf.LocalCluster(nodes=2, cpus_per_node=1, config={"node_lease": LEASE}) as cluster, zf.init(cluster.address):
-        (stream,) = zf.get(made.options(scheduling_strategy=at(cluster, 1)).remote(), timeout=PATIENCE)
+        (stream,) = zf.get(made.options(scheduling_strategy=on_node(cluster.nodes[1])).remote(), timeout=PATIENCE)
         assert first(zf.get(next(stream), timeout=PATIENCE)) == 0
         cluster.nodes[1].kill()
         *refs, last = stream
@@ -451,7 +446,7 @@ def test_a_stream_is_lost_with_its_home_and_its_reader_is_told() -> None:
 
 def test_a_stream_goes_on_elsewhere_if_its_node_dies_and_nothing_is_delivered_twice() -> None:
     with zf.LocalCluster(nodes=2, cpus_per_node=1, config={"node_lease": LEASE}) as cluster, zf.init(cluster.address):
-        stream = numbers.options(scheduling_strategy=at(cluster, 1, soft=True)).remote(40, 20_000, 0.02)
+        stream = numbers.options(scheduling_strategy=on_node(cluster.nodes[1], soft=True)).remote(40, 20_000, 0.02)
         seen = [zf.get(next(stream), timeout=PATIENCE) for _ in range(5)]
         cluster.nodes[1].kill()
         assert list(map(first, seen + values(stream))) == list(range(40))

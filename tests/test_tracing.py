@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 from conftest import running_cluster
-from faults import PATIENCE, eventually
+from faults import PATIENCE, eventually, on_node
 from opentelemetry import trace
 from span_files import PLACE, set_up
 
 import zfabric as zf
 from zfabric.api.lifecycle import connected
 from zfabric.util import tracing
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 SETUP = "span_files:set_up"
 
@@ -192,7 +191,7 @@ def test_spans_join_across_nodes(place: Path) -> None:
         with zf.init(cluster.address):
             tracing.enable(SETUP)
 
-            places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in zf.nodes()]
+            places = [on_node(node["NodeID"]) for node in zf.nodes()]
 
             @zf.remote
             def there() -> str:
