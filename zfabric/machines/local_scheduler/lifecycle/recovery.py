@@ -350,17 +350,15 @@ class Recovery:
 
     def _note_use(self, source: Address, message: m.RunningTasks) -> None:
         """Record the GPUs of a worker before resources are assigned."""
-        process = self.tables.processes.get(source[1:])
-        worker = self.tables.workers.get(process.name) if process is not None else None
+        worker = self.tables.worker_of(source)
         if worker is not None:
             worker.gpus = message.gpus
             worker.used = worker.job is not None
 
     def on_hosted_actors(self, now: float, source: Address, message: m.HostedActors) -> None:
         """Record the actors that a worker reports to a restarted daemon."""
-        process = self.tables.processes.get(source[1:])
-        worker = self.tables.workers.get(process.name) if process is not None else None
-        if process is None or worker is None:
+        worker = self.tables.worker_of(source)
+        if worker is None or worker.process is None:
             return
         if not message.rows:
             worker.state, worker.shared = HOSTING, True
@@ -369,7 +367,7 @@ class Recovery:
             if job is None or job.ended:
                 self.workers.end(worker, "its job has ended")
                 return
-            worker.job = process.job = job
+            worker.job = worker.process.job = job
             if node_of(attempt) != node_of(self.tables.first_attempt):
                 if not self._adopt_guest(row, attempt, job, worker):
                     self.workers.end(worker, "it is an actor of a node that is dead")
@@ -417,16 +415,15 @@ class Recovery:
 
     def _enter_running(self, source: Address, message: m.RunningTasks) -> None:
         """Restore the tasks that a worker has, running or queued."""
-        process = self.tables.processes.get(source[1:])
-        worker = self.tables.workers.get(process.name) if process is not None else None
-        if process is None or worker is None:
+        worker = self.tables.worker_of(source)
+        if worker is None or worker.process is None:
             return
         for row, attempt, begun, stopped in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
             if job is None or job.ended:
                 self.workers.end(worker, "its job has ended")
                 return
-            worker.job = process.job = job
+            worker.job = worker.process.job = job
             if node_of(attempt) != node_of(self.tables.first_attempt):
                 task = self._adopt(row, attempt, job)
                 if task is not None:

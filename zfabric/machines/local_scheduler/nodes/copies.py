@@ -48,10 +48,6 @@ class Copies:
     def __len__(self) -> int:
         return len(self._wanted)
 
-    def is_under_way(self, object_id: bytes) -> bool:
-        """Whether a value is being copied to this node."""
-        return object_id in self._wanted
-
     # -- where copies are --
 
     def offer(self, record: AnyObject, node: bytes) -> m.Row:
