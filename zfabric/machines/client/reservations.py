@@ -2,9 +2,9 @@
 
 Room for one large object is reserved exactly; smaller ones share grants. A process that uses up one grant after the other requests the next
 while it writes into the last (``ahead``), so that a put waits for no round trip. Each request is for a larger grant than the one before
-(``wish``): the more a grant holds, the longer its successor may take to arrive, and the larger are the objects that can share it. Where the
-store has no room for grants, each object has room of its own, which may be a file on disk. Once the process writes no more, it returns what
-it has too much (``rest``). Not thread-safe: the client's lock is held.
+(``wish``). The more a grant holds, the longer its successor may take to arrive, and the larger are the objects that can share it. Where the
+store has no room for grants, each object has room of its own, which may be a file on disk. Once the process writes no more, it returns the
+grants that it does not need (``rest``). Not thread-safe: the client's lock is held.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Failures that a program never reads. Unless they are shown, a program whose tasks all fail seems to have done its work.
 
-A failure is *unread* from its arrival until the program reads it or passes it on: to a task or call, which then fails with it, inside a
-value, or to another process. It is *lost* when its last ref is dropped before that, or when the program ends. Only failures are recorded,
-when they arrive; a task that succeeds costs nothing.
+A failure is *unread* from its arrival until the program reads it or passes it on. It is passed on to a task or call, which then fails with
+it, inside a value, or to another process. A failure is *lost* when its last ref is dropped before that, or when the program ends. Only
+failures are recorded, when they arrive; a task that succeeds costs nothing.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Who owns which bytes of the arena: sorted ranges, and the free space made of them.
 
 The arena is cut into *pieces* of 2 MiB. A piece is cold (nothing behind it: touching it would ask the system for memory) or
-ready (its memory is there). Free room is therefore kept in two tables, ``ready`` by the byte and ``cold`` by the piece, and
-what is taken from the cold side is to be made ready before anybody writes there. Freed room is ready, and whole free pieces
-can be made cold again. The layout of the arena file is fixed here too, since the store's machine and the adapter both follow it:
+ready (its memory is there). So there are two tables of free room: ``ready`` by the byte, and ``cold`` by the piece. A cold piece
+is to be made ready before anybody writes there. Freed room is ready, and whole free pieces can be made cold again.
+The layout of the arena file is fixed here too, since the store's machine and the adapter both follow it:
 
     0 … data_start        the index: what a restarted daemon reads to find the sealed objects
     data_start … end      objects, each a header of 64 bytes and then its payload, both aligned to 64 bytes
 
-An object that the arena has no room for lies in a file of its own. Files are numbered, and a negative offset names one
-(``file_offset``), so that whoever handles places need not know which kind a place is.
+An object for which the arena has no room lies in a file of its own. Files are numbered, and a negative offset names one
+(``file_offset``). So code that passes places on treats both kinds alike.
 """
 
 from __future__ import annotations

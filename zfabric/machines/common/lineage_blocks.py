@@ -1,19 +1,19 @@
-"""Task rows in blocks: how lineage is kept at a fraction of a microsecond a row.
+"""Task rows in blocks: how lineage is stored at a fraction of a microsecond a row.
 
-A row of the "task" table is not one task but up to 1,024 successive children of one parent, all of one *run* (their
-counters agree but for the lowest ten bits). Its key is the id of its first task, so the block that holds a task is found
-by one ordered look-up: the largest key that is not past the task's id.
+A row of the "task" table is a *block*: up to 1,024 successive children of one parent. They are of one *run*: their counters agree
+but for the lowest ten bits. The key of a block is the id of its first task. So one ordered look-up finds the block of a task: the
+largest key that is not past the task's id.
 
 Four rules make that complete:
 
-- A block is written once; rows of the same run that come later go into a further block. Blocks of one run may therefore
-  interleave, and a look-up that misses goes on to the block before, to the beginning of the run.
-- A row dropped before its block was written is never written (most tasks of most programs end that way). Once a block is
-  written, dropping its last row deletes it, and a block under a quarter alive is written again without its dead.
+- A block is written once; rows of the same run that come later go into a further block. So blocks of one run may interleave, and a
+  look-up that misses goes on to the block before, down to the beginning of the run.
+- A row that is dropped before its block is written is never written (most tasks of most programs end that way). When the last row
+  of a written block is dropped, the block is deleted. When less than a quarter of its rows are left, it is written again with these.
 - A row that is withdrawn is gone with the next flush. So are rows of that task which were dropped before, and which are still in written
   blocks of its run: the task may have come again in between.
-- If a block would begin with the id under which another block is kept (a task whose row was dropped and came again),
-  one more byte is appended to its key, which sorts directly behind.
+- A block may begin with the id that is the key of another block, if a task's row was dropped and came again. Then one more byte is
+  appended to its key, which sorts directly behind.
 
 One writer owns the blocks of a parent; the control store only looks into them (``read_rows``).
 """

@@ -1,12 +1,12 @@
 """A link: it delivers all messages of one incarnation to another once and in order, whatever the network does.
 
-Frames are numbered from 1. Each carries the number of the newest frame received in order from the other side, which lets the
-other side forget what it kept for repetition. A frame that is not acknowledged is repeated, ever more slowly; one that comes twice
-is dropped; one that comes early waits for those before it. When either incarnation ends, the link ends with it, and the
-registration path rebuilds what was on it. All machines rely on this and never look at loss, repetition or order themselves.
+Frames are numbered from 1. Each acknowledges frames of the other side: it carries the number of the newest one received in order.
+A frame that is not acknowledged is repeated, ever more slowly. A frame that comes twice is dropped, and one that comes early waits
+for those before it. When either incarnation ends, the link ends with it, and registration rebuilds what was on it. All machines
+rely on this, and never look at loss, repetition or order themselves.
 
-``pack`` makes no frame that the other side refuses for its size: what is too large travels in several frames (``codec.cut``), and a message
-that came in pieces is delivered with the last of them.
+``pack`` makes no frame that the other side refuses for its size: a larger message travels in several frames (``codec.cut``), and is
+delivered with the last of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Resource vectors in fixed point: what a task asks for, what a node has, and which GPUs go to whom.
 
-Amounts are integers in 1/10,000 (``RESOURCE_UNIT``), so that a thousand tenths are a hundred and a comparison never
-depends on the order of additions. A demand is a sorted tuple of (name, amount) pairs; equal demands are equal tuples,
-which is what lets a scheduler queue tasks by shape.
+Amounts are integers in 1/10,000 (``RESOURCE_UNIT``), so that a thousand tenths are a hundred, and a comparison never
+depends on the order of additions. A demand is a sorted tuple of (name, amount) pairs. Equal demands are equal tuples,
+so a scheduler can queue tasks by shape.
 """
 
 from __future__ import annotations

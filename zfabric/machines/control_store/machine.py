@@ -4,11 +4,11 @@
 as a ``Store``, and it is *in flight* until the shell reports ``Committed``. Meanwhile the next one gathers. Both are plain dictionaries of
 rows, newest last, so a conditional operation is decided by looking in three places: gathered, in flight, committed.
 
-**An answer waits for all that it was decided on.** Every answer to a write, also a negative one, is retained with the gathered
-transaction, and sent when that is committed. So nothing is revealed that could still be rolled back, and a rollback needs no undoing: both
-transactions are dropped, and everybody who waited for them receives False. Reads are answered from committed rows alone. Where rows of
-their table are on the way they wait for the commit: what a peer reads is never older than what anybody had written before it asked. A
-``Write`` without rows is therefore a barrier.
+**An answer waits for all rows that it was decided on.** Every answer to a write is retained with the gathered transaction, and sent when
+that is committed. This holds for negative answers, too. So nothing is revealed that could still be rolled back. A rollback undoes nothing:
+both transactions are dropped, and everybody who waited for them receives False. Reads are answered from committed rows alone. While rows
+of its table are on the way, a read waits for their commit: a peer never reads less than what had been written before it asked. So a
+``Write`` without rows is a barrier.
 
 **When.** A transaction is handed over at once if somebody waits for it, else when it is ``lineage_delay`` old or large. It is
 always marked urgent, since its waiting is done.

@@ -1,10 +1,11 @@
 """The global scheduler: one shard that places spilled tasks by the heartbeats of the nodes.
 
 It retains no task. A home retains the tasks for which it asks, and asks again for those that were placed nowhere. So none is lost when a
-shard restarts, nor overlooked when a node joins that has what was missing, and a new shard has all its state after one heartbeat of each
-node. Between two heartbeats of a node, tasks that were placed on it count as queued there, so that one batch does not pile up on the node
-that looked best. A node that has received them reports soon. If it does not, its home did not give it the tasks, because the answer was
-lost, say, or the node was too new to it: then they do not count any longer.
+shard restarts, nor overlooked when a node with the missing resources joins. A new shard has all its state after one heartbeat of each node.
+
+Between two heartbeats of a node, tasks that were placed on it count as queued there. Otherwise the next batches would pile up on the node
+that looked best. A node that has received the tasks reports soon. If it does not, their home did not send them: the answer was lost,
+perhaps, or the home did not know the node yet. Then they do not count any longer.
 """
 
 from __future__ import annotations

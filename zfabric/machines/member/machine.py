@@ -1,9 +1,8 @@
 """The member of a node: it joins the cluster, renews the node's lease, and passes on which other nodes there are.
 
-A lease counts from the moment at which the request was sent that renewed it, so this side's is never longer than the registry's. A node
-that cannot renew it ceases to act before the registry declares it dead: at 0.8 of the lease nothing leaves it any more, at 0.9 its workers
-are stopped. It may be the head that is held up, and then nobody is dead: if the lease is renewed after all, the node goes on where it was.
-After two leases it ends.
+A lease begins when the request is sent that renews it, so it never ends later here than at the registry. A node that cannot renew its lease
+ceases to act before the registry declares it dead. At 0.8 of the lease nothing leaves it any more; at 0.9 its workers are stopped. If only
+the head was held up, nobody is dead: the lease is renewed after all, and the node goes on where it was. After two leases it ends.
 
 The daemon of a node may be restarted. The next one begins with the last table of the one before, so that it finds the other nodes, and with
 the end of its lease. It is silent until the registry has answered, and stops the workers when the one before would have.

@@ -1,10 +1,10 @@
 """Recovery of an object store after a daemon's restart: the claims on its bytes, gathered until all have arrived.
 
-The arena's index shows which objects the former store had taken over; processes repeat what they hold; the local scheduler repeats what
-was written and sends, last, what is referred to (``RetainOnly``). Nothing moves before that. Then files that nobody claims are deleted
-(``on_disk``) and the other claims are laid out, the index first. A claim that overlaps an earlier one is void; if a process reads there,
-the place stays blocked while the process lives. An object that was written where a process may write now is void as well, also if that
-process wrote it: the former store had taken it over, freed it and given its room away, and the scheduler only repeats it.
+There are three sources. The arena's index shows which objects the former store had taken over. Processes repeat what they hold. The local
+scheduler repeats what was written and sends, last, what is referred to (``RetainOnly``). Nothing moves before that. Then files that nobody
+claims are deleted (``on_disk``), and the other claims are laid out, those of the index first. A claim that overlaps an earlier one is void;
+if a process reads there, the place stays blocked while the process lives. An object that was written where a process may write now is void
+as well, even if that process wrote it. The former store had taken it over, freed it and given its room away; the scheduler only repeats it.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """The object store: who may write, read and move which bytes of the node's arena.
 
-Room goes through four hands. A *grant* is the right of one process to write a range; a ``Sealed`` row turns a part of a grant
-into an *object*; an object that nobody refers to (``Free``), reads (pins) or copies (spilling) becomes *free space*; and free
-space is either ready or cold (``common.extents``). At every moment these, and what is being made ready, tile the arena exactly:
-``check_invariants`` adds them up.
+Room passes through four states. A *grant* is the right of one process to write a range. A ``Sealed`` row turns a part of a grant into an
+*object*. An object becomes *free space* when nobody refers to it (``Free``), reads it (pins) or copies it (spilling). Free space is either
+ready or cold (``common.extents``). At every moment these, and what is being made ready, tile the arena exactly: ``check_invariants`` adds
+them up.
 
 Pins are counted: each ``Located`` row adds one pin to the process it names, each mention in ``Unpin`` removes one. (A set of
 processes would not do: an ``Unpin`` that crosses a second ``Located`` on its way would leave a reader without a pin.)
 
-An object has these states: written into a grant, *sealed*, being copied to disk (*spilling*), on disk only (*spilled*), *waiting* for
-room in the arena (inline values that move in wait, too), being read back (*restoring*), sealed again. The copy on disk stays when the
-object comes back, so that evicting it again costs nothing.
+An object is first written into a grant, and then has these states: *sealed*, *spilling* (being copied to disk), *spilled* (on disk only),
+*waiting* for room in the arena, *restoring* (being read back), and sealed again. An inline value that moves into the arena waits, too. The
+copy on disk stays when the object comes back, so that evicting it again costs nothing.
 
-Where the arena has no room and will have none soon, an object is written to a file (its grant is for a file then), and a spilled one is
-*checked* and read from its file: readers map the file, which stays while they have pins. While one process reads it there, all do.
+If the arena has no room, and will have none soon, a new object is written to a file: its grant is for a file. A spilled object is
+*checked*, and read from its file: readers map the file, which stays while they have pins. While one process reads it there, all do.
 
 ``room`` owns the queue for room and makes room where there is none; ``tables`` holds the state. After a daemon's restart the machine
 first gathers claims (``claims``), and moves nothing until ``RetainOnly``.

@@ -1,16 +1,20 @@
 """Who gets room in the arena next, and how room is made for them.
 
-One queue, in order, holds everybody who wants room: processes that want grants, objects that come back from disk, inline values that
-move in. While the head of the queue finds none, room is made, cheapest first: unused grants are recalled, values with a current copy on
-disk are dropped, rebuildable ones too, others are copied to disk, least recently used first, and readers are asked for pins that they no
-longer need. A reservation waits for its own patience, a restore for ``put_patience``.
+One queue, in order, has everybody who wants room: processes that want grants, objects that come back from disk, inline values that
+move in. While the first of the queue finds no room, room is made, by the cheapest means first:
 
-Where all this makes no room, the disk is used instead (``_use_disk``): a writer is given a file, a reader maps the object's file, an
-inline value is written to one. A reservation is refused only where the disk is full as well.
+- Unused grants are recalled.
+- Values with a current copy on disk are dropped, and so are rebuildable ones.
+- Other values are copied to disk, the least recently used first.
+- Readers are asked for pins that they no longer need.
 
-Room is made ready before it is given. A few grants' worth are made ready ahead of demand. Once a process had to wait for more, that much
-is made ready ahead too, while it writes into its first grant; a waiter takes over what is being made ready already. Freed room stays
-ready for the next writer: up to a bound, and down to those few grants after a while without demand.
+A reservation waits for its own patience, a restore for ``put_patience``. If all this makes no room, the disk is used instead
+(``_use_disk``): a writer is given a file, a reader maps the object's file, an inline value is written to one. A reservation is refused only
+if the disk is full as well.
+
+Room is made ready before it is given. A few grants' worth are made ready ahead of demand. If a process had to wait for more, that much is
+made ready ahead, too, while the process writes into its first grant; a waiter takes over what is being made ready already. Freed room
+stays ready for the next writer, up to a bound. After a while without demand only those few grants stay ready.
 """
 
 from __future__ import annotations

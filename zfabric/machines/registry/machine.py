@@ -1,4 +1,4 @@
-"""The registry: the one place where it is decided which nodes a cluster has, and that a node is dead.
+"""The registry decides, alone, which nodes a cluster has, and that a node is dead.
 
 A living node has a row in the control store of the head ("member"). The row is durable before the node is notified that it has joined, and
 its deletion is durable before anybody is notified that the node is dead. So a registry that restarts never revokes a decision. A node

@@ -2,9 +2,9 @@
 
 The first restart is immediate, since most deaths are single events (a kill, a bug that one message triggers) and everybody
 waits for the process. Each further death within ``settled`` seconds of its start doubles the pause, so that a process
-that cannot live costs no more than a start every ``backoff_max`` seconds. A process that never gets as far as
-working, ``failures_max`` times in a row, will not do so the next time either: then those who wait for it are told
-instead. One that did come up is restarted for ever, since what killed it may end.
+that cannot live costs no more than a start every ``backoff_max`` seconds. If a process ends ``failures_max`` times in a row before it
+works, it is not started again, and those who wait for it are notified. A process that has worked is restarted for ever, since what killed
+it may end.
 """
 
 from __future__ import annotations

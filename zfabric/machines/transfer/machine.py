@@ -1,6 +1,6 @@
 """The machine of a transfer agent: a process that reserves room and pins values as a client does, and talks to agents of other nodes.
 
-It lives no longer than its daemon, so there is nothing that it repeats to the next one: whoever wants a value asks again. Bytes of values
+It ends with its daemon, so it repeats nothing to the next one: whoever wants a value asks again. Bytes of values
 never pass through this machine. It decides which bytes go where, and its shell copies them between sockets and the arena
 (``SendChunk``, ``WriteChunk``).
 """

@@ -1,12 +1,13 @@
 """The reader's side: values that this node copies from others.
 
-A pull first reserves room for the whole value. Then it has *requests*, each to one source, of which the first that is answered by a chunk
-goes on and the others are stopped. Chunks are accepted in order only, and from every token that the pull has used lately: so what is under
-way when a request is repeated is not lost. A gap, or silence, means a new request from where the value ends; after silence it goes to
-another source, if there is one. Nothing here ends by the clock: that a source is dead is the registry's word (``NodeTable``).
+A pull first reserves room for the whole value. Then it has *requests*, each to one source. The first request that is answered by a chunk
+goes on, and the others are stopped. Chunks are accepted in order only, and from every token that the pull has used lately: so chunks that
+are under way when a request is repeated are not lost. After a gap, or silence, a new request asks for the value from where it ends; after
+silence it goes to another source, if there is one. Nothing here ends by the clock: the registry decides that a source is dead
+(``NodeTable``).
 
-The chunks under way from one source to this node are bounded, whatever number of values they are of (``transfer_credit``). Each request
-has at least one of them, so that one that is queued at its source can be served as soon as it is first.
+The chunks under way from one source to this node are bounded, over all values together (``transfer_credit``). Each request may have at
+least one of them, so that a request that waits at its source can be served as soon as it is the first there.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The source's side: values of this node that agents of other nodes read.
 
-A value that is wanted is pinned first, which restores it if it was spilled, and unpinned when nobody wants it any more and no byte of it is
-on its way out of the arena. Wants are served in order. A few nodes are served at a time (``transfer_readers``); all others are queued, and
-notified of that.
+A value that is wanted is pinned first, which restores it if it was spilled. It is unpinned when nobody wants it any more and no byte of it
+is on its way out of the arena. Wants are served in order. A few nodes are served at a time (``transfer_readers``); all others are queued,
+and notified of that.
 
-A value of one chunk counts as served once the chunk is on its way: a reader that does not receive it asks again. Of a larger value the
-reader reports that it has all of it.
+A value of one chunk counts as served once the chunk is on its way: a reader that does not receive it asks again. The reader of a larger
+value reports that it has all of it.
 
-Every complete copy serves on: when a reader has all of a value, some of those that are queued for it are sent there, so many that each node
-which has the value, or will have it soon, gets an equal share. For the same reason nobody else begins to be served while a reader has more
-than half of the value: that reader will be a source soon.
+Every complete copy serves others: when a reader has all of a value, some readers that are queued for it are sent there. So each node that
+has the value, or will have it soon, gets an equal share of the queue. For the same reason no further reader begins to be served while one
+has more than half of the value: that reader will be a source soon.
 """
 
 from __future__ import annotations

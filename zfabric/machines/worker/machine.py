@@ -1,8 +1,8 @@
 """The worker: tasks and calls that it received, which of them it has begun, and what it has to report.
 
-The shell runs user code; this machine has the queues. To start a task is to claim it (``begin``) under the shell's lock, and so is taking
-it back (``on_take_back``, in the control thread): a task is started or taken back, never both. Tasks that wait in ``get`` form a stack.
-Tasks that the scheduler puts on top of it (``inline``) begin before anything else.
+The shell runs user code; this machine has the queues. The shell claims a task under its lock before it starts it (``begin``). Tasks are
+taken back under the same lock (``on_take_back``, in the control thread). So a task is started or taken back, never both. Tasks that wait
+in ``get`` form a stack. Tasks that the scheduler puts on top of it (``inline``) begin before anything else.
 """
 
 from __future__ import annotations

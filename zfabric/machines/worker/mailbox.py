@@ -1,8 +1,8 @@
 """The actor's side of calls: a queue in which they wait, and outcomes on their way back to callers.
 
-Most outcomes go straight to the caller. Outcomes that concern others (values in the arena, refs inside results, refs that came with the
-arguments) go through the scheduler, behind all that this process has sent it before: whoever receives the outcome then finds what it names.
-Outcomes of logged actors leave once their log is durable (``call_log``).
+Most outcomes go straight to the caller. Others go through the scheduler: those with values in the arena, with refs inside, or with refs
+that came with the arguments. They follow all that this process has sent to the scheduler before, so that a receiver finds the objects that
+they name. Outcomes of logged actors leave once their log is durable (``call_log``).
 """
 
 from __future__ import annotations

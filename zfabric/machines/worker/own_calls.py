@@ -1,7 +1,7 @@
 """Calls that a logged actor makes of itself. They are part of its log: their caller dies with the actor, so no caller would repeat them.
 
-A row of the log has the calls that its own call has made, and a checkpoint has those that have not run. So a restart knows which are still
-to run, and a replay does not make them again: the repeated call receives the ids that it made at first.
+A row of the log has the calls that its own call has made, and a checkpoint has those that have not run. So a restart finds the calls that
+are still to run. A replay does not make them again: the repeated call receives the ids that it made at first.
 """
 
 from __future__ import annotations

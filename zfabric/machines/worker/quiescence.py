@@ -3,8 +3,8 @@
 Threaded and ``async def`` actors with ``checkpoint_every`` are not *logged*: outcomes leave at once, and a restart begins with the last
 checkpoint. Effects of calls that ended after it are lost, and their number is reported (``ActorLogs``). Such a call runs again only if its
 caller repeats it (``max_task_retries``). Calls that the checkpoint contains do not run twice: it carries the outcomes that their callers
-may not have received, as a logged actor's does. It is taken at a quiet moment because then every call that has begun has ended, in whatever
-order the calls ran.
+may not have received, as a logged actor's does. It is taken at a quiet moment, when every call that has begun has ended: then the order in
+which they ran does not matter.
 
 **A quiet moment** is one in which no call runs, and the scheduler has recorded all values that were reported. When a checkpoint is due, the
 *gate* closes: queued calls wait until the running ones have ended. That may take for ever, since a running call may wait for one that is

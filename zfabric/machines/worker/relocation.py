@@ -1,10 +1,10 @@
 """An actor that is to be made again elsewhere, since its node is drained: its running calls end here, all others run there.
 
-Calls that wait, and those that arrive, are held: a process ends once nothing runs in it and the callers have all outcomes, and callers send
-what has none to the next life. Calls of the actor by its own process are not held, since nobody would send those again.
+Calls that wait, and those that arrive, are held. The process ends once nothing runs in it and the callers have all outcomes; callers send
+calls without an outcome to the next life. Calls of the actor by its own process are not held, since nobody would send those again.
 
-If an actor runs several calls at once, one of them may wait for a call that is held. So calls are held for a while, then let through for
-as long, and then held for twice as long as before: calls that wait for others end, and calls of any length end at some time.
+If an actor runs several calls at once, one of them may wait for a call that is held. So calls are held for a while, let through for as
+long, and then held for twice as long as before. Calls that wait for others end in the pauses between, and some hold outlasts any other call.
 """
 
 from __future__ import annotations
