@@ -263,7 +263,7 @@ class Config:
         known = {field.name for field in dataclasses.fields(cls)}
         for name in overrides or {}:
             if name not in known:
-                import difflib
+                import difflib  # Only errors need it.
 
                 near = difflib.get_close_matches(str(name), known, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -174,7 +174,7 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
     """
     if filename is not None and not isinstance(filename, (str, os.PathLike)):
         raise TypeError(f"timeline() takes the path of the file to write, not {a(filename)}")
-    from zfabric.runtime.timeline import members, trace_events, write_trace
+    from zfabric.runtime.timeline import members, trace_events, write_trace  # Only needed here.
 
     client = connected()
     events = trace_events(client, members(client))

@@ -107,7 +107,7 @@ class RuntimeContext:
 
     def get_runtime_env_string(self) -> str:
         """``runtime_env`` as JSON."""
-        import json
+        import json  # Only needed here.
 
         return json.dumps(self.runtime_env)
 

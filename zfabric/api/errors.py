@@ -21,7 +21,7 @@ def error_of(outcome: Outcome) -> Exception:
 
 def near(name: str, known: Any) -> str:
     """Return a hint such as "; did you mean 'num_cpus'?", or an empty string."""
-    import difflib
+    import difflib  # Only errors need it.
 
     found = difflib.get_close_matches(str(name), list(known), 1)
     return f"; did you mean {found[0]!r}?" if found else ""

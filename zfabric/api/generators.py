@@ -90,7 +90,7 @@ class ObjectRefGenerator(Generic[Value_co]):
         return self._take()
 
     async def __anext__(self) -> ObjectRef[Value_co]:
-        from zfabric.api.futures import arrival
+        from zfabric.api.futures import arrival  # This import loads asyncio.
 
         if self._finished:
             raise StopAsyncIteration

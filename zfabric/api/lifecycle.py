@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, decoded, environment_of, inherited
 from zfabric.api.errors import check_flag, near
 from zfabric.api.packages import sent
-from zfabric.config import Config
+from zfabric.config import Config, size_of
 from zfabric.exceptions import AlreadyInitializedError, ConfigError, NotInitializedError
 from zfabric.protocol.names import check_length, is_text
 from zfabric.runtime import interface
@@ -239,7 +239,7 @@ def init(
         where = (None if running else address) or os.environ.get(ADDRESS_VARIABLE)
         if not where and (running or not given):
             where = next((cluster.address for each in reversed(local_clusters) if (cluster := each()) is not None), address)
-        from zfabric.runtime.connect import join, session_to_join, start
+        from zfabric.runtime.connect import join, session_to_join, start  # It loads ZeroMQ, which no program needs before its cluster.
 
         session = session_to_join(where)
         client: ClientInterface
@@ -272,7 +272,7 @@ def init(
                 raise
         context = ClusterContext(client)
         if shown:
-            from zfabric.api.dashboard import PageProcess
+            from zfabric.api.dashboard import PageProcess  # Most programs show no page.
 
             try:
                 _page = PageProcess(context.session_directory, dashboard_host, dashboard_port or 0)
@@ -297,7 +297,7 @@ def _say(text: str) -> None:
 
 
 def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_store_memory: Any, namespace: Any, config: Any) -> Config:
-    from zfabric.machines.common.resources import demand_of
+    from zfabric.machines.common.resources import demand_of  # Not needed to import zfabric.
 
     if not (address is None or isinstance(address, str)):
         raise TypeError(f"init: address is a str, not {address!r}")
@@ -329,8 +329,6 @@ def _is_amount(count: Any, whole: bool) -> bool:
 
 def _bytes_meant(text: Any) -> str:
     """Return a Python expression for a size such as "2GB"; empty if the text is not a size."""
-    from zfabric.config import size_of
-
     meant = size_of(text) if isinstance(text, str) else None
     if meant is None:
         return ""

@@ -316,7 +316,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError if the arguments do not fit. (This test is exact; the caller's is only a quick one.)"""
         if self._signature is None:
-            import inspect
+            import inspect  # Only errors need it.
 
             try:
                 self._signature = inspect.signature(self._function)

@@ -80,7 +80,7 @@ def inspect_serializability(
       lock: lock
     False
     """
-    from zfabric.adapters.unpicklable import picklable, trail
+    from zfabric.adapters.unpicklable import picklable, trail  # Only needed here.
 
     name = name or str(getattr(base_obj, "__qualname__", type(base_obj).__qualname__))
     if picklable(base_obj):

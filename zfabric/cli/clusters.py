@@ -13,13 +13,14 @@ from typing import Any
 
 import click
 
+from zfabric.adapters.journal import Journal
 from zfabric.cli.options import WholeNumber, address_option, cluster_options, json_option
 from zfabric.cli.output import amount, print_json, print_table, size
 from zfabric.cli.sessions import about, chosen_session, connected, seconds
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError
 from zfabric.protocol.names import is_text
-from zfabric.runtime.connect import node_resources
+from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, drain_node, node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
 from zfabric.runtime.session import STARTED, ClusterSettings, Session, find_sessions, started_session, user_directory
@@ -156,7 +157,7 @@ def _cluster_settings(
         return None
     if head and address:
         raise click.UsageError("--head and --address exclude each other: a node begins a cluster or joins one")
-    from zfabric.runtime.cluster import HEAD_PORT, default_key_file, make_keys, parse_address  # ZeroMQ is loaded with it.
+    from zfabric.runtime.cluster import HEAD_PORT, default_key_file, make_keys, parse_address  # Only nodes of a cluster of several need it.
 
     if address:
         parse_address(address)
@@ -169,8 +170,6 @@ def _cluster_settings(
 
 def _check_store(path: str, settings: Config) -> None:
     """Open the store as the daemon will, so that the caller sees an error in it at once."""
-    from zfabric.adapters.journal import Journal  # LMDB is only loaded for --store.
-
     try:
         journal = Journal.open(path, settings.control_store_bytes, settings.durability, thorough=True)
         journal.close()
@@ -182,8 +181,6 @@ def _check_store(path: str, settings: Config) -> None:
 
 def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
     """Wait until the daemon answers and a worker is ready; end the session if that fails or the user interrupts."""
-    from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach  # ZeroMQ loads while the node starts.
-
     try:
         client = attach(launched.session, kind="tool", failure=launched.failure, seconds=PRELOAD_SECONDS if preloads else REGISTER_SECONDS)
         try:
@@ -297,8 +294,6 @@ def drain(node: str, timeout: float | None, force: bool, address: str | None) ->
     Nothing new is placed there. Running tasks and calls end, values that only it has are copied to other nodes, and then it leaves. The
     head cannot be drained. Actors that may restart are made again elsewhere, if another node is their home; others end last.
     """
-    from zfabric.runtime.connect import drain_node  # ZeroMQ is loaded with it.
-
     session = chosen_session(address)
     with connected(session) as client:
         rows = client.query("nodes")
@@ -324,7 +319,7 @@ def _of_cluster(session: Session, whole: bool, named: bool) -> list[Session]:
     membership = session.membership()
     if membership is None:
         return [session]
-    from zfabric.runtime.cluster import nodes_here  # ZeroMQ is loaded with it.
+    from zfabric.runtime.cluster import nodes_here  # As above.
 
     here = nodes_here(membership.address)
     if whole:

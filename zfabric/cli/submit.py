@@ -21,6 +21,7 @@ from zfabric.api.lifecycle import ADDRESS_VARIABLE, PAGE_VARIABLE, SUBMIT_VARIAB
 from zfabric.cli.main import INTERRUPTED
 from zfabric.cli.options import cluster_options
 from zfabric.cli.sessions import chosen_session
+from zfabric.runtime.connect import LOCAL, session_to_join
 from zfabric.runtime.session import KEEP_VARIABLE
 
 
@@ -76,8 +77,6 @@ def submit(
     }
     given = {name: value for name, value in defaults.items() if value is not None}
     where = address or os.environ.get(ADDRESS_VARIABLE)
-    from zfabric.runtime.connect import LOCAL, session_to_join  # Invalid options fail before this loads ZeroMQ.
-
     named = bool(where) and where != LOCAL
     session = None if (given or keep) and named else session_to_join(where)  # Raises its error before the program begins.
     if (given or keep) and (named or session is not None):
@@ -97,7 +96,7 @@ def submit(
         if session is None:
             raise click.UsageError("--detach needs a cluster that outlives this command: start one with `zfabric start`")
         _module(script) if module else _compiled(script)
-        from zfabric.cli.jobs import detach as hand_over
+        from zfabric.cli.jobs import detach as hand_over  # Only --detach needs it.
 
         program = ("-m", script) if module else (script if directory else os.path.abspath(script),)
         job = hand_over(session, program, arguments, identifier, runtime_env)

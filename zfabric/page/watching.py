@@ -75,6 +75,7 @@ class Watcher:
                 text = f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
             self._tell(text)
             took = asyncio.get_running_loop().time() - began
+            # The pace of the page: the more an answer costs, the longer the pause.
             await asyncio.sleep(min(max(EVERY_SECONDS, took / SHARE_MOST * 0.5), PAUSE_MOST))
         self._asking = None
 

@@ -531,7 +531,7 @@ class FabricClient:
 
     def breakpoint_of(self, task_id: bytes, pid: str) -> str:
         """Implement ``ClientInterface.breakpoint_of``."""
-        from zfabric.runtime.debugger import where_waiting
+        from zfabric.runtime.debugger import where_waiting  # Only `zfabric debug` needs it.
 
         return where_waiting(self.connection.session.directory, task_id, pid)
 

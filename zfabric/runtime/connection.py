@@ -20,6 +20,7 @@ from typing import Any
 
 import zmq
 
+from zfabric import exceptions
 from zfabric.adapters import task_errors
 from zfabric.adapters.sockets import Transport
 from zfabric.config import Config
@@ -686,8 +687,6 @@ def _readable(path: str) -> str:
 
 
 def _error(kind: str, text: str) -> FabricError:
-    from zfabric import exceptions  # Only needed here.
-
     found = getattr(exceptions, kind, FabricError)
     error: FabricError = found(text)
     return error

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from zfabric.adapters import task_errors
 from zfabric.config import Config
+from zfabric.exceptions import FabricError
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import Demand, Strategy
 
@@ -217,8 +218,6 @@ current_task: Callable[[], TaskContext | None] = _no_task
 
 
 def _not_collected(function: Callable[..., Any]) -> Callable[..., Any]:
-    from zfabric.exceptions import FabricError  # Only needed here.
-
     raise FabricError("num_returns='dynamic' needs the package itself: import zfabric in this process")
 
 

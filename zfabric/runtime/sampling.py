@@ -55,7 +55,7 @@ def sampled_threads(seconds: float) -> Rows:
             due = now
         if due >= end:
             break
-        time.sleep(due - now)
+        time.sleep(due - now)  # Samples are taken at a fixed pace.
     return tuple((thread, tuple(map(_frame, codes)), count) for (thread, codes), count in counts.items())
 
 

@@ -180,7 +180,7 @@ async def _in_turns(values: Iterator[Any]) -> AsyncIterator[Any]:
     try:
         for value in values:
             yield value
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # Other coroutines run.
     finally:
         close = getattr(values, "close", None)
         if close is not None:

@@ -135,7 +135,7 @@ class TransferProcess:
         if self._transport.congested:
             wait = min(wait, 0.002)
         if self.machine.pulls.under_way > MANY:
-            time.sleep(PAUSE)
+            time.sleep(PAUSE)  # More chunks arrive meanwhile, and are taken together.
         ready: dict[Any, int] = dict(zmq_poll(self._transport.sources + self.sockets.sources, int(wait * 1000 + 0.999)))
         now = clock()
         if self._transport.polled(ready):

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from zfabric import api as zf
 from zfabric._version import __version__
+from zfabric.api.lifecycle import connected
 from zfabric.api.refs import owner_of
 from zfabric.exceptions import ArgumentTypeError, FabricError, NotInitializedError, OptionError
 from zfabric.util.initializers import Initializer, InitializerError
@@ -92,8 +93,6 @@ class TaskFuture(Future[Result]):
 
 def _running_tasks() -> set[str]:
     """Return the ids of all running tasks."""
-    from zfabric.api.lifecycle import connected
-
     try:
         rows = connected().query("tasks", TASKS_MAX, _BEGUN) if zf.is_initialized() else ()
     except FabricError:  # the cluster is gone

@@ -388,7 +388,7 @@ class JobSubmissionClient:
 
     async def tail_job_logs(self, job_id: str) -> Any:
         """Yield the output of a job as it is written, as an asynchronous iterator."""
-        import asyncio
+        import asyncio  # Only needed here.
 
         following = self.follow_job_logs(job_id)
         while (text := await asyncio.to_thread(next, following, None)) is not None:
@@ -400,7 +400,7 @@ class JobSubmissionClient:
         while not (status := self.get_job_status(job_id)).is_terminal():
             if deadline is not None and time.monotonic() > deadline:
                 raise GetTimeoutError(f"job {job_id} is {status} after {timeout} s")
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)  # A tool polls: the daemon does not notify it.
         return status
 
     def stop_job(self, job_id: str) -> bool:

@@ -216,7 +216,7 @@ class LocalCluster:
         labels: Mapping[str, str] | None = None,
         object_store_memory: float | None = None,
     ) -> LocalNode:
-        from zfabric.runtime.connect import node_resources
+        from zfabric.runtime.connect import node_resources  # These load ZeroMQ, which no program needs before its cluster.
         from zfabric.runtime.launch import launch
         from zfabric.runtime.session import ClusterSettings
 

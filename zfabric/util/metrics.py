@@ -70,7 +70,7 @@ def _open_file() -> None:
     directory = here.session_directory()
     if directory == _file_of or not directory:
         return
-    from zfabric.adapters.metric_files import MetricFile
+    from zfabric.adapters.metric_files import MetricFile  # Only processes with metrics of their own need it.
 
     os.makedirs(f"{directory}/metrics", mode=0o700, exist_ok=True)
     _file, _file_of = MetricFile(f"{directory}/metrics/{os.getpid()}-{os.urandom(4).hex()}"), directory
@@ -80,7 +80,7 @@ def _open_file() -> None:
 
 def _enter(name: tuple[Any, ...], series: _Series) -> None:
     """Give a number its place in the file. If there is no room, it is not served; a warning says so the first time."""
-    from zfabric.adapters.metric_files import MetricsFull
+    from zfabric.adapters.metric_files import MetricsFull  # As above.
 
     try:
         series.place = _file.add(name, series.value)

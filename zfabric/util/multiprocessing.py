@@ -42,7 +42,7 @@ Calls = list[tuple[tuple[Any, ...], Mapping[str, Any]]]
 
 
 def __getattr__(name: str) -> Any:
-    import multiprocessing
+    import multiprocessing  # Only names that a pool does not have need it.
 
     known = hasattr(multiprocessing, name) and not name.startswith("_")
     advice = (

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from zfabric.api import lifecycle
+from zfabric.api.lifecycle import ClusterContext
 from zfabric.util.local_cluster import LocalCluster
-
-if TYPE_CHECKING:
-    from zfabric.api.lifecycle import ClusterContext
 
 MARKER = "zfabric(**options): options of the cluster that the fixtures zfabric_cluster and zfabric_nodes start for this test"
 
