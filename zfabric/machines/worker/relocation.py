@@ -4,7 +4,8 @@ Calls that wait, and those that arrive, are held. The process ends once nothing 
 calls without an outcome to the next life. Calls of the actor by its own process are not held, since nobody would send those again.
 
 If an actor runs several calls at once, one of them may wait for a call that is held. So calls are held for a while, let through for as
-long, and then held for twice as long as before. Calls that wait for others end in the pauses between, and some hold outlasts any other call.
+long, and then held for twice as long as before. Calls that wait for others end in the pauses between, and some hold outlasts any other
+call.
 """
 
 from __future__ import annotations
