@@ -95,6 +95,16 @@ def test_values_that_are_ready_at_the_timeout_are_returned(tmp_path: Path) -> No
     assert zf.wait([first, *others], num_returns=50, timeout=PATIENCE) == ([first, *others], [])
 
 
+def test_a_look_without_waiting_sees_what_has_arrived() -> None:
+    """Programs poll: nothing else receives for them, but for a look once a second."""
+    ref = late.remote(1)
+    transport = interface.current().connection.transport  # type: ignore[union-attr]
+    looks = 0
+    while not zf.wait([ref], timeout=0)[0]:
+        assert looks < 100, "frames have arrived, and are not received"
+        looks += transport.poll(PATIENCE)
+
+
 def test_a_ref_listed_twice_is_refused_also_among_those_left_by_wait() -> None:
     refs = late.map(range(5))
     _, left = zf.wait(refs)

@@ -403,7 +403,7 @@ class Connection:
     # -- waiting --
 
     def wait_until(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        """Receive until ``done()`` or the deadline. Return False if the deadline passed first.
+        """Receive until ``done()`` or the deadline. Return False if the deadline passed first: what has arrived by then counts.
 
         ``done`` is called under the lock, perhaps by another thread and more than once: its result may be dropped.
         """
@@ -412,6 +412,7 @@ class Connection:
         if self.lock._is_owned() or (leads_below and not self._between):  # type: ignore[attr-defined]  # As ``threading.Condition`` does.
             raise FabricError(IN_FINALIZER)
         check_at = clock() + CHECK_EVERY
+        looked = False
         try:
             while True:
                 with self.lock:
@@ -425,14 +426,15 @@ class Connection:
                     if self.transport.congested:
                         self.transport.tick(clock())
                 now = clock()
-                if deadline is not None and now >= deadline:
+                if deadline is not None and now >= deadline and looked:
                     return False
+                looked = True
                 if now >= check_at or self._died:
                     check_at = now + CHECK_EVERY
                     self._check_node()
                     with self.lock:
                         self.transport.tick(now)
-                pause = min(check_at, deadline) - now if deadline is not None else check_at - now
+                pause = max(0.0, min(check_at, deadline) - now) if deadline is not None else check_at - now
                 if self.transport.congested:
                     pause = min(pause, 0.005)
                 if leads_below:
