@@ -225,6 +225,27 @@ def test_what_a_dead_node_held_is_released_once_all_others_have_taken_over_from_
     assert value not in node.scheduler.tables.objects
 
 
+def test_a_daemon_that_was_started_after_a_death_says_that_it_has_nothing_to_take_over(node: Executor) -> None:
+    """Else whoever waits for its report takes over when something else happens, or never."""
+    node.hear(HOME_A, m.Remains(LATE, (), (), (), False))
+    assert node.told(HOME_A) == []
+    node.hear(HOME_A, m.Remains(LATE, (), (), (), True))
+    assert node.told(HOME_A) == [m.TookOver(LATE)]
+
+
+def test_the_home_of_a_job_takes_over_though_the_next_daemon_of_the_last_other_node_knows_nothing_of_the_dead_one(node: Executor) -> None:
+    node.driver()
+    node.hear(HOME_C, m.Entrust(1, JOB, EXPORTED, (row(7),), (), (task_id(7),)))
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", OWN), m.Ready())
+    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    node.send(MEMBER + OWN, m.NodeTable(2, rows))
+    assert m.Remains(HOME_C, (), (), (), True) in node.told(HOME_A)
+    assert task_id(7) not in node.scheduler.tables.tasks
+    node.hear(HOME_A, m.TookOver(HOME_C))
+    assert task_id(7) in node.scheduler.tables.tasks
+    assert HOME_C not in node.scheduler.failover._takeovers
+
+
 def test_a_hold_is_acknowledged_once_the_home_of_the_job_has_the_row(node: Executor) -> None:
     worker = node.delegated(1)
     child = row(2)

@@ -213,7 +213,9 @@ class Failover:
                 self.tables.send_to_node(node, m.StopDelegated(task_id, attempt, "cancelled", True))
         else:
             takeover.attempts.update((task_id, (node, attempt)) for task_id, attempt in message.attempts)
-        if message.complete:
+        if message.complete and over:  # This daemon is newer than the death, or had not waited for that node, whose daemon is.
+            self.borrowing.send_behind(node, m.TookOver(message.node))
+        elif message.complete:
             takeover.reported.add(node)
             self._advance(now)
 
@@ -285,9 +287,11 @@ class Failover:
     # -- taking over --
 
     def on_took_over(self, now: float, source: Address, message: m.TookOver) -> None:
-        """Another node has taken over from a dead one."""
+        """Another node has taken over from a dead one, or never knew it: it reports nothing more."""
         if message.node in self.tables.nodes or message.node in self._takeovers:
-            self._takeovers.setdefault(message.node, _Takeover()).taken.add(source[1:])
+            takeover = self._takeovers.setdefault(message.node, _Takeover())
+            takeover.reported.add(source[1:])
+            takeover.taken.add(source[1:])
             self._advance(now)
 
     def _advance(self, now: float) -> None:
