@@ -17,6 +17,7 @@ import pytest
 
 from zfabric.config import FRAME_BYTES_MIN
 from zfabric.machines.common.naming import Namer
+from zfabric.machines.local_scheduler.records import ENDING
 from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol import pieces
@@ -96,6 +97,8 @@ FIRST = {
     "fence-by-time-only": 2,
     "guests-results-before-commit": 167,
     "callers-not-translated": 546,
+    "heartbeats-not-repeated": 75,
+    "placed-for-ever": 128,
 }
 """Where to begin looking for those that take long. Only a hint: the rest of the seeds follows."""
 
@@ -260,6 +263,15 @@ def test_calls_of_actors_on_nodes_that_are_drained_run_once_each() -> None:
         assert not outcome.failure, outcome.failure
         states.update(outcome.states)
     assert states["ActorDrained"], "an actor has moved"
+
+
+def test_programs_on_a_node_without_cpus_end_with_the_right_values_while_others_join() -> None:
+    states: Counter[str] = Counter()
+    for seed in range(8):
+        outcome = command.run_seed(seed, nodes=3, bare=True)
+        assert not outcome.failure, outcome.failure
+        states.update(outcome.states)
+    assert states["Notice"], "something waits for a node that has yet to join"
 
 
 def test_streams_end_with_the_right_values_on_several_nodes() -> None:
@@ -442,6 +454,16 @@ def test_only_what_attempts_have_submitted_that_died_with_their_node_is_void() -
     assert not any(map(ancestry.is_void, (b"child", b"call", b"again")))
     ancestry.broke_off([StackFrame(first, (_ for _ in ()), Namer(bytes(4), b"parent"), 0.0)])
     assert [each for each in (b"parent", b"child", b"call", b"again") if ancestry.is_void(each)] == [b"child", b"call"]
+
+
+def test_what_the_children_of_an_attempt_have_become_is_not_judged_while_its_worker_is_killed() -> None:
+    world = World(0, faults=STEADY, program=Program((call(0, task(1, ("sleep", 1.0))), get((0, mix(1, 0)))), 1), nodes=2)
+    while not (frames := [(node, worker, frame) for node in world.nodes for worker in node.workers.values() for frame in worker.stack]):
+        world.step()
+    ((node, worker, frame),) = frames
+    assert not world.condemned(frame)
+    node.daemon.scheduler.tables.workers[worker.incarnation].state = ENDING
+    assert world.condemned(frame)
 
 
 def test_a_node_that_died_while_it_was_stopped_is_excused_until_the_first_turn_of_its_daemon() -> None:

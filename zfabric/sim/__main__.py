@@ -172,6 +172,12 @@ EXPECTED_OF_RELAYS = (
 )  # fmt: skip
 """The same for actors in them."""
 
+EXPECTED_OF_BARE = (
+    "node joins late", "Place", "Placed", "Delegate", "Ended", "RelayedCalls", "CallsEnded", "LifeEnded", "daemon restarted",
+    "RegisterNode", "node killed", "Notice",
+)  # fmt: skip
+"""The same where programs run on a node without CPUs."""
+
 SHRUNK_MOST = 3
 """Failing seeds of one run that are shrunk. A fault that fails many worlds is found in the first."""
 
@@ -250,6 +256,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
     parser.add_argument("--restarts", action="store_true", help="of all faults of nodes, only restarts of their daemons")
     parser.add_argument("--drains", action="store_true", help="programs with actors; nodes are drained, and nothing else happens to them")
+    parser.add_argument("--bare", action="store_true", help="programs on a node without CPUs, while others join late")
     parser.add_argument("--streams", action="store_true", help="programs with tasks (and with --actors, methods) that yield")
     parser.add_argument("--groups", action="store_true", help="programs with tasks in placement groups")
     parser.add_argument(
@@ -296,6 +303,7 @@ def survey(
     groups: bool = False,
     streams: bool = False,
     drains: bool = False,
+    bare: bool = False,
 ) -> int:
     """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
     began = time.perf_counter()
@@ -309,6 +317,7 @@ def survey(
         "groups": groups,
         "streams": streams,
         "drains": drains,
+        "bare": bare,
     }
     for outcome in run_seeds(seeds, jobs, **kind):
         done += 1
@@ -324,6 +333,7 @@ def survey(
                 + (" --groups" if groups else "")
                 + (" --streams" if streams else "")
                 + (" --drains" if drains else "")
+                + (" --bare" if bare else "")
                 + (f" --variant {variant}" if variant else "")
             )
             print(f"    python -m zfabric.sim --trace {outcome.seed}{more}")
@@ -341,6 +351,8 @@ def survey(
     expected = (
         EXPECTED_OF_DRAINS
         if drains
+        else EXPECTED_OF_BARE
+        if bare
         else (EXPECTED_OF_RESTARTS if restarts else EXPECTED_OF_RELAYS if actors else EXPECTED_OF_NODES)
         if nodes > 1
         else EXPECTED_OF_CIRCLES

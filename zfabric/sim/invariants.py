@@ -19,6 +19,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import REGISTRY, TASK_BYTES, object_id, short
 from zfabric.protocol.messages import FAILED, OK, Envelope
+from zfabric.sim.bodies import StackFrame
 from zfabric.sim.node import Node, Overview, SimDaemon
 from zfabric.sim.node_invariants import NodeInvariants
 from zfabric.sim.programs import LOST, unpack_value
@@ -80,6 +81,15 @@ class Invariants:
     def is_behind(self, node: Node) -> bool:
         """Whether a node was declared dead while it was stopped, and its daemon has had no turn since: nobody there can know that."""
         return node.resuming and node.identifier not in self._members
+
+    def is_being_killed(self, frame: StackFrame) -> bool:
+        """Whether the daemon of its node has the process of a body killed: since it does not know the function, for instance."""
+        for node in self.world.living:
+            for token, worker in node.workers.items():
+                if frame in worker.stack:
+                    record = node.daemon.scheduler.tables.workers.get(token)
+                    return record is not None and record.state == ENDING
+        return False
 
     def remains(self, daemon: SimDaemon, sender: bytes, message: m.Remains) -> None:
         """Check a report on a dead node: the home of a job waits for it before it takes over. Note the attempts that run on."""

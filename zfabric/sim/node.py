@@ -19,7 +19,7 @@ from zfabric.protocol.codec import decode_messages, encode_messages
 from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, REGISTRY, Address
 from zfabric.protocol.machine import InvariantViolation, Machine, WrappedMachine
 from zfabric.protocol.messages import Envelope
-from zfabric.protocol.options import RESOURCE_UNIT
+from zfabric.protocol.options import RESOURCE_UNIT, Demand
 from zfabric.shell.node import SWEEP_EVERY, ClusterPart, NodeMachines
 from zfabric.sim.agents import LinkedAgent, SimAgent
 from zfabric.sim.arena import SimArena, SimStorage
@@ -43,10 +43,10 @@ def node_identifier(number: int) -> bytes:
 class Node:
     """One node: the parts that outlive its daemons, and the current daemon."""
 
-    def __init__(self, world: Surroundings, seed: str, cpus: int, pieces: int, number: int = 0) -> None:
+    def __init__(self, world: Surroundings, seed: str, cpus: int, pieces: int, number: int = 0, more: Demand = ()) -> None:
         self.world = world
         self.seed = seed
-        self.cpus = cpus
+        self.resources = (("CPU", cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT), *more)
         self.number = number
         """Its number in the cluster, from 1; 0 where there is no cluster."""
         self.joined_as = 0
@@ -90,9 +90,10 @@ class Node:
         """How it joins its cluster, if it has one."""
         if not self.number:
             return None
-        resources = (("CPU", self.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
         number = self.joined_as
-        join = m.Join(m.PROTOCOL_VERSION, self.identifier, number, f"node{self.number}", 0, self.identifier * 5, "", "", resources, (), ())
+        join = m.Join(
+            m.PROTOCOL_VERSION, self.identifier, number, f"node{self.number}", 0, self.identifier * 5, "", "", self.resources, (), ()
+        )
         return ClusterPart(join, self.number == 1, self.node_table, self.lease_until)
 
     @property
@@ -382,8 +383,9 @@ class SimDaemon:
         self._awake_at = float("inf")
         self._sweep_at = self.now + SWEEP_EVERY
         self._unreachable: tuple[bytes, ...] = ()
-        total = (("CPU", node.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
-        self.core = NodeMachines(incarnation, node.identifier, self.config, total, node.arena.capacity, journal, daemons, node.part)
+        self.core = NodeMachines(
+            incarnation, node.identifier, self.config, node.resources, node.arena.capacity, journal, daemons, node.part
+        )
         self.scheduler, self.store = self.core.scheduler, self.core.store
         for role, machine in self.core.machines.items():
             self.core.machines[role] = ObservedMachine(self, machine)

@@ -16,6 +16,7 @@ from zfabric.machines.client.machine import Client
 from zfabric.machines.common.link import Link
 from zfabric.machines.common.node_link import NOBODY, NodeLink
 from zfabric.machines.control_store.machine import ControlStore
+from zfabric.machines.global_scheduler.machine import GlobalScheduler
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
@@ -33,6 +34,7 @@ from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
+from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
@@ -963,6 +965,20 @@ WITH_DRAINS = frozenset(DRAINED)
 VARIANTS.update(DRAINED)
 
 
+def _never_restarted(right: Any) -> Any:
+    """Nodes without news send a restarted global scheduler no heartbeat."""
+    return lambda self, placer: 0
+
+
+BARE: dict[str, tuple[Patch, ...]] = {
+    "placed-for-ever": ((GlobalScheduler, "_forget_unconfirmed", _nothing),),
+    "heartbeats-not-repeated": ((Heartbeats, "_restarts_of", _never_restarted),),
+}
+"""Variants that are found where programs run on a node without CPUs."""
+WITH_BARE = frozenset(BARE)
+VARIANTS.update(BARE)
+
+
 def kind_of(name: str) -> dict[str, Any]:
     """The kind of worlds that find a variant: arguments of ``World``."""
     return {
@@ -971,8 +987,9 @@ def kind_of(name: str) -> dict[str, Any]:
         "groups": name in WITH_GROUPS,
         "streams": name in WITH_STREAMS,
         "drains": name in WITH_DRAINS,
+        "bare": name in WITH_BARE,
         "restarts": name in WITH_RESTARTS,
-        "nodes": 3 if name in WITH_NODES | WITH_DRAINS | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS else 1,
+        "nodes": 3 if name in WITH_NODES | WITH_DRAINS | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS | WITH_BARE else 1,
     }
 
 

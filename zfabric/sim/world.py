@@ -23,6 +23,7 @@ from zfabric.protocol.messages import Envelope
 from zfabric.shell.process import FRAME_ROWS
 from zfabric.sim.actors import ActorAuthor, TravellingActorAuthor, with_stopped_calls
 from zfabric.sim.agenda import Agenda
+from zfabric.sim.bare import LATE, BareAuthor, Layout, layout, with_restarts
 from zfabric.sim.bodies import Ancestry, StackFrame
 from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.circles import CircleAuthor, WaitGraph
@@ -33,7 +34,7 @@ from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.ledgers import LedgerAuthor, has_ledgers, with_deaths
 from zfabric.sim.network import Faults, Network
-from zfabric.sim.node import Node, SimDaemon
+from zfabric.sim.node import Node, SimDaemon, node_identifier
 from zfabric.sim.node_faults import (
     CLOCKS_APART,
     RATES_APART,
@@ -78,8 +79,9 @@ class World(Agenda):
 
     With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
     program of a seed. With ``clocks``, no two processes have the same clock. With ``restarts``, nothing happens to nodes but that their
-    daemons die; with ``drains``, nothing but that some are drained. With ``groups``, some tasks run in placement groups; with ``streams``,
-    some yield. ``reduced`` replaces the faults and the program of the seed by fewer (``shrinking``); all else remains the seed's.
+    daemons die; with ``drains``, nothing but that some are drained. With ``bare``, the driver's node has no CPUs, and others join late.
+    With ``groups``, some tasks run in placement groups; with ``streams``, some yield. ``reduced`` replaces the faults and the program of
+    the seed by fewer (``shrinking``); all else remains the seed's.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class World(Agenda):
         groups: bool = False,
         streams: bool = False,
         drains: bool = False,
+        bare: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         super().__init__()
@@ -122,6 +125,11 @@ class World(Agenda):
                 self.faults = self.faults._replace(nodes=(choose_restarts if restarts else choose_node_faults)(seed))
                 if drains:
                     self.faults = with_drains(self.faults, seed)
+                elif bare:
+                    self.faults = with_restarts(self.faults, seed)
+                    apart["placers"] = random.Random(f"{seed}/global schedulers").choice((1, 2, 3))
+        self.layout: Layout | None = None
+        """Its nodes, where the driver's has no CPUs."""
         self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
         self.observer = observer
         self.notes: list[str] = []
@@ -141,8 +149,12 @@ class World(Agenda):
         usual = TravellingActorAuthor if nodes > 1 else ActorAuthor
         author = CircleAuthor if circles else Hoarder if self.hoarding else usual if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
+        if bare:
+            self.layout = layout(seed, nodes, self.faults, self.config.node_lease)
         if nodes > 1 and program is None:
-            if drains:
+            if self.layout is not None:
+                self.program = BareAuthor(str(seed), self.faults, self.layout).write()
+            elif drains:
                 self.program = DrainAuthor(str(seed), self.faults, nodes).write()
             elif actors and not self.hoarding and has_ledgers(seed):
                 self.faults = with_deaths(self.faults, seed)
@@ -180,6 +192,8 @@ class World(Agenda):
         else:
             self._begin_cluster(nodes, pieces)
         home = self.nodes[-1] if faults is None and random.Random(f"{seed}/node of the driver").random() < 0.2 else self.nodes[0]
+        if self.layout is not None:
+            home = self.nodes[self.layout.home - 1]
         self.driver = Driver(self, home, self.incarnation(), home.supervisor.pid(), self.program)
         self.after(0.001, self._start_driver)
         self._plan_faults()
@@ -196,6 +210,9 @@ class World(Agenda):
 
     def _begin_cluster(self, count: int, pieces: int) -> None:
         """Start several nodes; the first is the head of their cluster. Some join later, where the faults say so."""
+        if self.layout is not None:
+            self._begin_bare(self.layout, pieces)
+            return
         rng = random.Random(f"{self.seed}/joins")
         for number in range(1, count + 1):
             start = partial(self.start_node, number, pieces)
@@ -205,9 +222,27 @@ class World(Agenda):
             else:
                 start()
 
+    def _begin_bare(self, nodes: Layout, pieces: int) -> None:
+        """Start the head and the driver's node, and the others later. Some that join are known sooner to one node than to another."""
+        rng = random.Random(f"{self.seed}/bare joins")
+        for number, delay in enumerate(nodes.begins, 1):
+            start = partial(self.start_node, number, pieces)
+            if number <= nodes.home:
+                start()
+                continue
+            self.states["node joins late"] += 1
+            self.after(delay, start)
+            if delay < self.faults.nodes.window and rng.random() < 0.6:
+                other = nodes.home if rng.random() < 0.7 else rng.randrange(1, number)
+                pair = node_identifier(number), node_identifier(other)
+                for each in (pair, pair[::-1]):
+                    self.network.slow[each] = rng.choice((0.001, 0.05, 0.2))
+
     def start_node(self, number: int, pieces: int) -> None:
         """Start a node, which joins the cluster."""
-        self.nodes.append(Node(self, f"{self.seed}/node{number}", self.cpus, pieces, number))
+        cpus = self.layout.cpus if self.layout is not None else (self.cpus,) * number
+        more = LATE if self.layout is not None and number == len(cpus) else ()
+        self.nodes.append(Node(self, f"{self.seed}/node{number}", cpus[number - 1], pieces, number, more))
 
     def _start_driver(self) -> None:
         """Start the driver, in a cluster once its node is a member."""
@@ -279,8 +314,8 @@ class World(Agenda):
         if not self.driver.alive:
             return True  # The job has ended, or is about to end.
         item = frame.item
-        if item is not None and len(self.nodes) > 1 and self.ancestry.is_void(item.row[0]):
-            return True  # What it reads may be lost with the node of that ancestor.
+        if item is not None and len(self.nodes) > 1 and (self.ancestry.is_void(item.row[0]) or self.invariants.is_being_killed(frame)):
+            return True  # What it reads may be lost with the node of that ancestor, or stopped with its own attempt.
         if type(item) is Invocation:
             return not self.caller_lives(frame)  # Its arguments were released with its caller.
         if item is None:
