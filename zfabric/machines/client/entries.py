@@ -14,9 +14,9 @@ ABSENT = -2
 class ObjectEntry:
     """An object to which this process has refs, or whose task it submitted and which has no outcome.
 
-    The two commonest kinds have no instance of this class, since every object that a program creates costs its garbage collector time: in
-    ``ObjectTable.entries`` a *row* stands for a task with one value, one ref and no outcome, and *bytes* stand for a small value with one
-    ref. ``ObjectTable.entry`` makes an instance of either.
+    The two commonest kinds have no instance of this class, since every Python object costs the garbage collector time. In
+    ``ObjectTable.entries`` a *row* stands for a task with one value, one ref and no outcome, and *bytes* for a small value with one ref.
+    ``ObjectTable.entry`` makes an instance of either.
 
     ``data`` is inline bytes, a place in the arena, or None where it must be fetched. ``row`` is the task row until its outcome arrives.
     """

@@ -159,8 +159,8 @@ class Grants:
     def rows(self) -> tuple[tuple[int, int, int], ...]:
         """Rows of ``GrantsHeld`` for a restarted daemon: (offset, size, used).
 
-        Finished objects are the store's to report. So from here on each grant is only its unused rest (used 0), and each object being
-        written has an exact grant of its own (used to its end).
+        The store reports finished objects. So from here on each grant is only its unused rest (``used`` is 0), and each object being
+        written has an exact grant of its own (``used`` is its size).
         """
         held: dict[int, Grant] = {}
         for grant in self._grants.values():

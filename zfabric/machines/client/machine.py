@@ -287,8 +287,8 @@ class Client:
     def take_before_releases(self) -> list[Effect]:
         """Take the messages that were added so far, without releases of dropped refs.
 
-        A worker sends these, then the ends of its tasks, then the releases: before a task's own ref is released, the scheduler must have
-        received the value that the task returned, which may contain that ref.
+        A worker sends these, then the ends of its tasks, then the releases. The value that a task returned may contain a ref that the task
+        then drops: the scheduler must receive the value before the release.
         """
         self.calls.ask()
         effects, self._controls = self._controls, []

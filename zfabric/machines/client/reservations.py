@@ -18,8 +18,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 
 AHEAD_GRANTS = 2
-"""Room that a process which uses up one grant after the other has ahead, in usual grants: a new one may take as long to arrive as one to
-fill."""
+"""Room ahead of a process that uses up one grant after the other, in usual grants: a new grant may arrive as slowly as one is filled."""
 WISH_MOST = 8
 """Size of the largest grant that a process requests, in usual grants: several milliseconds of copying, and some more round trips."""
 AHEAD_PATIENCE = 1.0

@@ -23,8 +23,8 @@ from zfabric.protocol.refusals import settle
 REPEAT_FACTOR_MAX = 8
 """The pause between repeats doubles up to this multiple of its first value."""
 REPEATED_FRAMES = 16
-"""Frames that are repeated at a time. Once the pause has reached its maximum, only the oldest one is repeated until something arrives: a
-process that is stopped, in a debugger say, reads none of them, and the system buffers them all."""
+"""Frames that are repeated at a time. Once the pause has reached its maximum, only the oldest frame is repeated until something arrives.
+A process that is stopped, in a debugger for example, reads none of them, and the system buffers them all."""
 ACKNOWLEDGE_AFTER_FRAMES = 64
 """Frames after which a receiver that has nothing to send acknowledges, so that the sender's memory stays small."""
 ACKNOWLEDGE_AFTER = 0.5

@@ -13,8 +13,8 @@ ATTEMPTS_OF_FIRST_DAEMON = 2**32 - 1
 def salt_of(attempt: int) -> bytes:
     """The salt that sets the names of a later attempt's children apart.
 
-    A later attempt's rows may differ from an earlier one's (its ``put`` values have names of their own, and so do the rows that name
-    them), and what an earlier attempt submitted may be running. So nothing is shared between attempts.
+    A later attempt's rows may differ from an earlier one's: its ``put`` values have names of their own, and so do the rows that name
+    them. Tasks of an earlier attempt may be running, too. So nothing is shared between attempts.
     """
     return _packed(attempt) if attempt else b""
 

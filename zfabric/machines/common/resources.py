@@ -82,10 +82,10 @@ def describe(demand: Demand) -> str:
 
 
 class ResourcePool:
-    """What one node has and what of it is free, the ids of its GPUs included; or what one bundle of a placement group has.
+    """The resources of one node, or of one bundle of a placement group, and those that are free. The ids of GPUs are included.
 
-    ``acquire`` takes without asking, so that a worker that was blocked gets back the CPU it had lent although another task
-    uses it meanwhile: ``available`` may be negative for a while. Ask ``fits`` before a new task is started.
+    ``acquire`` does not check: a worker that was blocked gets back the CPU that it had lent, although another task uses it
+    meanwhile. So ``available`` may be negative for a while. Ask ``fits`` before a new task is started.
 
     >>> pool = ResourcePool(demand_of(num_cpus=2))
     >>> _ = pool.acquire(demand_of(num_cpus=1.5)); pool.fits(demand_of(num_cpus=1))

@@ -26,8 +26,8 @@ from zfabric.protocol.options import Demand
 TASKS_MAX = 1_000_000
 """Most tasks of one row of ``Place`` that one answer places. A home asks again for those that wait after it."""
 UNCONFIRMED_SECONDS, UNCONFIRMED_EACH = 1.0, 0.002
-"""How long tasks count on a node that does not report, at least, and for each node there is: of many nodes each reports less often, but in
-half of this time if it has news."""
+"""How long tasks count on a node that does not report: at least, and per node of the cluster. The more nodes, the less often each of them
+reports, but with news it does so within half of this time."""
 
 
 class GlobalScheduler:

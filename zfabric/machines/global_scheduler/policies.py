@@ -108,8 +108,8 @@ class LeastWait:
     """Give each task to the node where it can start soonest. A node's queue and the transfer of inputs overlap, so the longer counts.
 
     The paper's policy (section 4.2.2). Of equals, the node with less ahead per CPU is chosen, then the one that comes first in ``nodes``.
-    Most of a large batch is not placed task by task: a search finds the time by which almost all of it can have started, and each node
-    receives what it can start by then.
+    Most of a large batch is not placed task by task. A search finds the time by which almost all of it can have started, and each node
+    receives the tasks that it can start by then.
     """
 
     def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:

@@ -417,8 +417,8 @@ class TaskExtras:
         self.history: list[str] = []
         """How earlier attempts ended, for the text of a later error."""
         self.buried = False
-        """Whether a worker that had begun it was killed by a task on top of it, or next to it, before its end was reported: no other task
-        runs with it now."""
+        """Whether a task on top of it, or next to it, killed its worker after it had begun and before its end was reported. It runs alone
+        now."""
         self.wait_locations: dict[bytes, Any] | None = None
         self.submitters: tuple[bytes, ...] = ()
         """Earlier processes that submitted it and wait for its outcome, besides ``submitter``."""

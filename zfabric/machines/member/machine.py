@@ -34,10 +34,10 @@ JOIN_SECONDS = 6.0
 
 
 class Member:
-    """One per node of a cluster. ``join`` is what the node says of itself; ``scheduler`` its local scheduler.
+    """One per node of a cluster. ``join`` describes the node; ``scheduler`` is its local scheduler.
 
-    ``former`` is the last table of the daemon before, if the node had joined; ``until`` is when its lease ends, as far as that is known,
-    ``lease`` is how long a lease is, and ``pair_patience`` how long another node may be out of reach, in seconds.
+    ``former`` is the last table of the daemon before, if the node had joined. ``until`` is when the lease of that daemon ends, if known. In
+    seconds, ``lease`` is the length of a lease, and ``pair_patience`` how long another node may be out of reach.
     """
 
     def __init__(

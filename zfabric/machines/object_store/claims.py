@@ -27,8 +27,10 @@ class Layout(NamedTuple):
 
 
 class Disk(NamedTuple):
-    """What lies in files: objects ``(object_id, size, file, writer, rebuildable)``, pins ``(object_id, process, file)``, one for every
-    ``Located`` row, files that processes may write ``(process, footprint)``, files to delete, and the highest number of all.
+    """What lies in files.
+
+    There are objects ``(object_id, size, file, writer, rebuildable)``, a pin ``(object_id, process, file)`` for every ``Located`` row,
+    files that processes may write ``(process, footprint)``, files to delete, and the highest number of a file.
     """
 
     objects: list[tuple[bytes, int, int, bytes, bool]]

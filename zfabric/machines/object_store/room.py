@@ -64,8 +64,8 @@ SPILL_AHEAD_BYTES = 64 * MiB
 DROP_SHARE = 16
 """At least one part in this many of what is wanted is dropped in one round, where copies make that cheap: free room may be in pieces."""
 PRESSURE_PAUSE = 0.25
-"""Seconds between two rounds of making room for the same head of the queue, if nothing else happens; also how long the store waits for
-pins and grants that it has recalled, before it uses the disk."""
+"""Seconds between two rounds of making room for the same head of the queue, if nothing else happens. The store waits as long for pins and
+grants that it has recalled before it uses the disk."""
 RECALL_PAUSE = 1.0
 """Seconds before a process is asked again for a pin or a grant that it kept."""
 FAULT_PAUSE = 1.0

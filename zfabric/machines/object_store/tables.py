@@ -14,8 +14,8 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 
 SEALED, SPILLING, SPILLED, WAITING, RESTORING, CHECKING = "sealed", "spilling", "spilled", "waiting", "restoring", "checking"
-"""States: in the arena; being copied to disk; on disk only, where it may be read; waiting for room in the arena; being read into the
-arena; its file being checked before readers map it."""
+"""States of an object, in this order: in the arena; being copied to disk; on disk only, where it may be read; waiting for room in the
+arena; being read into the arena; on disk, its file being checked before readers map it."""
 
 GONE_MAX = 4096
 """Dead processes remembered, so that their late messages change nothing."""
@@ -26,8 +26,8 @@ HINTS_MAX = 8
 class StoreEntry:
     """An object. ``offset`` is that of its payload, None while it is not in the arena; ``value`` is an inline value on its way there.
 
-    ``pins`` counts the ``Located`` rows sent to each process; ``asked`` lists the processes that wait for the object; ``freed``: nobody
-    refers to it any more; ``on_disk``: ``file`` holds a copy. ``file`` is the number of its file, also while that is being written.
+    ``pins`` counts the ``Located`` rows sent to each process. ``asked`` lists the processes that wait for the object. ``freed``: nobody
+    refers to it any more. ``file`` is the number of its file, also while that is being written; ``on_disk``: the file has a copy.
     ``fresh``: its writer has just written the file, which then needs no check.
     """
 

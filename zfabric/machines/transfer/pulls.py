@@ -287,8 +287,8 @@ class Pulls:
     def end_of_turn(self, now: float) -> None:
         """Begin pulls, make requests, and extend the credit of those that receive something.
 
-        These come first if they have none left: else requests that are queued at a source could have all of it, behind other nodes that
-        wait there for the slot of this one.
+        Requests that receive, and have no credit left, come first. Otherwise requests that are queued at a source could have all credit,
+        behind other nodes that wait there for the slot of this node.
         """
         self._begin(now)
         spent: set[bytes] = set()

@@ -54,10 +54,10 @@ class CallTrace:
 
 
 class MeasuredCallTrace(CallTrace):
-    """The same while somebody measures: with how long each call had been in this process when it began.
+    """A call trace that also measures how long each call had been in this process when it began.
 
-    It takes the place of the other, so that a call costs no more where nobody measures. ``until`` is when it gives the place back,
-    ``present`` the ids of calls that have arrived and not ended: what else has an arrival here was dropped, and never begins.
+    It replaces the plain one while somebody measures, so that a call costs no more while nobody does. ``until`` is when the plain one
+    returns. ``present`` are the ids of calls that have arrived and not ended: any other call with an arrival here was dropped.
     """
 
     def __init__(self, until: float, present: Callable[[], Iterable[bytes]]) -> None:

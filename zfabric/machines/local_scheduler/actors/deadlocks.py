@@ -5,8 +5,8 @@ ended the call before it, and that one may wait for this call. The scheduler doe
 ``explain`` shows the circle. A timeout, a cancel, or the end of one of the actors breaks it, and so does the end of the program.
 
 The driver is warned of a circle only if each member needs everything it waits for, without a timeout, and has waited for a while
-(``LOOKS``): a result or a cancel may be on its way without the scheduler's knowledge. A member that waits for an existing value is in no
-circle. ``explain`` shows other circles, too.
+(``LOOKS``). A shorter wait may end by itself: a result or a cancel may be under way, past the scheduler. A member that waits for an
+existing value is in no circle. ``explain`` shows other circles, too.
 
 An actor that runs several calls at once does not report their waits. A process that lightweight actors share reports only calls that have
 lasted for a while (``HostDelays``). An actor that waits for a call of itself raises in its own process (``Mailbox.refused``).

@@ -1,9 +1,8 @@
 """Actors of a node: made like tasks, each in a worker of its own or a shared one, found by their callers, and ended.
 
-An actor *is* the task that makes it: its id, its row, its lineage. A handle is a ref to the task's value. So everything that is true of
-refs is true of handles: they travel in arguments and results, and are counted. When the last one is dropped, the actor ends after the calls
-that were made. (The fabric itself holds a ref to a detached actor.) When the actor's process dies and restarts are left, the task runs
-again.
+An actor *is* the task that makes it: it has the task's id, row and lineage. A handle is a ref to the task's value. So handles are counted,
+and travel in arguments and results, as all refs do. When the last one is dropped, the actor ends after the calls that were made. (The
+fabric itself holds a ref to a detached actor.) When the actor's process dies and restarts are left, the task runs again.
 
 An actor may live on another node: the task that makes it was delegated there, and the node's record is its worker. This node remains its
 home, and decides when it ends and whether it lives again.

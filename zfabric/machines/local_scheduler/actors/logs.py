@@ -1,9 +1,9 @@
 """The logs of actors' calls, on the scheduler's side. It passes blocks and checkpoints to the control store and reports commits.
 
-One process at a time may add to a log: the actor's present process, in its present attempt. Blocks from any other process are refused.
-(If the actor lives on another node, that node passes on what its process sends: ``nodes.relayed_logs``.)
-Blocks that arrived before a process was proved dead are written before the next life reads the log: both go through this class. So at most
-one life can commit, and the committed part of a log is always a prefix of the calls that ran.
+One process at a time may add to a log: the actor's present process, in its present attempt. Blocks from any other process are refused. (If
+the actor lives on another node, that node passes on what its process sends: ``nodes.relayed_logs``.) Blocks of a process that arrived
+before its death was known are written before the next life reads the log, since both go through this class. So at most one life can
+commit, and the committed part of a log is always a prefix of the calls that ran.
 
 Objects to which rows, or the state in a checkpoint, refer are pinned from their arrival here, while their senders still hold them, until
 the rows are dropped. A checkpoint drops the rows before it, once its last part is committed; the end of the actor drops everything. Rows

@@ -1,8 +1,8 @@
-"""Names of actors in a cluster: the head decides who has each, and all nodes are asked who has it.
+"""Names of actors in a cluster: the head decides which actor gets a name, and all nodes are asked which actor has it.
 
 A new actor with a name waits until the head has given it that name (``ClaimName``): of two nodes, one gets it. Its home has the record of
-the name. The head has only the ids of the actor and of its home, in memory: after a restart of the head's daemon, or of a home's, the home
-repeats its claims. In a cluster of one there is nobody to ask.
+the name. The head has only the ids of the actor and of its home, in memory. After a restart of the head's daemon, or of a home's, the home
+repeats its claims. In a cluster of one node nobody is asked.
 """
 
 from __future__ import annotations

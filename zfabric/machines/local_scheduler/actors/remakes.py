@@ -1,9 +1,9 @@
 """Lost results of logged calls are made again by a replay: the stateful edges of the lineage.
 
-A large value that an actor's method returned was made by no task but by a history: the calls before it, in order, from the state in a
-checkpoint. When such a value is lost, the calls from that checkpoint to the one that made it run again in a process of their own, beside
-the actor, and the last one's value replaces the lost one (paper, sections 3.2 and 4.2.3). The replay is a task of the actor's class that
-makes no actor, and for which nothing but the value waits.
+A large value that an actor's method returned was not made by a task. It was made by a history: the state in a checkpoint, and the calls
+after it, in order. When such a value is lost, the calls from that checkpoint to the one that made it run again, in a process of their own
+beside the actor. The value of the last one replaces the lost value (paper, sections 3.2 and 4.2.3). The replay is a task of the actor's
+class that makes no actor, and nothing but the value waits for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bundles of placement groups that this node has: reserved for a home, used by tasks, freed.
 
-A bundle is taken from the node's resources at once, even if tasks use them: what is free is negative then, so no further task begins, and
-the bundle is reserved once those that run have ended. So a bundle waits for tasks, and never for another bundle.
+A bundle is taken from the node's resources at once, even if tasks use them. The free amount is negative then, so no further task begins,
+and the bundle is reserved once the running tasks have ended. So a bundle waits for tasks, and never for another bundle.
 """
 
 from __future__ import annotations

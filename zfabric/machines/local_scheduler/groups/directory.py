@@ -1,12 +1,11 @@
 """Placement groups at their home: made, reserved, made whole again after the death of a node, removed.
 
 A group is reserved in two steps. Its home first asks all nodes what room they have, and chooses a node for each bundle (``planning``).
-It then has these nodes prepare their bundles, one after the other in the order of their numbers, so that of two groups that need the
-same nodes one comes first everywhere. If a node refuses, since another group was faster, all of them are freed and the group is planned
-anew. Once all are prepared the row in the control store says so, and the bundles are committed.
+It then has these nodes prepare their bundles, one node after the other, in the order of their numbers. So if two groups need the same
+nodes, one of them comes first on all. If a node refuses, since another group was faster, all bundles are freed and the group is planned
+anew. Once all are prepared, the row in the control store says so, and the bundles are committed.
 
-The home of a group is the node of its job's driver, wherever the task ran that made it. If that node dies, the job ends, and all that it
-had.
+The home of a group is the node of its job's driver, wherever the task ran that made it. If that node dies, the job ends with its groups.
 """
 
 from __future__ import annotations

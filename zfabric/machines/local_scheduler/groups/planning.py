@@ -1,8 +1,8 @@
 """Which nodes are to have the bundles of a placement group: pure functions of the room that each node has.
 
-The four policies have Ray's names. PACK takes as few nodes as it finds, SPREAD as many. STRICT_PACK takes one node, STRICT_SPREAD another
-one for each bundle, and both fail otherwise. To find the fewest nodes is as hard as packing bins, so PACK and SPREAD place the largest
-bundles first, and search for any plan at all, for a while, where that fails.
+The four policies have Ray's names. PACK takes as few nodes as it finds, SPREAD as many. STRICT_PACK takes one node, STRICT_SPREAD a
+different one for each bundle, and both fail otherwise. To find the fewest nodes is as hard as bin packing. So PACK and SPREAD place the
+largest bundles first. If that finds no plan, they search for any plan, for a limited time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Everything else of the job ends with its driver: tasks that no other process waits for, and actors to which no other process has a handle.
 The job's row still says that the job runs. So a restarted scheduler finds the driver dead and reaches the same state. It restarts detached
-actors that have no process: their rows are in the control store before anybody is notified that they are alive, and until they are dead for
+actors that have no process. Their rows are in the control store from before anybody is notified that they are alive until they are dead for
 good.
 
 Most detached actors are at home on the head (``nodes/detached_creation.py``), others where they were made. These nodes report to the home

@@ -1,12 +1,16 @@
-"""How a restarted scheduler rebuilds its tables: everything reported to it, combined in an order in which nothing is missed.
+"""How a restarted scheduler rebuilds its tables from all that is reported to it.
 
-There are four sources, the most reliable first: messages of processes between ``Register`` and ``Ready`` (rows without an outcome, values,
-refs, running tasks); what is in the arena and on disk; functions and task rows in the control store; and messages sent after ``Ready``,
-which are handled last. During registration only ``Hold`` means that something is held; a row or a value alone does not.
+There are four sources, and they are combined in this order, the most reliable first:
 
-A task row that only the control store has belongs to a finished task: otherwise its submitter would have repeated it (a driver repeats the
-rows of dead workers: ``InheritTasks``). It is restored as lineage, done and without a value, and only if an object that is held, or an
-unfinished row, names it. The value is rebuilt when a process requests it.
+1. Messages of processes between ``Register`` and ``Ready``: rows without an outcome, values, refs, running tasks. Among these only ``Hold``
+   makes a process a holder; a row or a value alone does not.
+2. Objects in the arena and on disk.
+3. Functions and task rows in the control store.
+4. Messages sent after ``Ready``.
+
+A task row that only the control store has belongs to a finished task. Otherwise its submitter would have repeated it, or, if that was a
+worker that is dead, the driver (``InheritTasks``). Such a row is restored only if an object that is held, or an unfinished row, names it:
+as lineage of a task that is done and has no value. The value is rebuilt when a process requests it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Objects of other nodes: which are borrowed from their homes, and when a hold may end.
 
 An object has one home, the node of the task or process that made it. Its holders are registered there: processes of that node, and other
-nodes. A node that receives an id of another home makes a record of its own (``BorrowedRecord``), and registers as a holder at the home
-(``Borrow``) unless the sender retains the object for as long as it is needed. One rule makes this safe: what may end the hold of another
-node (``Release``, ``Ended``, ``EndsReceived``) leaves this node only when every ``Borrow`` sent before it was acknowledged. So a new
-holder is registered before the lender releases, over any number of nodes. Holders are sets, not counts.
+nodes. A node that receives an id of another home makes a record of its own (``BorrowedRecord``). It registers as a holder at the home
+(``Borrow``), unless the sender retains the object for as long as it is needed.
+
+One rule makes this safe. A message that may end the hold of another node (``Release``, ``Ended``, ``EndsReceived``) leaves this node only
+when every ``Borrow`` before it was acknowledged. So a new holder is registered before the lender releases, over any number of nodes.
+Holders are sets, not counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Children that outlive their parents, on another node than the home of the job.
 
 When a node dies, the tasks that it ran for others run again, and submit their children anew. A child whose parent has ended would be lost:
-nobody submits it again, and perhaps nobody waits for it. So when a delegated task ends, those of its children that have no outcome are
-entrusted to the home of the job, which runs them if this node dies; and when such a child ends, its own are.
+nobody submits it again, and perhaps nobody waits for it. So when a delegated task ends, its children without an outcome are entrusted to
+the home of the job, which runs them if this node dies. When such a child ends, its own children are entrusted.
 """
 
 from __future__ import annotations

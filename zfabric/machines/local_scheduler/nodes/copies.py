@@ -1,10 +1,10 @@
 """Copies of large values: which nodes they are made from, and those that this node's transfer agent makes.
 
-An agent that is new, after the death of the one before, is asked again for every copy that is missing. Copies under way do not outlive this
-scheduler: whoever needs one asks its next incarnation.
+If the agent dies, the next one is asked again for every copy that is missing. Copies under way do not outlive this scheduler: whoever needs
+one asks its next incarnation.
 
-The home of a value names as sources all nodes that it has named the value to before: so every copy serves on. The reader asks the last of
-these first, and then the node that retains the value. One that was named and has no copy answers so, and the next one is asked.
+The home of a value offers as sources all nodes to which it has offered the value before, so every copy serves others. The reader asks the
+last of these first, and then the node that retains the value. If a source has no copy, it answers so, and the next one is asked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tasks that wait here for what actors, or bundles of placement groups, hold: they are placed anew.
+"""Tasks that wait here for resources that actors, or bundles of placement groups, hold: they are placed anew.
 
-They were sent here, or dealt to this node by their strategy, by what was known then. An actor ends when its program says so, perhaps never,
-and other nodes may have room. Tasks of other nodes go home, tasks of this one to the queue from which they were dealt.
+They were sent here, or assigned to this node by their strategy, before the resources were held. An actor may never end, and other nodes may
+have room. Tasks of other nodes return to their homes, tasks of this node to the queue from which they were assigned.
 """
 
 from __future__ import annotations

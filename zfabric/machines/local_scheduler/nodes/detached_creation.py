@@ -1,11 +1,11 @@
 """Detached actors are at home on the head, wherever they are made: so they outlive every other node, that of their program included.
 
 A process asks its own node to have one made, and waits for the answer: nobody has a handle before the head has the actor. The request
-goes by way of the home of the job, which is told in this way that the job goes on for this actor (``JobLives``) before the process does.
-Each node on the way retains the request until it is answered, and repeats it to a new daemon, or to the next home of the job. The head
-makes each actor once.
+goes by way of the home of the job. So that home is notified that the job goes on for this actor (``JobLives``) before the process has the
+answer. Each node on the way retains the request until it is answered, and repeats it to a new daemon, or to the next home of the job. The
+head makes each actor once.
 
-Lightweight actors are made where they were asked for, since they share that node's processes; and so are those in placement groups, which
+Lightweight actors are made on the node of that process, since they share the node's processes. So are actors in placement groups, which
 have homes of their own.
 """
 

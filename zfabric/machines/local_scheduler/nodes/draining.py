@@ -1,11 +1,11 @@
 """Draining: a node that is to leave its cluster gives away what it has for others, and then ends in order.
 
-The other nodes place nothing new on it, and it returns tasks of others that it has not begun. Tasks that run here end, as do tasks whose
-home is here. Actors of other homes that may be made again end after their running calls, and live on elsewhere (``relocation``). All others
-end with the node: once no task is left that may need them, and they have no calls.
+The other nodes place nothing new on it, and it returns tasks of others that it has not begun. It waits for tasks that run here, and for
+tasks whose home is here. Actors of other homes that may be made again end after their running calls, and live on elsewhere
+(``relocation``). All other actors end with the node, once no task is left that may need them, and they have no calls.
 
-Values that only this node has are copied: those of other homes to these, its own to a node that holds refs to them, from which the home of
-their job adopts them once this node has left (``failover``).
+Values that only this node has are copied. A value of another home is copied to that home, a value of this home to a node that holds refs to
+it. Once this node has left, the home of the job adopts such values from there (``failover``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rows that the home of their job needs if this node dies: it would run them again.
 
-What a task submits is at home on the node where it runs. As long as only processes of that node refer to the values, the death of the node
-is the end of them as well. So a row is entrusted to the home of its job when another node is about to depend on a value that it makes:
-before that node's hold is acknowledged (``Borrowed``), and before a ref leaves inside an outcome or a value. Arguments of delegated tasks
-are no such case: if their home dies, those tasks are void. Nothing is sent for other rows, and nothing by the home of a job.
+What a task submits is at home on the node where it runs. While only processes of that node refer to the values, nobody is left who needs
+them if the node dies. So a row is entrusted to the home of its job when another node is about to depend on a value that it makes: before
+that node's hold is acknowledged (``Borrowed``), and before a ref leaves inside an outcome or a value. This does not include arguments of
+delegated tasks: if the home of those tasks dies, they are void. Other rows are not sent, and the home of a job sends none.
 """
 
 from __future__ import annotations

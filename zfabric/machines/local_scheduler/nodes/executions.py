@@ -1,7 +1,7 @@
 """The executor's side of tasks that other nodes have delegated to this one.
 
-They are records as any others, in queues of their own, with one difference: whatever ends an attempt is reported to the home, and
-nothing of the task stays here. The home retries, cancels, fails.
+Their records are as any others, in queues of their own, with one difference. However an attempt ends, that is reported to the home, and no
+record of the task stays here. The home decides to retry, cancel or fail the task.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How the home of a job takes over the tasks of the job that were at home on a node that died.
 
-It has the rows on whose values other nodes depend (``entrusting``). From each node that knew the dead one it receives what there is: who
-holds what, which values exist, which attempts run (``orphans``). Once all of them have reported, or are dead themselves, and never before,
-it becomes the home: values that exist are adopted, attempts that run go on as its own, and the tasks run again whose values are held and
-nowhere to be found, after those that they need. Until then its records of the objects are those of borrowed ones that nobody sends.
+It has the rows on whose values other nodes depend (``entrusting``). Each node that knew the dead one reports what it has: refs, values, and
+running attempts (``orphans``). Only when all of them have reported, or are dead themselves, does it become the home. It then adopts values
+that exist, and attempts that run. If a value is held, and no node has it, its task runs again, after the tasks that make its lost inputs.
+Until then its records of the objects are those of borrowed ones that nobody sends.
 """
 
 from __future__ import annotations

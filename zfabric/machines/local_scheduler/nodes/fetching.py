@@ -1,9 +1,8 @@
 """Values that cross between nodes: small ones, and durable ones, in messages of the daemons; others as copies of the transfer agents.
 
-A request goes to the home of a value. If the value is large, the home answers with an *offer*: its size, and the nodes to copy it from. A
-copy that cannot be made is requested from the home anew, which knows by then what else there is. A copy of another node's value may be
-dropped once, if room is short; after that it is spilled as any other value, so that two inputs of one task never drive each other out
-without end.
+A request goes to the home of a value. If the value is large, the home answers with an *offer*: its size, and the nodes to copy it from. If
+none of these can be copied, the home is asked again, and may offer other nodes by then. A copy of another node's value may be dropped once,
+if room is short. After that it is spilled as any other value. Otherwise two inputs of one task could evict each other for ever.
 """
 
 from __future__ import annotations

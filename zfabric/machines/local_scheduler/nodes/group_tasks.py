@@ -1,8 +1,8 @@
 """Tasks that are to run in placement groups: how they reach the bundles.
 
-Their queues are *away* (``strategies``) until their group is whole and all of it is at this node. Tasks for bundles of other nodes are
-given to those, tasks for this node's move to a queue whose resources are the bundles'. What has no preference is dealt out by the room
-that each node has of the group.
+Their queues are *away* (``strategies``) until their group is reserved and all of it is on this node. Tasks for bundles of other nodes are
+delegated to those. Tasks for bundles of this node move to a queue whose resources are the bundle's. Tasks for any bundle are divided among
+the nodes, by the room that each has in its bundles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Actors of other nodes that live on this one.
 
-An actor is made here by a delegated task, as any task is run, and its process is this node's. All else is the home's to decide: who calls
-it learns from the home where it lives, and the home ends it, or makes it again. This node passes on what the home sends to its process, and
-reports that the process has ended. If the home dies, the process ends.
+A delegated task makes the actor, in a process of this node. Its home decides everything else: it notifies callers where the actor lives,
+ends it, and has it made again. This node passes on to the process what the home sends, and reports to the home that the process has ended.
+If the home dies, the process ends.
 """
 
 from __future__ import annotations

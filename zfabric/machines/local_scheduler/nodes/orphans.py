@@ -1,7 +1,7 @@
 """Objects whose home has died, on the other nodes: from then on their home is that of their job.
 
-Each node reports what it has when it is notified of the death (``Remains``). A ref may reach a node later than that: rows of homes go on to
-name the dead one. So whoever needs an object of a dead home registers it at the home of the job.
+When a node is notified of the death, it reports what it has (``Remains``). A ref may reach it later than that, since rows go on to name the
+dead node as a home. So a node that needs an object of a dead home registers as its holder at the home of the job.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 First it recovers what its own processes report (``lifecycle.recovery``). A task that none of them runs may run on another node, and an
 object that none of them has may be held there. So such tasks wait, and nothing is freed, until each other node has registered with this
-daemon or is dead: never by the clock. What a node repeats is entered as it comes. What ends or answers something waits for the last node,
-since a later attempt of the same task may be on that.
+daemon or is dead. No timer ends that wait. What a node repeats is entered as it arrives. Messages that end or answer something wait until
+the last node has registered, since that may have a later attempt of the same task.
 
-Objects to which processes refer and of which nothing else is known here are at home elsewhere, if anywhere. Every node is asked
-(``Borrow``); what none of them has is lost.
+If processes refer to an object, and nothing else is known of it here, its home is another node. Every node is asked (``Borrow``); an object
+that none of them has is lost.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ HELD = frozenset(
         m.ReadLog,
     }
 )
-"""Messages of other nodes that wait until all have registered; ``FetchValues`` until the homes of all objects are known as well, since a
-value names the homes of those inside it."""
+"""Messages of other nodes that wait until all have registered. ``FetchValues`` waits until the homes of all objects are known as well,
+since a value names the homes of the refs inside it."""
 
 
 class PeerRecovery:

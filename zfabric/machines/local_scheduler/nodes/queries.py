@@ -1,7 +1,7 @@
-"""Questions about the whole cluster: the asked node asks all nodes, itself included, and puts their answers together.
+"""Queries about the whole cluster: the node that receives one asks all nodes, itself included, and combines their answers.
 
-Each node has ``ANSWER_SECONDS``. The asker is notified of those that did not answer. A node that another one asks answers for itself. The
-question ``AT`` is passed on to one node: its arguments are the node's id, another question, and that one's arguments.
+Each node has ``ANSWER_SECONDS``. The asker is notified of nodes that did not answer. A node that another one asks answers for itself. The
+query ``AT`` is passed on to one node: its arguments are the node's id, another query, and the arguments of that.
 """
 
 from __future__ import annotations

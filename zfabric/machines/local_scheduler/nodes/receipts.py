@@ -1,8 +1,8 @@
 """Which outcomes of calls on other nodes their callers have received.
 
-An actor runs a repeated call again once its outcome is acknowledged. So that is not done when this node has taken the outcome in, but
-when its caller has it: this daemon may die before its frame to the caller has arrived, and the caller then repeats the call. Callers are
-asked together, before ends are acknowledged (``Delegations``). Nothing waits for one that does not read: the acknowledgement names it.
+An actor runs a repeated call again once its outcome is acknowledged. So this node acknowledges an outcome when its caller has it, not
+earlier: this daemon may die before its frame to the caller has arrived, and the caller then repeats the call. Callers are asked together,
+before ends are acknowledged (``Delegations``). If a caller does not read, nothing waits for it: the acknowledgement names it.
 """
 
 from __future__ import annotations

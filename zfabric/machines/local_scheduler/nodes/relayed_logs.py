@@ -1,14 +1,14 @@
 """Logs of actors that live on another node than their home: what both nodes pass on.
 
-The home has the log, and is the only one that adds to it, for one life at a time (``actors.logs``). The node where the actor lives passes
-on what its process appends, and the home's word that it is committed. The process holds outcomes back until then, as it does at home: so no
-outcome leaves a node before the home has what restores it, and a life that the home has given up can commit nothing.
+Only the home adds to the log, for one life at a time (``actors.logs``). The node where the actor lives passes on what the process appends,
+and the home's answer that it is committed. The process holds outcomes back until then, as it does at home. So no outcome leaves a node
+before the home has the rows that restore it, and an earlier life can commit nothing.
 
-What rows name is pinned on the node of the process until they are committed. The home registers as a holder before it says so. A process
-that is to be the actor reads the log through its node, too.
+Objects that rows name are pinned on the node of the process until the rows are committed. The home registers as a holder before it confirms
+the commit. A process in which the actor is made again reads the log through its node, too.
 
-In a log, a caller's name without a node stands for a process of the home. To a process elsewhere it stands for one of its own node, so the
-process translates (``CallLog.places``): callers are recognised wherever the actor lives next.
+In a log, a caller's name without a node stands for a process of the home. To a process on another node it would stand for one of that node,
+so the process translates it (``CallLog.places``). Thus callers are recognised wherever the actor lives next.
 """
 
 from __future__ import annotations

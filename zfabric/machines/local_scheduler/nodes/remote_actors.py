@@ -1,11 +1,11 @@
 """Actors on other nodes that processes of this one call: to the callers, this node stands for the actors.
 
-A process asks this node where an actor is, as always. If the actor lives on another node, the answer names this node's daemon: the calls
-come here, go on to the node where the actor is, and their outcomes return the same way. So order, errors and retries are those of local
+A process asks this node where an actor is, as always. If the actor lives on another node, the answer names this node's daemon. The process
+sends it the calls; it relays them to the actor's node, and relays their outcomes back. So order, errors and retries are those of local
 calls, and each call is for one life of the actor (its attempt). The home reports each change of the location. If another node is the home
 of an actor that lives on this one, processes here call it directly.
 
-Usually the home of an actor is known, since a handle is a ref. Of a weak handle it is not: all nodes are asked, and one has the actor.
+Usually the home of an actor is known, since a handle is a ref. For a weak handle it is not: all nodes are asked, and one has the actor.
 """
 
 from __future__ import annotations

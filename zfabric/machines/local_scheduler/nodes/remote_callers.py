@@ -1,8 +1,8 @@
 """Calls that processes of other nodes make of actors of this one: to the actors, this node stands for the callers.
 
 A relayed call reaches its actor as other calls do, with a caller's name that has its node inside. Its outcome always comes through here
-(``CallOutcomes``), and the actor retains it until the caller has received it. What the arguments name is pinned here until the
-outcome leaves, behind all holds (``Borrowing.send_behind``): so the caller does not drop a ref before the actor's own hold is registered.
+(``CallOutcomes``), and the actor retains it until the caller has received it. Objects that the arguments name are pinned here until the
+outcome leaves, which is sent after all holds (``Borrowing.send_behind``). So the actor's hold is registered before the caller drops a ref.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Streams that are made on another node than their home: values go there as they are yielded, and permission to go on comes from there.
+"""Streams that are made on another node than their home: the values go to the home, which allows the next ones.
 
-The home of a stream serves its readers wherever the values are made, and takes them in as it does those of its own workers: in order, each
-once, over all attempts. What readers request is passed on to the node that makes the stream. Between the nodes values travel as the ends of
-attempts do (``Ended``): numbered, retained and pinned until the home has taken them in, behind every hold of this node. So the end of a
+The home of a stream serves its readers wherever the values are made. It accepts them as it does those of its own workers: in order, each
+once, over all attempts. It passes on what readers request to the node that makes the stream. Between the nodes values travel as the ends of
+attempts do (``Ended``): numbered, retained and pinned until the home has accepted them, after every hold of this node. So the end of a
 stream comes after its values.
 
-A home whose daemon is new has lost values that nobody had fetched. They are among the last that were yielded, as many as may be ahead of
-the reader, and are repeated. A daemon that is new where a stream is made receives these from the worker, as on one node.
+If the daemon of the home is restarted, values that nobody had fetched are lost there. They are among the last ones that were yielded, as
+many as may be ahead of the reader, and are repeated. If the daemon of the node that makes the stream is restarted, the worker repeats them
+to it, as on one node.
 """
 
 from __future__ import annotations

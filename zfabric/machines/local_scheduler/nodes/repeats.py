@@ -1,9 +1,14 @@
 """What two nodes repeat to each other when the daemon of one of them is new.
 
-A daemon that was restarted has lost what it had with others, and the link to it begins anew on both sides. Each registers with the other
-(``RegisterNode``), repeats what it has of the other's, and sends ``Ready``; what was sent before is void. A borrower repeats its holds, an
-executor the attempts that it has and the ends that are not acknowledged, a home the values that the other retains for it, and a node the
-values that it retains for the other. What one side does not repeat, the other gives up: attempts are lost, holds are released.
+A restarted daemon has lost its state of other nodes, and the link to it begins anew on both sides. What was sent before is void. Each side
+registers with the other (``RegisterNode``), repeats what concerns the other, and sends ``Ready``:
+
+- a borrower, its holds;
+- an executor, the attempts that it has, and ends that are not acknowledged;
+- a home, the values that the other retains for it;
+- a node, the values that it retains for the other.
+
+Attempts that are not repeated are lost, and holds that are not repeated are released.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """When tasks leave this node: a global scheduler is asked for nodes where they would start sooner, or could run at all.
 
-A queue asks once it has waited for ``spill_after`` and will not be empty soon, or at once if this node will never have what its tasks ask
-for. The answer is for a number of tasks, not for certain ones: whatever waits when it comes is given away, from the end of the queue. This
-node's own share stays. The question and the answer may be lost, or come twice: an unanswered question is asked again elsewhere, and of
+A queue asks once it has waited for ``spill_after`` and will not be empty soon. It asks at once if this node can never meet the demand of
+its tasks. The answer is for a number of tasks, not for certain ones: the last tasks of the queue at that time are sent away, and this
+node's own share stays. The question and the answer may be lost, or come twice. An unanswered question is asked again elsewhere, and of
 several answers only the first counts. A queue for which no other node is named waits twice as long each time.
 """
 

@@ -1,10 +1,10 @@
 """Tasks whose options say where they are to run: on a certain node, on nodes with certain labels, or spread over all of them.
 
-Their queues are *away* while there is a choice: no worker of this node is given their tasks. They are dealt out at the end of each turn: to
-other nodes by delegation, and this node's share to a queue of the same shape whose tasks stay here. Without other nodes, a queue is away
-only if this node is not one that its tasks accept.
+Their queues are *away* while there is a choice: no worker of this node is given their tasks. At the end of each turn the tasks are divided
+among the nodes. Those of other nodes are delegated; this node's share moves to a queue of the same shape whose tasks stay here. Without
+other nodes, a queue is away only if its tasks do not accept this node.
 
-A node on which actors leave no room for such tasks is passed over. Of others this is known once they have returned some.
+A node on which actors leave no room for such tasks is passed over. For another node this is known once it has returned some.
 """
 
 from __future__ import annotations

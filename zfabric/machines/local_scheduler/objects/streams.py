@@ -5,8 +5,8 @@ value that it yields is the object (task, i + 1), which may be held and fetched 
 requests are the flow control, too: a task may yield up to the last index requested, and waits there (``AllowYields``). The index also gives
 the order. A retry yields values of the same names, and a value that was accepted once is not accepted again.
 
-A method of an actor makes a stream in the same way. Its caller announces the stream's end (``ExpectResults``), and the actor sends the
-outcome of the call to the scheduler as well as to its caller, behind the values (``CallOutcomes``).
+A method of an actor makes a stream in the same way. Its caller announces the stream's end (``ExpectResults``). After the values the actor
+sends the outcome of the call to the scheduler, as well as to its caller (``CallOutcomes``).
 
 A value that no process has held yet is retained by the stream, and released with it. If a task fails, its failure is the last value of its
 stream. Requests beyond the end receive the failure ``StreamEnded``.

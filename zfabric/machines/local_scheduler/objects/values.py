@@ -1,8 +1,8 @@
 """Messages about values: put, held, released, fetched; located or lost.
 
-What a value *is* to the tasks that make it or wait for it is decided in ``outcomes``, and how long it is retained in ``references``. Here
-is what each message does to both. A value of which the scheduler has only the size (``Stored``) is never sent from here: the store is asked
-to pin it for the process that wants it, and its answer is passed on.
+``outcomes`` decides what a value means to the tasks that make it or wait for it, and ``references`` how long it is retained. This module
+has the handlers of messages that concern both. If the scheduler has only the size of a value (``Stored``), the store is asked to pin it
+for the process that wants it, and the scheduler passes the store's answer on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Queries that a local scheduler answers: listings, status, pages of tables, and explanations.
 
-An answer is plain data. The object store completes reports that need it (where a value is, how full the store is), the control store reads
-pages of its tables, and a process inspects its own threads. All other queries are answered in the turn in which they arrive.
+An answer is plain data. The object store completes reports about values and its room. The control store reads pages of its tables, and a
+process inspects its own threads. All other queries are answered in the turn in which they arrive.
 """
 
 from __future__ import annotations

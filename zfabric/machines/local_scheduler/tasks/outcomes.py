@@ -1,4 +1,4 @@
-"""Outcomes of tasks: completions accepted, retries, failures; outcomes sent to those that wait.
+"""Outcomes of tasks: accepted, retried or failed, and sent to the processes that wait.
 
 Acceptance is at most once per attempt: a completion counts only if it comes from the worker that has the task now and names the attempt
 that was dispatched. Any other completion is late, and what it wrote into the arena is freed.

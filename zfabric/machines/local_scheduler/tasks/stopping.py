@@ -1,7 +1,7 @@
 """Stopping tasks: cancellation, with or without force and children, and deadlines.
 
-A task that was not dispatched is stopped at once, for good. A dispatched one is asked to stop: if its outcome comes first, that counts. The
-request is repeated until an outcome has arrived.
+A task that was not dispatched is stopped at once, for good. The worker of a dispatched task is asked to stop it, again and again, until an
+outcome has arrived. If the task ends first, its own outcome counts.
 """
 
 from __future__ import annotations
@@ -194,9 +194,9 @@ class Stopping:
     def stop_void(self, prefixes: set[bytes], gone: bytes, now: float) -> None:
         """Stop what was submitted by attempts that a crash has voided: their next attempts submit it anew.
 
-        Only tasks of this home to which no other process refers are stopped, later children first, since they name earlier ones. One that
-        runs is stopped with all its descendants. One that does not run now may have run before, or ended unreported: then other processes
-        may still need the children of it that they hold, for calls that are yet to be made.
+        Only tasks of this home to which no other process refers are stopped, later children first, since they name earlier ones. A running
+        task is stopped with all its descendants. A task that does not run may have run before, or ended unreported. So other processes may
+        still need children of it that they hold, for calls that are yet to be made.
         """
         parents: set[bytes] = set()
         while prefixes or parents:
