@@ -295,7 +295,7 @@ class Caller:
     """The machines of a daemon whose driver calls an actor on another node."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.journal = MemoryJournal()
+        self.journal, self.ahead = MemoryJournal(), []
         self.core = NodeMachines(OWN, b"thisnode", Config(), (("CPU", 10_000),), 0, self.journal, 0, ClusterPart(JOIN, True))
         self.turn(0.0)
         self.core.receive_from_node(0.0, JOINER + b"other", REGISTRY, MEMBER, JOIN._replace(node=OTHER_NODE))
@@ -325,13 +325,26 @@ class Caller:
             self.journal.commit([effect], lambda error: self.core.committed(effect.sequence, error))
 
     def hear(self, message: Any, now: float = 0.0) -> None:
-        self.core.receive_from_node(now, OTHER_NODE, LOCAL_SCHEDULER, LOCAL_SCHEDULER, message)
+        self.core.receive_from_node(now, OTHER_NODE, LOCAL_SCHEDULER, LOCAL_SCHEDULER, message, self.send_ahead)
 
     def call(self, *options: Any) -> None:
         self.send(m.Call(ACTOR, 7, ((CALL, "add", b"arguments", *options),)))
 
     def send(self, message: Any) -> None:
-        self.core.receive_in_cluster(0.0, DRIVER, LOCAL_SCHEDULER, CLIENT, message, lambda receiver, envelopes: pytest.fail("sent ahead"))
+        self.core.receive_in_cluster(0.0, DRIVER, LOCAL_SCHEDULER, CLIENT, message, self.send_ahead)
+
+    def send_ahead(self, receiver: bytes, envelopes: list[Any]) -> None:
+        self.ahead += [(receiver, message) for _, _, message in envelopes]
+
+    def sent_ahead(self) -> list[Any]:
+        """What has left before the end of the turn, and to whom."""
+        found, self.ahead = self.ahead, []
+        return found
+
+    def outcome(self, number: int = 0) -> tuple[Any, ...]:
+        """The outcome of a call."""
+        job = bytes(self.core.scheduler.tables.processes[DRIVER].job.id)
+        return job + CALL[len(job) : -1] + bytes((number,)), DRIVER, m.OK, (b"value",), ()
 
     def turn(self, now: float) -> tuple[list[Any], list[Any]]:
         """What the driver and the other node are sent."""
@@ -340,33 +353,56 @@ class Caller:
         return [message for _, _, message in to_driver], [message for _, _, message in to_nodes]
 
 
-def test_the_rest_of_a_turn_is_left_out_that_passes_on_calls_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_call_leaves_at_once_without_the_rest_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Caller(monkeypatch)
+    relayed = m.RelayedCalls(ACTOR, 7, ((CALL, "add", b"arguments"),), DRIVER, ())
     node.call()
-    assert node.core.pending
-    assert node.turn(0.0) == ([], [m.RelayedCalls(ACTOR, 7, ((CALL, "add", b"arguments"),), DRIVER, ())])
-    assert (node.ends_of_turns, node.core.pending) == (0, False)
+    assert node.sent_ahead() == [(OTHER_NODE, relayed)]
+    assert node.core.rests(SETTLED)
+    assert node.turn(SETTLED) == ([], [])
+    assert node.ends_of_turns == 0
+
+
+def test_calls_of_one_turn_share_a_frame_but_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Caller(monkeypatch)
     node.call((), (), ())
-    assert [type(each) for each in node.turn(0.0)[1]] == [m.RelayedCalls]
-    assert node.ends_of_turns == 1, "refs may be named"
+    assert node.core.pending
     node.call()
+    assert node.sent_ahead() == [], "nothing overtakes a call that waits for the end of the turn"
+    assert [len(each.rows[0]) for each in node.turn(SETTLED)[1]] == [6, 3]
+    assert node.ends_of_turns == 1, "refs may be named"
     node.send(m.Release(()))
-    assert [type(each) for each in node.turn(0.0)[1]] == [m.RelayedCalls]
-    assert node.ends_of_turns == 2, "another message came with it"
+    node.call()
+    assert node.sent_ahead() == []
+    assert [type(each) for each in node.turn(SETTLED)[1]] == [m.RelayedCalls]
+    assert node.ends_of_turns == 2, "another message came before it"
+    node.core.next_deadline()
+    node.core.receive_from_node(SETTLED, OTHER_NODE, LOCAL_SCHEDULER, LOCAL_SCHEDULER, m.CallsEnded(1, (node.outcome(),), ()))
+    node.call()
+    assert node.sent_ahead() == []
+    assert [len(each) for each in node.turn(SETTLED)] == [1, 1]
+    assert node.ends_of_turns == 2, "all of them were passed on, and nothing else"
 
 
 def test_an_outcome_that_is_passed_on_is_acknowledged_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Caller(monkeypatch)
-    job = bytes(node.core.scheduler.tables.processes[DRIVER].job.id)
-    row = (job + CALL[len(job) :], DRIVER, m.OK, (b"value",), ())
+    row = node.outcome()
     for number in (1, 2):
         node.hear(m.CallsEnded(number, (row,), ()), SETTLED)
-        assert node.turn(SETTLED)[0] == [m.Returned(((row[0], m.OK, (b"value",)),))]
-        assert node.ends_of_turns == 1, "the first one sets a deadline, and the second one has it"
-    due = node.core.next_deadline()
-    assert due == pytest.approx(SETTLED + RECEIPTS_WITHIN)
+        assert node.sent_ahead() == [(DRIVER, m.Returned(((row[0], m.OK, (b"value",)),)))]
+        assert node.core.rests(SETTLED) == (number > 1), "there is a deadline since the first"
+        due = node.core.next_deadline()
+        assert due == pytest.approx(SETTLED + RECEIPTS_WITHIN)
+    assert node.ends_of_turns == 0
     node.core.tick(due)
     assert [type(each) for each in node.turn(due)[0]] == [m.RequestReceipt]
     node.hear(m.CallsEnded(3, ((*row[:3], (16,), ()),), ()), due)
     assert node.turn(due)[0] == [m.Returned(((row[0], m.OK, (None,)),))]
-    assert node.ends_of_turns == 3, "a large value becomes an object of this node"
+    assert node.ends_of_turns == 2, "a large value becomes an object of this node"
+
+
+def test_the_outcomes_of_a_caller_reach_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Caller(monkeypatch)
+    rows = [node.outcome(number) for number in range(3)]
+    node.hear(m.CallsEnded(1, tuple(rows), ()), SETTLED)
+    assert node.sent_ahead() == [(DRIVER, m.Returned(tuple((row[0], m.OK, (b"value",)) for row in rows)))]

@@ -314,10 +314,11 @@ _PLAIN_CALL = (bytes, str, bytes)
 
 def check_call(name: str, fields: tuple[Any, ...]) -> None:
     """Check an actor, a number, and rows of calls."""
-    check_ids(name, fields[:1], TASK_BYTES)
-    rows = fields[2]
-    if len(rows) == 1 and type(rows[0]) is tuple and tuple(map(type, rows[0])) == _PLAIN_CALL and len(rows[0][0]) == TASK_BYTES:
+    actor_id, rows = fields[0], fields[2]
+    row = rows[0] if len(rows) == 1 else None
+    if type(row) is tuple and tuple(map(type, row)) == _PLAIN_CALL and len(row[0]) == len(actor_id) == TASK_BYTES:
         return  # As for results.
+    check_ids(name, fields[:1], TASK_BYTES)
     columns = check_columns(name, fields[2], {3, 6}, (BYTES, STR, BYTES, _MAYBE_TUPLE, _MAYBE_TUPLE, OPTIONS))
     check_ids(name, columns[0], TASK_BYTES)
     if len(columns) == 6:

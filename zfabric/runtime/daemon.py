@@ -55,6 +55,8 @@ LOGS_SELDOM = 0.5
 """Seconds between reads while none is. A task's last output may arrive after its end, and its threads may outlive it."""
 MEMORY_SECONDS = 0.004
 """Least seconds between two checks of workers' memory, for each worker. A check takes a two-hundredth of that."""
+BEFORE = frozenset({m.Goodbye, m.OutputWritten, m.Query})
+"""Messages of which the shell does a part of its own before the scheduler receives them."""
 CRASHES = frozenset(map(int, (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)))
 """Signals at which Python reports the frames of each thread, but not the task."""
 STOP_SECONDS = 0.5
@@ -207,9 +209,10 @@ class Daemon:
         gc.freeze()
         gc.disable()
         counts, longest = self.scheduler.tables.counts, 0.0
+        deadline, is_quiet = 0.0, False
         while not self.stopping:
             now = clock()
-            deadline = self._next_deadline(now)
+            deadline = self._next_deadline(now) if not is_quiet else self._next_of_transports(deadline, now)
             timeout = max(0, min(60_000, int((deadline - now) * 1000 + 0.999)))
             ready: dict[Any, int] = dict(zmq_poll(polled, timeout))
             now = clock()
@@ -222,10 +225,13 @@ class Daemon:
                 self._receive(now)
             if cluster is not None and cluster.transport.polled(ready):
                 cluster.receive(now, self.core, self._measure, self._send_ahead)
-            self.core.tick(now)
-            self.turn(now)
-            # Housekeeping follows the answers, so that nobody waits for it.
-            self._watch_over(now, bool(ready))
+            # Calls between nodes may have been passed on, and nothing else: no machine has anything to decide, and no deadline has changed.
+            is_quiet = cluster is not None and now < deadline and self.core.rests(now)
+            if not is_quiet:
+                self.core.tick(now)
+                self.turn(now)
+                # Housekeeping follows the answers, so that nobody waits for it.
+                self._watch_over(now, bool(ready))
             self.transport.tick(now)
             if cluster is not None:
                 cluster.transport.tick(now)
@@ -282,7 +288,7 @@ class Daemon:
             sender, frame = taken
             for to, role, message in self.transport.accept(sender, frame, now):
                 kind = type(message)
-                if (kind is m.Goodbye or kind is m.OutputWritten or kind is m.Query) and self.core.may_send(sender, to, message):
+                if kind in BEFORE and self.core.may_send(sender, to, message):
                     self._before(now, sender, message)
                 receive(now, sender, to, role, message)
             if not self.transport.readable or clock() - now > RECEIVE_SECONDS:
@@ -363,12 +369,20 @@ class Daemon:
         if self._events or self.core.pending:
             return now
         soonest = min(self._sweep_at, self._collect_at, self._logs_at)
-        ours = None if self.cluster is None else self.cluster.transport.next_deadline()
-        for due in (self.core.next_deadline(), self.transport.next_deadline(), ours):
-            if due is not None and due < soonest:
-                soonest = due
+        due = self.core.next_deadline()
+        if due is not None and due < soonest:
+            soonest = due
         if self._busy:
             soonest = min(soonest, self._memory_at)
+        return self._next_of_transports(soonest, now)
+
+    def _next_of_transports(self, soonest: float, now: float) -> float:
+        """The soonest deadline, those of the transports included."""
+        due = self.transport.next_deadline()
+        if due is not None and due < soonest:
+            soonest = due
+        if self.cluster is not None and (due := self.cluster.transport.next_deadline()) is not None and due < soonest:
+            soonest = due
         return min(soonest, now + 0.002) if self.transport.congested else soonest
 
     # -- the supervisor --

@@ -160,18 +160,27 @@ class NodeMachines:
         except Refusal:
             self.refused += 1
 
-    def _relay(self, now: float, source: Address, message: m.Message) -> None:
-        """Have the local scheduler pass on a message. Unless that has left something to decide, the end of its turn is not due."""
-        tables = self.scheduler.tables
+    def _relay(self, now: float, source: Address, message: m.Message, send: SendAhead | None) -> None:
+        """Have the local scheduler pass on a message. Unless that has left something to decide, the end of its turn is not due.
+
+        What follows from the first message of a turn leaves at once, by ``send``. All others share frames at its end.
+        """
+        tables, alone = self.scheduler.tables, send is not None and self._overtakes_nothing
         tables.end_due = False
         try:
             self.machines[LOCAL_SCHEDULER].step(now, source, message)
         except Refusal:
             self.refused += 1
-        if tables.end_due:
+        if tables.has_new_deadline:
+            tables.has_new_deadline = False
+            self._asked.add(LOCAL_SCHEDULER)
+        if alone and send is not None and (effect := self.scheduler.take_lone()) is not None:
+            self._send_ahead(effect, send)
+        elif tables.end_due:
             self._stirred.add(LOCAL_SCHEDULER)
         else:
-            self._relayed = tables.end_due = True
+            self._relayed = True
+        tables.end_due = True
 
     def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead | None = None) -> None:
         """Take in a message that the daemon of another node sent as ``role``; refuse and count it if it may not, or if it does not fit.
@@ -179,7 +188,7 @@ class NodeMachines:
         A message that somebody waits for leaves first, by ``send``, if this one causes it and ``send`` is there.
         """
         if to == LOCAL_SCHEDULER and type(message) in RELAYED_OF_NODES:
-            self._relay(now, role + node, message)
+            self._relay(now, role + node, message, send)
             return
         allowed = type(message) in FROM_NODES.get(to, ()) and to in self.machines
         if isinstance(message, m.Heartbeat):
@@ -205,11 +214,16 @@ class NodeMachines:
 
     def _find_ahead(self, finders: Finders, source: Address, to: bytes, message: m.Message) -> Ahead | None:
         """What may be sent before a message is processed: only the first of a turn overtakes nothing."""
-        if self._stirred or self._relayed or to != LOCAL_SCHEDULER or (find := finders.get(type(message))) is None:
-            return None
-        if self._queue or self._outgoing or self._to_nodes or self.member is None or self.member.silent:
+        if to != LOCAL_SCHEDULER or (find := finders.get(type(message))) is None or not self._overtakes_nothing:
             return None
         return find(source, message)
+
+    @property
+    def _overtakes_nothing(self) -> bool:
+        """Whether nothing waits to be sent, or for the end of the turn."""
+        if self._stirred or self._relayed or self._queue or self._outgoing or self._to_nodes:
+            return False
+        return self.member is not None and not self.member.silent
 
     def _send_ahead(self, effect: Send, send: SendAhead) -> None:
         to, message = effect
@@ -221,7 +235,7 @@ class NodeMachines:
         """``receive`` on a node of a cluster: a message that somebody waits for leaves first, by ``send``, if this one causes it."""
         source = role + sender
         if to == LOCAL_SCHEDULER and type(message) in RELAYED_OF_PROCESSES:
-            self._relay(now, source, message)
+            self._relay(now, source, message, send)
             return
         ahead = self._find_ahead(self.scheduler.ahead_of_processes, source, to, message)
         if ahead is not None:
@@ -296,8 +310,8 @@ class NodeMachines:
         machines, queue = self.machines, self._queue
         if self._relayed:
             self._take_relayed(now, perform)
-            if not (self._stirred or queue):
-                return
+        if not (self._stirred or queue):
+            return
         asked: set[bytes] = set()
         for _ in range(ROUNDS_MAX):
             stirred, self._stirred = self._stirred, set()
@@ -385,6 +399,12 @@ class NodeMachines:
     def pending(self) -> bool:
         """Whether a turn has something to do now."""
         return bool(self._queue or self._stirred or self._relayed)
+
+    def rests(self, now: float) -> bool:
+        """Whether a turn would do nothing, and no deadline has changed since ``next_deadline``."""
+        if self._stirred or self._relayed or self._queue or self._outgoing or self._to_nodes or self._asked:
+            return False
+        return now < self._soonest
 
     def next_deadline(self) -> float | None:
         """Earliest deadline of any machine: when to call ``tick``."""

@@ -168,9 +168,10 @@ class Link:
         sent = self._sent
         if not sent or sent[0][0] > acknowledged:
             return
-        while sent and sent[0][0] <= acknowledged:
-            self.acknowledged = sent[0][0]
-            sent.popleft()
+        while True:
+            self.acknowledged = sent.popleft()[0]
+            if not sent or sent[0][0] > acknowledged:
+                break
         self._pause = self.repeat
         self._repeat_at = now + self._pause if sent else None
 

@@ -114,7 +114,7 @@ from zfabric.machines.local_scheduler.transitions import (
     StreamUnreferenced,
 )
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Effect, KillProcess
+from zfabric.protocol.effects import Effect, KillProcess, Send
 from zfabric.protocol.ids import Address, first_attempt
 from zfabric.protocol.machine import Diagnosis, Handler, Handlers
 from zfabric.protocol.options import Demand
@@ -550,6 +550,16 @@ class LocalScheduler:
         if self.rejoining.retained_due:
             self.rejoining.send_retained()
         return tables.take_effects()
+
+    def take_lone(self) -> Send | None:
+        """Take the only message that follows from one that was passed on; None if anything else does, which is left to ``take_effects``."""
+        tables = self.tables
+        if tables.relayed_ends and not tables.end_due:
+            self.remote_callers.end_of_turn()
+        if tables.end_due or len(tables.effects) != 1 or type(effect := tables.effects[0]) is not Send:
+            return None
+        tables.effects = []
+        return effect
 
     def _dispatch(self, now: float) -> None:
         """Free what nobody needs, and decide where tasks run."""

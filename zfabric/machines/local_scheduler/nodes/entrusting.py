@@ -107,7 +107,7 @@ class Entrusting:
 
         The home of a job need not wait: its rows are on the same link. Messages stay in order.
         """
-        if self._behind or any(home != node for home in self._open.values()):
+        if self._behind or (self._open and any(home != node for home in self._open.values())):
             self._behind.append((self._last, node, message))
         else:
             self.tables.send_to_node(node, message)

@@ -22,8 +22,12 @@ class Receipts:
 
     def sent(self, node: NodeRecord, caller: bytes, number: int) -> None:
         """Note that a process was sent an outcome that ``node`` had sent in the message with this number."""
-        if caller in self.tables.processes:
-            node.receipts.setdefault(caller, CallerReceipt()).sent = number
+        receipt = node.receipts.get(caller)
+        if receipt is None:
+            if caller not in self.tables.processes:
+                return
+            receipt = node.receipts[caller] = CallerReceipt()
+        receipt.sent = number
 
     def request(self, node: NodeRecord) -> bool:
         """Request receipts of the callers that may lack outcomes of ``node`` and were not asked. Return whether there were any."""

@@ -300,8 +300,7 @@ class RemoteActors:
             rows = self._take_in(node, message)
         for row in rows:
             self.receipts.sent(node, row[1], message.number)
-        if node not in self.tables.owed:
-            self.tables.end_due = True  # When they are acknowledged is another deadline.
+        self.tables.has_new_deadline |= node not in self.tables.owed
         self.tables.owe(node, message.number, now + (RECEIPTS_WITHIN if node.receipts else ACKNOWLEDGE_AFTER))
 
     def _take_in(self, node: NodeRecord, message: m.CallsEnded) -> m.Rows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.objects.streams import Streams
@@ -46,9 +47,9 @@ class RemoteCallers:
 
     def on_relayed_calls(self, now: float, source: Address, message: m.RelayedCalls) -> None:
         """Pass calls on. If that life of the actor has ended, the caller's node is notified of it, or has been."""
-        worker = self._worker_of(source, message.actor_id)
-        lives = self.tables.guests.get(message.actor_id) or self.tables.actors.get(message.actor_id)
-        if worker is None or worker.process is None or lives is None or lives.task.attempt != message.attempt:
+        actor = self._actor_of(source, message.actor_id)
+        worker = actor.worker if actor is not None else None
+        if actor is None or worker is None or worker.process is None or actor.task.attempt != message.attempt:
             return
         node = source[1:]
         for row in message.rows:
@@ -67,7 +68,8 @@ class RemoteCallers:
                     self.tables.relayed_yields.append((node, (row[0], 0, self.streams.dropped.pop(row[0], 0), None, ())))
         caller = remote_caller(message.caller, node)
         self._callers[node].add(caller)
-        self.tables.send(ACTOR + worker.process.incarnation, message._replace(caller=caller, homes=()))
+        relayed = m.RelayedCalls(message.actor_id, message.attempt, message.rows, caller, ())
+        self.tables.send(ACTOR + worker.process.incarnation, relayed)
 
     def expect(self, caller: bytes) -> None:
         """An actor here retains outcomes for a caller of another node: it is to be notified of that one's end."""
@@ -91,11 +93,16 @@ class RemoteCallers:
             self.tables.send_to_control(worker, m.StopCall(message.call_id, message.reason))
 
     def _worker_of(self, source: Address, actor_id: bytes) -> WorkerRecord | None:
-        record = self.tables.guests.get(actor_id) or self.tables.actors.get(actor_id)
+        actor = self._actor_of(source, actor_id)
+        return actor.worker if actor is not None else None
+
+    def _actor_of(self, source: Address, actor_id: bytes) -> GuestRecord | ActorRecord | None:
+        """An actor that lives on this node."""
         if source[1:] not in self.tables.nodes:
             self.tables.counts["refused"] += 1
             return None
-        return record.worker if record is not None and record.worker is not None and not record.worker.remote else None
+        actor = self.tables.guests.get(actor_id) or self.tables.actors.get(actor_id)
+        return actor if actor is not None and actor.worker is not None and not actor.worker.remote else None
 
     # -- outcomes leave --
 
@@ -105,11 +112,14 @@ class RemoteCallers:
             return  # Callers' nodes have yet to register with this restarted scheduler.
         tables = self.tables
         ended, tables.relayed_ends = tables.relayed_ends, []
-        by_caller: dict[bytes, list[tuple[WorkerRecord, m.Row, m.Ids]]] = {}
-        for each in ended:
-            by_caller.setdefault(each[1][1], []).append(each)
-        for remote, reports in by_caller.items():
-            self._send_ends(remote, reports)
+        if len(ended) == 1:
+            self._send_ends(ended[0][1][1], ended)
+        else:
+            by_caller: dict[bytes, list[tuple[WorkerRecord, m.Row, m.Ids]]] = {}
+            for each in ended:
+                by_caller.setdefault(each[1][1], []).append(each)
+            for remote, reports in by_caller.items():
+                self._send_ends(remote, reports)
         if tables.behind_ends:
             behind, tables.behind_ends = tables.behind_ends, []
             for token, message in behind:
@@ -138,7 +148,8 @@ class RemoteCallers:
             reporters.setdefault(worker.token, []).append(call_id)
         if rows and node is not None:
             self._reporters[token, node.next_end] = reporters
-            self.executions.report(node, m.CallsEnded(node.next_end, tuple(rows), self.tables.homes_of(named)), named)
+            homes = self.tables.homes_of(named) if named else ()
+            self.executions.report(node, m.CallsEnded(node.next_end, tuple(rows), homes), named)
 
     def _ended(self, call_id: bytes) -> None:
         """Release what was retained for a call without an outcome."""

@@ -117,10 +117,13 @@ class CallResults:
 
     def pass_on(self, rows: m.Rows) -> None:
         """Send small outcomes to the callers, whom alone they concern."""
+        by_caller: dict[bytes, list[m.Row]] = {}
         for call_id, caller, status, outputs, _ in rows:
+            by_caller.setdefault(caller, []).append((call_id, status, outputs))
+        for caller, returned in by_caller.items():
             receiver = self.tables.processes.get(caller)
             if receiver is not None:
-                self.tables.send_to_client(receiver, m.Returned(((call_id, status, outputs),)))
+                self.tables.send_to_client(receiver, m.Returned(tuple(returned)))
 
     def _taken_over(self, now: float, about: tuple[bytes, tuple[bytes, ...]], answer: m.Answer) -> None:
         """Confirm outcomes to the actor: the object store has recorded their values."""
