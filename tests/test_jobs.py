@@ -197,7 +197,12 @@ def test_a_job_that_waits_for_resources_is_pending(client: JobSubmissionClient) 
     assert client.get_job_status(job) == JobStatus.PENDING
     with pytest.raises(zf.GetTimeoutError, match="PENDING"):
         client.wait_for_job(job, 0.0)
-    zf.kill(zf.get_actor(job, namespace="_jobs"))
+    assert client.get_job_logs(job) == ""
+    assert client.stop_job(job)
+    assert list(client.follow_job_logs(job)) == []
+    assert client.get_job_status(job) == JobStatus.STOPPED
+    assert not client.stop_job(job)
+    assert client.delete_job(job)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,11 @@ def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
     return found
 
 
+def _without_process(job: str) -> dict[str, Any]:
+    """What a client knows about a job that has not begun."""
+    return {**dict.fromkeys(("start_time", "end_time", "driver_exit_code", "pid")), "submission_id": job, "entrypoint": "", "metadata": {}}
+
+
 def _details(job: str, facts: dict[str, Any]) -> JobDetails:
     return JobDetails({**facts, "status": JobStatus(facts["status"]), "job_id": job, "type": "SUBMISSION"})
 
@@ -292,7 +297,7 @@ class JobSubmissionClient:
         if not isinstance(job, str) or not job.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(job) > 100:
             raise ValueError(f"submit_job: an id has letters, digits, '-', '_' and '.', at most 100; not {job!r}")
         if self._files.read(job) is not None:
-            raise ValueError(f"submit_job: there is a job {job!r} already; delete it, or leave submission_id out")
+            raise ValueError(f"submit_job: there is a job {job!r} already; delete it, or choose another id")
         try:
             environment = environment_of(runtime_env or {})
             runner = zf.remote(JobRunner).options(
@@ -307,7 +312,7 @@ class JobSubmissionClient:
             )
             handle = runner.remote(job, entrypoint, environment, os.getcwd(), dict(metadata or {}))
         except ActorNameTakenError:
-            raise ValueError(f"submit_job: there is a job {job!r} already; delete it, or leave submission_id out") from None
+            raise ValueError(f"submit_job: there is a job {job!r} already; delete it, or choose another id") from None
         except OptionError as error:
             raise ValueError(f"submit_job: {error}") from None
         if not (entrypoint_num_cpus or entrypoint_num_gpus or entrypoint_resources):
@@ -326,12 +331,9 @@ class JobSubmissionClient:
         try:
             facts = zf.get(handle.info.remote(), timeout=POLL_SECONDS * 10)
         except GetTimeoutError:  # It waits for its resources.
-            facts = {"submission_id": job_id, "entrypoint": "", "status": "PENDING", "message": "waits for resources", "metadata": {}}
-            facts |= {"start_time": None, "end_time": None, "driver_exit_code": None, "pid": None}
+            facts = {**_without_process(job_id), "status": "PENDING", "message": "waits for resources"}
         except ActorError as error:
-            facts = {"submission_id": job_id, "entrypoint": "", "metadata": {}}
-            facts |= {"start_time": None, "end_time": None, "driver_exit_code": None, "pid": None}
-            facts |= {**(self._files.read(job_id) or {}), "status": "FAILED", "message": str(error)}
+            facts = {**_without_process(job_id), **(self._files.read(job_id) or {}), "status": "FAILED", "message": str(error)}
         return _details(job_id, facts)
 
     def get_job_status(self, job_id: str) -> JobStatus:
@@ -352,6 +354,8 @@ class JobSubmissionClient:
 
     def get_job_logs(self, job_id: str) -> str:
         """Return the output of a job, of a long one the end (16 MiB)."""
+        if self.get_job_status(job_id) == JobStatus.PENDING:
+            return ""
         return b"".join(self._chunks(job_id, -LOG_MOST)).decode(errors="replace")
 
     def _chunks(self, job_id: str, offset: int) -> Iterator[bytes]:
@@ -377,11 +381,11 @@ class JobSubmissionClient:
         """Yield the output of a job as it is written, until the job ends."""
         offset = 0
         while True:
-            ended = self.get_job_status(job_id).is_terminal()
-            data, offset = self._read(job_id, offset)
+            status = self.get_job_status(job_id)
+            data, offset = (b"", offset) if status == JobStatus.PENDING else self._read(job_id, offset)
             if data:
                 yield data.decode(errors="replace")
-            elif ended:
+            elif status.is_terminal():
                 return
             else:
                 time.sleep(POLL_SECONDS)  # The log is written by a process that knows of no reader.
@@ -404,15 +408,25 @@ class JobSubmissionClient:
         return status
 
     def stop_job(self, job_id: str) -> bool:
-        """Stop a job: SIGTERM, and SIGKILL three seconds later. Return False if it had ended. Raises ValueError for an unknown id."""
-        if self.get_job_status(job_id).is_terminal():
+        """Stop a job: SIGTERM, and SIGKILL three seconds later; one that waits for resources does not begin.
+
+        Return False if it had ended. Raises ValueError for an unknown id.
+        """
+        status = self.get_job_status(job_id)
+        if status.is_terminal():
             return False
-        return bool(zf.get(self._runner(job_id).stop.remote(), timeout=ANSWER_SECONDS))
+        runner = self._runner(job_id)
+        if status == JobStatus.PENDING and zf.explain(runner).state == "creating":
+            self._files.write({**_without_process(job_id), "status": "STOPPED", "message": "it was stopped before it began"})
+            zf.kill(runner)
+            return True
+        return bool(zf.get(runner.stop.remote(), timeout=ANSWER_SECONDS))
 
     def delete_job(self, job_id: str) -> bool:
         """Forget a job that has ended. Raises ValueError for an unknown id, and FabricError for a job that runs."""
-        if not self.get_job_status(job_id).is_terminal():
-            raise FabricError(f"job {job_id} runs; stop it first")
+        status = self.get_job_status(job_id)
+        if not status.is_terminal():
+            raise FabricError(f"job {job_id} is {status.lower()}; stop it first")
         with contextlib.suppress(ValueError):  # It is one of a former cluster.
             runner = self._runner(job_id)
             with contextlib.suppress(ActorError, GetTimeoutError):
