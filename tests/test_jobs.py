@@ -212,6 +212,7 @@ def test_a_job_that_waits_for_resources_is_pending(client: JobSubmissionClient) 
         ({"entrypoint": "true", "submission_id": "a/b"}, ValueError, "an id has letters"),
         ({"entrypoint": "true", "runtime_env": {"pip": 5}}, ValueError, "runtime_env\\['pip'\\]"),
         ({"entrypoint": "true", "runtime_env": {"working_dir": "/nowhere"}}, ValueError, "not a directory: '/nowhere'"),
+        ({"entrypoint": "true", "runtime_env": {"working_dir": "https://a/b.zip"}}, ValueError, "not an address: 'https://a/b.zip'"),
     ],
 )
 def test_wrong_jobs_are_refused(client: JobSubmissionClient, arguments: dict[str, Any], kind: type, text: str) -> None:

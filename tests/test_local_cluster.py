@@ -309,6 +309,9 @@ def test_nodes_leave_in_order_and_the_end_of_the_head_is_that_of_the_others() ->
         other = cluster.nodes[1]
         cluster.remove_node(cluster.nodes[0])
         eventually(lambda: not other.alive(), "it ends as well, long before its lease does")
+        for use in (cluster.add_node, lambda: cluster.address, lambda: cluster.key_file, lambda: cluster.remove_node(other, drain=True)):
+            with pytest.raises(zf.FabricError, match="this LocalCluster has ended"):
+                use()
 
 
 @pytest.mark.parametrize(
@@ -317,6 +320,8 @@ def test_nodes_leave_in_order_and_the_end_of_the_head_is_that_of_the_others() ->
         ({"num_cpus": -1}, "num_cpus cannot be negative: -1"),
         ({"resources": {"CPU": 3}}, "'CPU' is asked for with num_cpus="),
         ({"labels": {"zone": 3}}, "labels map text to text, not {'zone': 3}"),
+        ({"labels": ["zone"]}, "labels map text to text, not ['zone']"),
+        ({"resources": ["disk"]}, "resources is a dict of names and amounts, not ['disk']"),
         ({"object_store_memory": "1GiB"}, "object_store_memory is a number of bytes, not '1GiB'"),
     ],
 )
@@ -333,6 +338,9 @@ def test_what_cannot_join_is_refused_with_the_reason(cluster: zf.LocalCluster, m
         port = nobody.getsockname()[1]
         with pytest.raises(zf.ConnectionLostError, match=rf"host 127.0.0.1, port {port} failed \(Connection refused\)"):
             zf.init(f"tcp://127.0.0.1:{port}")
+    for name in ("a..b", "a" * 64):  # They are refused before a name server is asked.
+        with pytest.raises(zf.ConnectionLostError, match=f"this machine has no IPv4 address for host {re.escape(name)}"):
+            zf.init(f"tcp://{name}:6790")
     with pytest.raises(zf.ConfigError, match="tcp://HOST:PORT"):
         zf.init("tcp://127.0.0.1")
     monkeypatch.setenv("PYTHONHASHSEED", "5")
@@ -347,7 +355,7 @@ def test_the_command_line_starts_lists_and_stops_the_nodes_of_a_cluster() -> Non
         port = str(probe.getsockname()[1])
         config = {"XDG_CONFIG_HOME": f"{place.directory}/config"}
         taken = place.run("start", "--head", "--port", port, "--num-cpus", 1, code=2, **config).stderr
-        assert f"cannot listen on host 127.0.0.1, port {port}: Address already in use" in taken
+        assert f"cannot listen on host 127.0.0.1, port {port}: Address already in use; choose another port" in taken
         probe.close()
         place.run("keys", "create", f"{place.directory}/other", **config)
         head = json.loads(place.run("start", "--head", "--port", port, "--num-cpus", 1, "--json", **config).stdout)
@@ -359,7 +367,9 @@ def test_the_command_line_starts_lists_and_stops_the_nodes_of_a_cluster() -> Non
         assert place.run("submit", program).stdout.strip() == head["node"], "the oldest node here"
         assert place.run("submit", "--address", listed[1]["address"], program).stdout.strip() == listed[1]["node"]
         assert "2 nodes of this cluster run here" in place.run("stop", code=2).stderr
-        assert len(place.run("stop", "--cluster").stdout.splitlines()) == 2
+        first, last = place.run("stop", "--cluster").stdout.splitlines()
+        assert first.startswith("Stopped a node of the cluster started ")
+        assert last.startswith("Stopped the cluster started ")
         assert place.left() == []
 
 

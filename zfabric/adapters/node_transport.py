@@ -240,7 +240,9 @@ class NodeTransport:
         """Why the last attempt to reach a node failed; empty if this node does not dial it, or if it was reached."""
         peer = self.peers.get(node)
         connection = peer.dialled if peer is not None else self._join if node == HEAD else None
-        return f"{connection.address}: {connection.trouble}" if connection is not None and connection.trouble else ""
+        if connection is None or not connection.trouble:
+            return ""
+        return f"{connection.address}: {'it admits no node with this key' if connection.trouble == 'key' else connection.trouble}"
 
     def unreachable(self) -> tuple[bytes, ...]:
         """The nodes that this one dials, and with which there is no open connection."""

@@ -161,6 +161,8 @@ def _directory(value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)):
         raise OptionTypeError(f"runtime_env['working_dir'] is the path of a directory, not {value!r}")
     path = _local("runtime_env['working_dir']", value)
+    if "://" in str(value) and not path.startswith(PACKAGE_SCHEME):
+        raise OptionError(f"runtime_env['working_dir'] is a directory of this machine, not an address: {value!r}; download it first")
     if not path.startswith(PACKAGE_SCHEME) and not os.path.isdir(path):
         raise OptionError(f"runtime_env['working_dir'] is not a directory: {path!r}")
     return path

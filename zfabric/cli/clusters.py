@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -268,7 +268,7 @@ def stop(address: str | None, everything: bool, whole: bool, as_json: bool) -> N
         sessions = [] if running is None else _of_cluster(running, whole, bool(address))
     stopped = []
     for session in sessions:
-        text = about(session)
+        text = f"{_what(session)} {about(session)}"
         with _spinner("stopping"):
             if end_session(session):
                 stopped.append((session, text))
@@ -276,7 +276,7 @@ def stop(address: str | None, everything: bool, whole: bool, as_json: bool) -> N
         print_json([session.directory for session, _ in stopped])
     else:
         for session, text in stopped:
-            click.echo(f"Stopped the cluster {text} ({session.directory}).")
+            click.echo(f"Stopped {text} ({session.directory}).")
     if not stopped:
         raise click.ClickException(_nothing_to_stop(everything))
 
@@ -333,6 +333,14 @@ def _of_cluster(session: Session, whole: bool, named: bool) -> list[Session]:
 def _is_head(session: Session) -> bool:
     cluster = session.cluster()
     return cluster is not None and cluster.head
+
+
+def _what(session: Session) -> str:
+    """What ends with a session: a cluster, or one node of it."""
+    cluster = None
+    with suppress(FabricError):  # It is of another version, or just ending.
+        cluster = session.cluster()
+    return "the cluster" if cluster is None or cluster.head else "a node of the cluster"
 
 
 def _nothing_to_stop(everything: bool) -> str:

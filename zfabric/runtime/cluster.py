@@ -7,6 +7,7 @@ the head: so each supervisor knows it before it starts its interpreter.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import ipaddress
 import os
@@ -62,6 +63,10 @@ def reach(address: str) -> str:
         shown = host if number == host else f"{host} ({number})"
         with socket.create_connection((number, port), max(until - clock(), 0.001)) as connection:
             return str(connection.getsockname()[0])
+    except socket.gaierror as error:
+        raise ConnectionLostError(
+            f"no cluster is at {address}: this machine has no IPv4 address for host {host} ({error.strerror})"
+        ) from None
     except OSError as error:
         reason = f"no answer within {REACH_SECONDS:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
         raise ConnectionLostError(
@@ -90,6 +95,8 @@ def _look_up(host: str, found: queue.SimpleQueue[str | OSError]) -> None:
         found.put(str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]))
     except OSError as error:
         found.put(error)
+    except UnicodeError as error:  # It cannot be a name: a part of it is empty, or too long.
+        found.put(socket.gaierror(socket.EAI_NONAME, str(error)))
 
 
 def _is_number(host: str) -> bool:
@@ -119,7 +126,8 @@ def check_free(host: str, port: int) -> None:
         try:
             probe.bind(("" if host in _ANY else host, port))
         except OSError as error:
-            raise ConfigError(f"this node cannot listen on host {host}, port {port}: {error.strerror or error}") from None
+            advice = "; choose another port" if error.errno == errno.EADDRINUSE else ""
+            raise ConfigError(f"this node cannot listen on host {host}, port {port}: {error.strerror or error}{advice}") from None
 
 
 def own_address(settings: ClusterSettings, port: int, advertised: str) -> str:

@@ -58,7 +58,7 @@ REAP_SECONDS = 0.001
 """Pause before it is checked again whether the transfer agent of a dead daemon has ended: it may write into the arena until then."""
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 STOPPED = "the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor)"
-PROGRAM_ENDED = "the program that had started the cluster has ended, and the cluster with it"
+PROGRAM_ENDED = "the program that had started the cluster has ended, or has ended the cluster"
 
 
 class Supervisor:

@@ -120,10 +120,11 @@ class LocalCluster:
             raise ConfigError(f"LocalCluster: nodes is a whole number from 1, not {nodes!r}")
         self.nodes: list[LocalNode] = []
         """The nodes, the head first, without those that were removed."""
+        self._head: LocalNode | None = None
         self._reference = weakref.ref(self)
         self._cpus = cpus_per_node
-        self._resources = dict(resources or {})
-        self._labels = dict(labels or {})
+        self._resources = resources or {}
+        self._labels = labels or {}
         self._count = 0
         settings = {"memory_limit": int(processes.memory_total() * MEMORY_SHARE) // nodes, **(config or {})}
         self._config = Config.of(settings)
@@ -140,13 +141,18 @@ class LocalCluster:
 
     @property
     def address(self) -> str:
-        """The address of the head: "tcp://host:port"."""
-        return self.nodes[0].address
+        """The address of the head: "tcp://host:port". Raises FabricError if the cluster has ended."""
+        return self._living_head().address
 
     @property
     def key_file(self) -> str:
         """The key file with which further nodes can join: `zfabric start --address ADDRESS --key-file FILE`."""
-        return self.nodes[0]._launched.session.cluster_key
+        return self._living_head()._launched.session.cluster_key
+
+    def _living_head(self) -> LocalNode:
+        if self._head not in self.nodes:
+            raise FabricError("this LocalCluster has ended, with its head; make another one")
+        return self.nodes[0]
 
     def __repr__(self) -> str:
         return f"LocalCluster({self.nodes!r})"
@@ -190,7 +196,7 @@ class LocalCluster:
         if drain:
             from zfabric.runtime.connect import drain_node  # It loads ZeroMQ, which no program needs before its cluster.
 
-            drain_node(self.nodes[0]._launched.session, node.node_id)
+            drain_node(self._living_head()._launched.session, node.node_id)
         self.nodes.remove(node)
         node._close()
 
@@ -220,23 +226,23 @@ class LocalCluster:
         from zfabric.runtime.launch import launch
         from zfabric.runtime.session import ClusterSettings
 
-        pairs = tuple(sorted((self._labels if labels is None else labels).items()))
-        if not all(isinstance(each, str) for pair in pairs for each in pair):
-            raise ConfigError(f"LocalCluster: labels map text to text, not {dict(pairs)!r}")
-        demand_of(self._cpus if num_cpus is None else num_cpus, num_gpus, self._resources if resources is None else resources)
+        labels = self._labels if labels is None else labels
+        if not isinstance(labels, Mapping) or not all(isinstance(each, str) for pair in labels.items() for each in pair):
+            raise ConfigError(f"LocalCluster: labels map text to text, not {labels!r}")
+        resources = self._resources if resources is None else resources
+        demand_of(self._cpus if num_cpus is None else num_cpus, num_gpus, resources)
+        address, key_file = ("", "") if head else (self.address or self.nodes[0].session_directory, self.key_file)
         self._count += 1
         name = f"node{self._count}"
-        address, key_file = ("", "") if head else (self.address or self.nodes[0].session_directory, self.key_file)
         launched = launch(
             config=self._config,
-            resources=node_resources(
-                self._cpus if num_cpus is None else num_cpus, num_gpus, self._resources if resources is None else dict(resources)
-            ),
+            resources=node_resources(self._cpus if num_cpus is None else num_cpus, num_gpus, dict(resources)),
             arena_size=_bytes(object_store_memory, self._arena_size),
-            cluster=self._reached(ClusterSettings(head, "", 0, address, key_file, name, pairs, "")),
+            cluster=self._reached(ClusterSettings(head, "", 0, address, key_file, name, tuple(sorted(labels.items())), "")),
         )
         node = LocalNode(launched, name)
         self.nodes.append(node)
+        self._head = self._head or node
         return node
 
     def _reached(self, settings: ClusterSettings) -> ClusterSettings:
