@@ -339,7 +339,7 @@ def test_what_cannot_join_is_refused_with_the_reason(cluster: zf.LocalCluster, m
         with pytest.raises(zf.ConnectionLostError, match=rf"host 127.0.0.1, port {port} failed \(Connection refused\)"):
             zf.init(f"tcp://127.0.0.1:{port}")
     for name in ("a..b", "a" * 64):  # They are refused before a name server is asked.
-        with pytest.raises(zf.ConnectionLostError, match=f"this machine has no IPv4 address for host {re.escape(name)}"):
+        with pytest.raises(zf.ConnectionLostError, match=rf"host {re.escape(name)}, .* knows no IPv4 address of that name"):
             zf.init(f"tcp://{name}:6790")
     with pytest.raises(zf.ConfigError, match="tcp://HOST:PORT"):
         zf.init("tcp://127.0.0.1")

@@ -65,7 +65,8 @@ def reach(address: str) -> str:
             return str(connection.getsockname()[0])
     except socket.gaierror as error:
         raise ConnectionLostError(
-            f"no cluster is at {address}: this machine has no IPv4 address for host {host} ({error.strerror})"
+            f"no cluster is at {address}: a TCP connection to host {host}, port {port} failed ({error.strerror}); this machine knows no "
+            "IPv4 address of that name"
         ) from None
     except OSError as error:
         reason = f"no answer within {REACH_SECONDS:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
