@@ -5,14 +5,14 @@ supervisor's descriptor, ``/proc/<pid>/fd/<n>``, which only the same user can. T
 ``docs/decisions/0001-arena-without-a-name.md``.
 
 **No byte is touched before its memory exists.** ``make_ready`` allocates whole pieces of 2 MiB, and raises an error if the system
-has none left; touching a hole would kill the process instead (SIGBUS). One page per piece is allocated
-first, and ``MADV_COLLAPSE`` makes a huge page of the piece: eight times faster than allocating all small pages, and the first
-write of any process then runs at the speed of the copy. If that is refused, ``posix_fallocate`` allocates the whole.
+has none left; touching a hole would kill the process instead (SIGBUS). One page per piece is allocated first, and ``MADV_COLLAPSE``
+makes a huge page of the piece. That is eight times faster than allocating all small pages, and the first write of any process then
+runs at the speed of the copy. If that is refused, ``posix_fallocate`` allocates the whole piece.
 
-**Finding sealed objects after a restart.** An object is a header of 64 bytes and its payload. Headers cannot be found by walking
-(reused room is full of old ones), so the start of the file is an *index*: an entry per object that the store has taken over,
-written by the daemon alone, its state byte last. After a restart an entry counts if its header agrees: the same
-id and size, sealed. A half-written object is in no index, whenever its writer was killed.
+**Finding sealed objects after a restart.** An object is a header of 64 bytes and its payload. Headers cannot be found by walking, since
+reused room is full of old ones. So the start of the file is an *index* with an entry per object that the store has taken over. Only the
+daemon writes it, the state byte of an entry last. After a restart an entry counts if its header agrees: the same id and size, sealed. A
+half-written object is in no index, whenever its writer was killed.
 """
 
 from __future__ import annotations

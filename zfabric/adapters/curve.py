@@ -1,7 +1,7 @@
 """Encrypted TCP sockets between nodes: CURVE on each, and the authenticator, which decides whose keys may enter.
 
-The authenticator answers ZeroMQ's authentication protocol (ZAP) in the daemon's own loop. libzmq checks no key itself, and lets all in if
-there is no authenticator, unless ``ZAP_ENFORCE_DOMAIN`` is set, as it is here: without an answer, nobody enters.
+The authenticator answers ZeroMQ's authentication protocol (ZAP) in the daemon's own loop. libzmq checks no key itself. Without an
+authenticator it accepts every peer, unless ``ZAP_ENFORCE_DOMAIN`` is set. It is set here: without an answer, no peer is accepted.
 """
 
 from __future__ import annotations

@@ -1,25 +1,25 @@
 """The journal: the control store's tables in one LMDB environment, opened by one process.
 
-Acknowledged rows are in a committed transaction. A transaction is on disk whole or not at all, even after
-``kill -9`` at any instruction, since LMDB writes new pages beside the old ones and then replaces one root page.
+Acknowledged rows are in a committed transaction. LMDB writes new pages beside the old ones, and then replaces one root
+page. So a transaction is on disk whole or not at all, even after ``kill -9`` at any instruction.
 
 **Durability.** "process": the commit runs inline and syncs nothing. The kernel has the pages, so they outlive
 every process, but not a power loss, after which LMDB without sync may be *corrupt*. So the directory has a stamp with
 the boot in which it was written. A store of another boot is renamed and reported, and a new one is begun; no process of
 the old boot still needs it. The same happens to a damaged store (``adapters.store_check``). "power": rows
-are put on the caller's thread (on a second thread, which competes for the interpreter, they cost two hundred times as much),
-and another thread makes the one synced ``commit()`` of the filled transaction.
+are put on the caller's thread, and another thread makes the one synced ``commit()`` of the filled transaction. (On a second
+thread, which competes for the interpreter, putting rows costs two hundred times as much.)
 
-**The stamp is a file of its own**, not a row: it must be read before LMDB maps a file that may be corrupt or of another
-format, since LMDB trusts the file that it maps. It is written and synced before the data file exists.
+**The stamp is a file of its own**, not a row. LMDB trusts the file that it maps, so the stamp must be read before LMDB maps a
+file that may be corrupt or of another format. The stamp is written and synced before the data file exists.
 
 **No write map.** ``writemap`` halves the price of a tiny commit, but writes through a mapping of a sparse file: a full
 disk would be a SIGBUS instead of an error.
 
 **No locks of LMDB** (``lock=False``): one ``flock`` of ours excludes other processes, and one rule makes our own reads
-safe. A writer never reuses the pages of the last committed state, so a read may see that state during the next
-commit, as long as the read ends before the commit after that begins. Reads during a commit therefore share one
-snapshot, taken before that commit and dropped after it.
+safe. A writer never reuses the pages of the last committed state. So during the next commit a read may see that state, if the
+read ends before the commit after that begins. Reads during a commit therefore share one snapshot, taken before that commit and
+dropped after it.
 
 **Full.** A commit that fails is rolled back whole and reported, and the environment is opened again (LMDB declares itself
 broken after some failures). Since LMDB copies on write, a full map cannot even delete; transactions that only delete (or

@@ -1,8 +1,8 @@
 """The operating system's view of processes and of the machine: identity, death, memory, limits. Linux only.
 
-A pid names a process only until it is reaped. So a process that is not a child of ours is named by (pid, start ticks)
-and referred to by a pidfd; a child of ours has its pid until we reap it. Limits are those of this process: its CPU affinity
-and its control groups (of both versions), not those of the hardware.
+A pid names a process only until it is reaped. A child of ours has its pid until we reap it. Any other process is named by
+(pid, start ticks), and referred to by a pidfd. Limits are those of this process: its CPU affinity and its control groups (of
+both versions), not those of the hardware.
 """
 
 from __future__ import annotations

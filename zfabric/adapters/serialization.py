@@ -6,15 +6,16 @@ with buffers (numpy arrays, large ``bytes``, anything that offers pickle protoco
     tag (1) | padding (3) | count of buffers (u32) | length of the pickle (u64) | length of each buffer (u64 each)
     | the pickle | each buffer, at the next multiple of 64
 
-which is written straight into its place, and read without a copy: arrays are read-only views of the bytes, at every size,
-so that a program that runs with small arrays runs with large ones. If it contains torch's tensors, the tag says that the
-reader needs a private copy-on-write mapping (``adapters.tensors``). If the bytes are in shared memory, one numpy array over
-all of them stands between the memory and the views. It dies exactly when the last view does, and its finalizer releases the
-memory (once, in whatever thread that happens).
+The frame is written straight into its place, and read without a copy: arrays are read-only views of the bytes. This holds
+for every size, so that a program that runs with small arrays runs with large ones. If the value contains torch's tensors,
+the tag says that the reader needs a private copy-on-write mapping (``adapters.tensors``). If the bytes are in shared memory,
+one numpy array over all of them stands between the memory and the views. It dies exactly when the last view does, and its
+finalizer releases the memory (once, in whatever thread that happens).
 
 Plain data (numbers, texts, small containers of them, arrays that hold no Python objects) is pickled by the C pickler
-directly; everything else by cloudpickle, so that functions, lambdas, classes of ``__main__`` and of modules registered by
-value always work. Refs inside a value report themselves to the ``serialize`` call of their thread (``note_reference``).
+directly. Everything else is pickled by cloudpickle, so that functions, lambdas, and classes of ``__main__`` and of modules
+registered by value always work. Refs inside a value report themselves to the ``serialize`` call of their thread
+(``note_reference``).
 """
 
 from __future__ import annotations

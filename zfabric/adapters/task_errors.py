@@ -1,18 +1,18 @@
 """Packs exceptions in the worker that raised them, and loads them in the process that gets the value.
 
-A worker packs the exception (``pack_error``) as a pickled tuple of plain texts with the pickled exception inside, so that
-the outer part can be read even if the inner one cannot: the class may not be importable here, or not constructible.
+A worker packs the exception (``pack_error``) as a pickled tuple of plain texts, with the pickled exception inside. So the
+texts can be read even if the exception cannot be loaded: its class may not be importable here, or not constructible.
 ``load_error`` then builds a ``TaskError`` that is also an instance of the class that was raised. It does not call
-that class's ``__init__``, whose signature is unknown: it makes the instance with ``__new__`` and copies the state
-of the original, attributes and C-level members (``errno``, ``value``) alike.
+that class's ``__init__``, whose signature is unknown. It makes the instance with ``__new__``, and copies the state of the
+original: its attributes, and its C-level members (``errno``, ``value``).
 
 An exception that is too large for a message becomes an object of its own. The bytes then have the object's id and a *cut* exception, in
 which short texts replace large arguments and attributes. ``load_error`` fetches the object; if there was no room for it, or it
 is lost, it uses the cut exception. Refs inside an exception are counted like those inside a value: the bytes begin with their ids.
 
-A ``TaskError`` retains its original bytes and pickles as them, so it travels on unchanged. When a task raises one
-again, the next one wraps it: ``error.cause`` is then a ``TaskError`` itself, and every one of them is an instance of the
-class that was raised first.
+A ``TaskError`` retains its original bytes and pickles as them, so it travels on unchanged. If a task raises a ``TaskError``,
+it is wrapped in another one: ``error.cause`` is then a ``TaskError`` itself. Each of them is an instance of the class that was
+raised first.
 
 ``str(error)`` is ``str`` of the original in the worker, so that programs and tests find the text that they would find without a
 fabric. If the class does not allow that, the name of the class comes first. The place and the remote traceback follow as a note

@@ -155,8 +155,8 @@ def method(*args: Any, **options: Any) -> Any:
     - ``num_returns``: a number, "streaming" (with ``max_buffered``; the default for methods that yield) or "dynamic".
     - ``timeout``: seconds from the call's arrival at the actor.
     - ``concurrency_group``: one of the groups of the class.
-    - ``retry_exceptions``: True or a list of classes that cause another attempt, with the original arguments, at most ``max_task_retries``
-      times (by default the class's; attempts after the loss of its process count, too).
+    - ``retry_exceptions``: True or a list of classes that cause another attempt, with the original arguments. ``max_task_retries`` limits
+      the attempts (by default that of the class); those after the loss of the actor's process count, too.
 
     ``handle.method.options(...)`` overrides them for its calls.
 
@@ -288,15 +288,16 @@ class ActorClass(Generic[Parameters, Instance_co]):
     >>> zf.get([counter.add.remote(), counter.add.remote(5)])
     [11, 16]
 
-    With ``checkpoint_every=N`` (and ``max_restarts``) an actor survives its process: its calls are logged before their results leave,
-    and after N of them it is pickled, or what ``__zf_save__(self)`` returns is, and given to ``__zf_load__(self, state)`` of an instance
-    whose ``__init__`` has not run. A restart goes on from there and runs the calls after it again, one by one; its callers notice nothing.
-    0 takes no checkpoints: a restart runs ``__init__`` and all calls again.
+    With ``checkpoint_every=N`` (and ``max_restarts``) an actor survives its process. Its calls are logged before their results leave, and
+    after N calls a checkpoint is taken: the pickled actor, or what its ``__zf_save__(self)`` returns. A restart makes an instance without
+    ``__init__`` from the last checkpoint (by ``__zf_load__(self, state)``, if there is one), and runs the calls after it again, one by one.
+    Callers notice nothing. With 0 there are no checkpoints: a restart runs ``__init__`` and all calls again.
 
     Calls that run at the same time have no order in which they could run again. So an actor with ``max_concurrency`` above 1, concurrency
-    groups or ``async def`` methods is not logged: it is saved once N calls have ended and none runs, and a restart goes on from there.
-    What calls did that ended since is lost; a warning, and ``zf.explain``, say how many those were. New calls are held back meanwhile, for
-    the setting ``quiesce_seconds`` at most. ``readonly`` methods are not waited for: mark those that never end, and change nothing.
+    groups or ``async def`` methods is not logged. Its checkpoint is taken once N calls have ended and none runs; new calls are held back
+    meanwhile, for the setting ``quiesce_seconds`` at most. A restart goes on from the checkpoint. The effects of calls that ended after it
+    are lost; a warning, and ``zf.explain``, say how many they were. ``readonly`` methods are not waited for: mark those that never end, and
+    change nothing.
 
     >>> lasting = zf.remote(max_restarts=-1, checkpoint_every=100)(Counter._kind).remote()
     >>> zf.get(lasting.add.remote(7))
@@ -542,8 +543,8 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
 
         Returns a list of refs for ``num_returns`` above 1, None for 0, and a generator of refs for "streaming".
 
-        Calls of one caller (the program, a task, a method of another actor) run in submission order, separately for each concurrency group;
-        in threaded and ``async def`` actors, each begins as soon as its arguments exist. Raises TypeError if the arguments do not fit.
+        Calls of one caller (the program, a task, a method of another actor) run in submission order, separately for each concurrency group.
+        In threaded and ``async def`` actors, each begins as soon as its arguments exist. Raises TypeError if the arguments do not fit.
         """
         known, ref, returns = self._method, self._ref, self._returns
         client = interface._current

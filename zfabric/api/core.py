@@ -152,10 +152,10 @@ def _shape(refs: Any, values: dict[bytes, Any]) -> Any:
 def put(value: R, *, durable: bool = False) -> ObjectRef[R]:
     """Store ``value`` once, for many tasks or readers; return its ref.
 
-    With ``durable``, the control store (in a cluster, that of the head) has the value when this returns, and retains it as long as the job
-    needs it, whatever happens to other copies and nodes. If the cluster is lost, one that is started on the same ``--store`` has the value:
-    ``zf.ObjectRef(bytes.fromhex(text))`` is a ref to it, where ``text`` was ``ref.hex()``. Without ``durable``, a lost value cannot be
-    rebuilt, since no task made it.
+    With ``durable``, the control store has the value when this returns (in a cluster of several nodes, the control store of the head). It
+    retains the value as long as the job needs it, whatever happens to other copies and nodes. If the cluster is lost, one that is started
+    on the same ``--store`` has the value: ``zf.ObjectRef(bytes.fromhex(text))`` is a ref to it, where ``text`` was ``ref.hex()``. Without
+    ``durable``, a lost value cannot be rebuilt, since no task made it.
 
     Raises SerializationError if the value cannot be pickled, ObjectTooLargeError, ObjectStoreFullError, OutOfDiskError if a durable value
     cannot be written, and TypeError for a ref.
@@ -270,9 +270,9 @@ def as_completed(
 ) -> Iterator[Any]:
     """Yield each ref when it has a value or an error; with ``with_values``, yield pairs of a ref and its value.
 
-    Raises GetTimeoutError if refs are incomplete ``timeout`` seconds after the first ``next``, or if an existing value arrives too late (it
-    has at least five seconds, since the program's own time between two ``next`` counts). With values, it raises the error of a task and
-    ends; with ``return_exceptions``, it yields the exception in place of the value.
+    Raises GetTimeoutError if refs are incomplete ``timeout`` seconds after the first ``next``, or if an existing value arrives too late.
+    The program's own time between two ``next`` counts, so an existing value has at least five seconds. With values, it raises the error of
+    a task and ends; with ``return_exceptions``, it yields the exception in place of the value.
 
     >>> import zfabric as zf
     >>> sorted(zf.get(ref) for ref in zf.as_completed([zf.put(1), zf.put(2)]))

@@ -1,7 +1,7 @@
 """Connection to a cluster: ``init``, ``shutdown``, and the start on first use.
 
-After a fork of a process with a client, every use of the child's client raises an error: sockets and shared mappings belong to the parent,
-and two processes on one socket lose each other's messages. Refs in the child release nothing.
+After a fork of a process with a client, every use of the child's client raises an error. Sockets and shared mappings belong to the parent:
+two processes on one socket lose each other's messages. Refs in the child release nothing.
 """
 
 from __future__ import annotations
@@ -171,11 +171,17 @@ def init(
 ) -> ClusterContext:
     """Join the cluster at ``address``, or start one inside this program. Returns a context manager.
 
-    ``address`` is a session directory (another program's ``init(...)["address"]``), ``tcp://host:port`` of a node of a cluster of several
-    (the program joins through a node on its own machine), or "local" for a new one that ends with the program. If it is None,
-    ``ZFABRIC_ADDRESS`` decides; without that variable, the program joins the ``LocalCluster`` that it has open, or the latest cluster of
-    this ``TMPDIR`` that was started with ``zfabric start`` (with a line on standard error), or else starts a new one. "auto" is the same,
-    but for the last: without a cluster it is an error. A program that never calls ``init`` does so on its first use of a cluster.
+    ``address`` is one of these:
+
+    - the directory of a session, which is another program's ``init(...)["address"]``;
+    - ``tcp://host:port`` of a node of a cluster of several; the program joins through a node on its own machine;
+    - "local" for a new cluster that ends with the program;
+    - None, the default: ``ZFABRIC_ADDRESS`` decides. Without that variable, the program joins the ``LocalCluster`` that it has open, or
+      else the latest cluster of this ``TMPDIR`` that was started with ``zfabric start``, with a line on standard error. If there is none,
+      it starts a new one;
+    - "auto": as None, but it is an error if there is no cluster.
+
+    A program that never calls ``init`` does so on its first use of a cluster.
 
     ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes) and ``config`` (limits of ``zfabric.config`` by name) apply
     to a new cluster. Every function inherits ``runtime_env`` unless it sets its own. Names of actors are looked up in ``namespace``: by
@@ -187,9 +193,9 @@ def init(
     ``dashboard_host`` and ``dashboard_port`` (by default a free port of this machine). Its address is printed to standard error, and is the
     result's "webui_url".
 
-    Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``; ConfigError (a ValueError) and OptionError
-    for invalid values, and for options that a joined cluster was not started with; ConnectionLostError if there is no cluster at
-    ``address``.
+    Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``. Raises ConfigError (a ValueError) or
+    OptionError for invalid values, and for options that a joined cluster was not started with. Raises ConnectionLostError if there is no
+    cluster at ``address``.
 
     >>> import zfabric as zf
     >>> cluster = zf.init(num_cpus=2, ignore_reinit_error=True)

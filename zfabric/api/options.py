@@ -1,10 +1,14 @@
 """Options of remote functions, classes and methods: validated here, and encoded for messages (``protocol.options``).
 
-Ray options that do not change what a program computes are accepted, so that Ray programs run: ``memory`` and ``object_store_memory`` (the
-node watches real memory instead of adding up promises), ``max_calls`` (workers do not exit after a number of calls; it warns),
-``enable_task_events``, ``_metadata``, ``_labels``, ``allow_out_of_order_execution``
-(calls of one caller begin in order; in actors that run several calls at once, no call waits for the arguments of another). Options for
-unsupported features (an accelerator type) raise OptionError unless they are empty. So do Ray's deprecated options for placement
+Ray options that do not change what a program computes are accepted, so that Ray programs run:
+
+- ``memory`` and ``object_store_memory``: the node watches real memory instead of adding up promises;
+- ``max_calls``, with a warning: workers do not exit after a number of calls;
+- ``allow_out_of_order_execution``: calls of one caller begin in order, and in actors that run several calls at once, no call waits for the
+  arguments of another;
+- ``enable_task_events``, ``_metadata`` and ``_labels``.
+
+Options for unsupported features (an accelerator type) raise OptionError unless they are empty. So do Ray's deprecated options for placement
 groups, which ``scheduling_strategy`` has replaced.
 """
 

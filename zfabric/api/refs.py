@@ -33,10 +33,9 @@ _OF_FUTURES = {
 class ObjectRef(Generic[Value_co]):
     """The name of a value that exists or will exist; ``zf.get(ref)`` returns the value.
 
-    The value is retained as long as any process has a ref to it. ``ObjectRef(object_id)`` is one more ref to the value with this id
-    (20 bytes, from ``binary``); it
-    raises ArgumentTypeError for anything else. A ref can be passed to tasks (a ref that is itself an argument arrives as
-    the value; inside another value it arrives as a ref), awaited, hashed, compared and pickled.
+    The value is retained as long as any process has a ref to it. A ref can be awaited, hashed, compared, pickled, and passed to tasks. A
+    ref that is itself an argument arrives as the value; inside another value it arrives as a ref. ``ObjectRef(object_id)`` is one more ref
+    to the value with this id (20 bytes, from ``binary``); it raises ArgumentTypeError for anything else.
 
     >>> import zfabric as zf
     >>> ref = zf.put("a value")

@@ -1,8 +1,8 @@
 """Remote functions: the result of ``@zf.remote`` on a function (``zfabric.api.decorator``).
 
 A function is exported once per job, with its options; its id is a hash of both. A single call carries this id, its arguments, and the
-options that differ, so the common call costs little more than a tuple. A pickled remote function (inside an argument, or used by another
-function) carries the id of its export, so that the same calls make the same task rows in every worker.
+options that differ, so the common call costs little more than a tuple. Inside an argument, or in the closure of another function, a
+remote function is pickled with the id of its export. So the same calls make the same task rows in every worker.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 They have defaults, so that ``ObjectRef`` alone is ``ObjectRef[Any]``. Python supports defaults from 3.13 on; type checkers support them in
 earlier versions, too.
 
-``f.remote`` takes the arguments of ``f``, and refs in place of values. Types can express this for up to four positional arguments (the
-overloads of each ``remote``), but not for keywords, whose names no overload can list: there a checker requires the value's type, and a ref
-needs ``typing.cast``. A ref could be typed as assignable to everything. It is not, because a checker should find a forgotten ``zf.get``.
+``f.remote`` takes the arguments of ``f``, and refs in place of values. Types can express this for up to four positional arguments: these
+are the overloads of each ``remote``. They cannot for keywords, whose names no overload can list. There a checker requires the value's type,
+and a ref needs ``typing.cast``. A ref could be typed as assignable to everything. It is not, because a checker should find a forgotten
+``zf.get``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A frame is ``[sequence, acknowledged, [[to role, from role, message name, fields
 only; nothing in a frame is ever unpickled here.
 
 No frame is larger than its receiver accepts (``Config.frame_bytes_max``), whatever is sent: ``cut`` distributes messages over several
-frames. A message that is a list of rows becomes several messages. One that is too large and cannot be divided travels in *pieces*: frames
-``[sequence, acknowledged, bytes]``, where the bytes are the number of pieces that follow (4 bytes), and a part of the packed messages.
+frames. A message that is a list of rows becomes several messages. A message that is too large and cannot be divided travels in *pieces*:
+frames ``[sequence, acknowledged, bytes]``. The bytes are the number of pieces that follow (4 bytes), and a part of the packed messages.
 """
 
 from __future__ import annotations

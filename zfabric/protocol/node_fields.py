@@ -1,7 +1,7 @@
 """Checks of the fields of messages between nodes: daemons of a cluster, and their transfer agents.
 
-A node is trusted to run code on its peers, and its messages are checked as strictly as those of any process: no version of it, however
-broken, may stop the daemon of another one. Offsets of an arena never leave their node, so a value is bytes, or its size.
+A node may run code on its peers. Yet its messages are checked as strictly as those of any process: a broken node must not stop the daemon
+of another one. Offsets of an arena never leave their node, so a value is bytes, or its size.
 """
 
 from __future__ import annotations

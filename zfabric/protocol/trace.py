@@ -1,8 +1,8 @@
 """The times of a worker's attempts, as the timeline shows them.
 
-A trace is a batch, by column: for each attempt its task's id (16), then for each the function's (16), then for each two doubles, the
-start (seconds of the monotonic clock that all processes of a machine share) and the duration. An event, as the control store stores it,
-is a trace with everything needed to read it after its worker is dead and the functions of its job are deleted.
+A trace is a batch of attempts, in three columns: the ids of their tasks (16 bytes each), the ids of the functions (16 each), and two
+doubles each: start and duration in seconds. The start is by the monotonic clock, which all processes of a machine share. An event, as the
+control store stores it, is a trace with everything needed to read it after its worker is dead and the functions of its job are deleted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a session needs to be a node of a cluster of several: addresses and keys, checks before it starts, and how it asks to join.
 
-The keys of a cluster are two files: the key file, which every machine needs that is to join, and beside it, on the head, the pair of the
-head itself (``runtime.keys``). Each session has copies. All workers of a cluster share one hash seed, which follows from the public key of
-the head: so each supervisor knows it before it starts its interpreter.
+The keys of a cluster are two files (``runtime.keys``). Every machine that is to join needs the key file. Beside it, the head has its own
+key pair. Each session has copies. All workers of a cluster share one hash seed, which is derived from the public key of the head. So each
+supervisor has it before it starts its interpreter.
 """
 
 from __future__ import annotations

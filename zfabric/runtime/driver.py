@@ -1,15 +1,15 @@
 """A driver's client: signals are deferred while it works, and raised at once while it waits.
 
 A handler of a signal may raise at any line of the main thread, as Ctrl-C does by ``KeyboardInterrupt``. Half of a message delivered, or
-half of a task submitted, would leave tables that contradict each other. So every call of the client is a *fence* in the main thread:
-it puts handlers of its own in place of the program's, notes signals that arrive, restores the program's handlers at its end, and
-calls them then. While the call waits (for a frame, for another thread, for its output to be read) it is open: signals are handled
-where they arrive. Outside such calls the program's handlers are in force; ``signal.getsignal`` returns them, and a program (or asyncio,
-or a notebook) may replace them at any time.
+half of a task submitted, would leave tables that contradict each other. So every call of the client is a *fence* in the main thread.
+It replaces the program's handlers by its own, which note the signals that arrive. At its end it restores the program's handlers, and
+calls them for these signals. While the call waits (for a frame, for another thread, for its output to be read) the fence is open:
+signals are handled where they arrive. Outside such calls the program's handlers are in force; ``signal.getsignal`` returns them, and
+a program (or asyncio, or a notebook) may replace them at any time.
 
-Replacing and restoring a handler takes a tenth of what submitting a task takes. A plain task or call that is submitted while others
-are under way is therefore only appended to ``Tasks.submitted``, which is one step that no signal divides; the next fence, or the flusher's
-thread, where no handler ever runs, enters it into the tables.
+Replacing and restoring a handler takes a tenth of the time that submitting a task takes. So a plain task or call that is submitted while
+others are under way is only appended to ``Tasks.submitted``: one step, which no signal divides. It is entered into the tables by the next
+fence, or by the flusher's thread, where no handler ever runs.
 """
 
 from __future__ import annotations

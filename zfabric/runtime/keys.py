@@ -1,7 +1,8 @@
 """Key files: who has the key file of a cluster can join it.
 
-The *key file* has the public key of the cluster's head, by which a node recognises it, and a key pair for each role: so far "node", with
-which a node asks to join. It is copied to each machine. The *server file* has the head's own pair and stays on the head.
+The *key file* has the public key of the cluster's head, by which a node recognises it, and a key pair for each role. So far there is the
+role "node", with whose pair a node asks to join. The file is copied to each machine. The *server file* has the head's own pair and stays on
+the head.
 
 Files that others can read are refused, and no error shows what a file contains.
 """

@@ -1,8 +1,8 @@
 """Lends a task's CPU while the task waits in its own threads or event loop, and not in the main thread.
 
-The scheduler receives the same messages as for a task that waits in ``wait``: that it is blocked, on which objects, and that nothing can
-run on top of it. One report covers all waiting threads and coroutines, until the last one goes on or the task ends. If the main thread
-computes meanwhile, it uses a CPU that is lent: the worker cannot find out whether it joins the threads.
+The scheduler receives the same messages as for a task in ``wait``: it is blocked, it waits for these objects, and nothing can run on top of
+it. One report covers all waiting threads and coroutines, until the last one goes on or the task ends. If the main thread computes
+meanwhile, it uses a CPU that is lent: the worker cannot find out whether it joins the threads.
 
 Nor can the worker find out to which task a thread belongs: it counts as one of the task on top. If that task ends first, its threads
 count as threads of the task below, which may join them next. Otherwise that task's CPU would not be lent, and the threads might wait

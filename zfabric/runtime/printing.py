@@ -1,9 +1,9 @@
 """Output of user code: it gets the name of its task or actor, and is shown before the outcome reaches the caller.
 
 ``sys.stdout`` and ``sys.stderr`` of a worker are ``NamedOutput``. They write a *mark* (see ``lines``) before a task's or call's first
-output, and set ``Client.printed``. If that is set at the end of a task or call, its output is closed, and ``OutputWritten`` is sent ahead
-of the outcome, so that the daemon reads the files first. A process that gets an outcome directly gets ``OutputWritten`` directly, too: a
-driver has the daemon read the files before ``get`` returns, and a worker sends it on with its own outcome.
+output, and set ``Client.printed``. If that is set at the end of a task or call, its output is closed. ``OutputWritten`` is sent ahead of
+the outcome, so that the daemon reads the files first. A process that receives the outcome directly receives ``OutputWritten`` directly,
+too. A driver then has the daemon read the files before ``get`` returns, and a worker sends it on with its own outcome.
 
 Output written straight to the descriptors, by C code or a child process, has no name and is shown a little later.
 """

@@ -1,8 +1,8 @@
 """Slots: files of one page that workers write through a mapping. The daemon reads a slot when its worker is dead or does not answer.
 
 It holds the id of the task on top of the stack. For an actor with checkpoints and no log, it also holds how many calls have ended: an exact
-number at any moment, without a message. A slot with a count remains until the actor leaves a newer one or has ended: a daemon that
-reads it may die before the actor is restarted, and the next daemon needs the count, too. The attempt shows which slot is the newest.
+number at any moment, without a message. A slot with a count remains until the actor leaves a newer one or has ended. A daemon that
+reads it may die before the actor is restarted, and then the next daemon needs the count. The attempt shows which slot is the newest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Performs the effects of the object store on the arena and the disk, in one thread of the daemon.
 
 Effects are performed in order: a range is never punched before the spill that reads it has ended. Two kinds take microseconds and are
-performed at once, by the caller's thread. One is a header: in the same turn the writer of a value is notified that the store has it, and
-from then on only the header remembers the value if the daemon dies. The other is a value that the store writes itself, whose place is
+performed at once, by the caller's thread. One is a header: in the same turn the writer of a value is notified that the store has it. If
+the daemon then dies, the header is all that is left of the value. The other is a value that the store writes itself, whose place is
 sent in the same turn. No other effect touches headers, and no queued effect touches the extents of these two.
 """
 

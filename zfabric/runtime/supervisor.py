@@ -8,8 +8,8 @@ Lifetimes:
 
 * everything on the node dies with the supervisor (``PR_SET_PDEATHSIG``), whatever kills it;
 * workers and template outlive the daemon; the supervisor sends a new daemon the list of workers;
-* an embedded session ends with its launcher: at the end of the lifeline pipe, or of the launcher itself, since a process that the
-  user's program forked may hold the pipe open. A started session ends at SIGTERM;
+* an embedded session ends with its launcher: at the end of the lifeline pipe or of the launcher itself. (A process that the user's
+  program forked may hold the pipe open.) A started session ends at SIGTERM;
 * the supervisor is a subreaper: it inherits processes that workers leave behind, and ends them with the session.
 
 A dead child is examined before it is reaped: while it is a zombie, no other process can have its pid or the id of its process group.

@@ -1,8 +1,8 @@
 """The template: a process that has imported the modules that workers need. Workers are forked from it.
 
 A worker forked here is ready in milliseconds, where a fresh interpreter takes a tenth of a second, and shares the memory of all
-imported modules. The template itself is forked from the supervisor, imports the modules that the configuration names, freezes its
-heap (so that no garbage collection touches, and thereby copies, shared pages) and waits. Neither it nor its imports may start threads: a
+imported modules. The template itself is forked from the supervisor. It imports the modules that the configuration names, freezes its
+heap, and waits. (A garbage collection would touch shared pages, and so copy them.) Neither it nor its imports may start threads: a
 forked child has only the thread that forked, and locks held by other threads stay locked in it for ever.
 
 Workers are forked twice. The process in the middle ends at once, and the supervisor, a subreaper, becomes the worker's

@@ -1,8 +1,8 @@
 """What a driver's or a worker's process sends, in which order, and which messages it accepts from whom.
 
 A frame has all messages of one flush for one receiver (``batches``). First come the messages of user code that ran in a task, then the end
-of that task, then releases. The order matters: the scheduler must know which refs a value contains, and that a task has ended or was taken
-back, before the process releases the refs and places that the task had.
+of that task, then releases. The order matters. Before the process releases the refs and places that a task had, the scheduler must have
+received that the task has ended or was taken back, and which refs its value contains.
 
 Two kinds of peers send to a process: its daemon, which may send anything, and processes of the same node, which may send the messages in
 ``FROM_PEERS`` (``zfabric.protocol.access``).

@@ -1,7 +1,7 @@
 """Transfer agents of simulated nodes: the production machine in a minimal shell.
 
-Values are symbols, and a chunk is the symbol of its value with the chunk's position: so a world sees whether each copy is whole and of
-the right value, and whether bytes are sent that the store has moved meanwhile. An agent sends chunks one after the other, at a rate.
+Values are symbols, and a chunk is the symbol of its value with the chunk's position. So a world finds copies that are incomplete or of a
+wrong value, and bytes that were sent after the store had moved them. An agent sends chunks one after the other, at a rate.
 """
 
 from __future__ import annotations

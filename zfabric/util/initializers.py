@@ -1,10 +1,10 @@
 """Initializers of pools, executors and joblib's calls, and their effects on a script's globals in the process where they run.
 
-In a forked process, or one that has imported the program, all functions of the script share one namespace, and an initializer that says
+In a forked process, or one that has imported the program, all functions of the script share one namespace. There an initializer that says
 ``global model`` sets what the others read. Here each call brings its own copy of the globals that its functions use, so that a program can
-change them between two submissions. So the names that an initializer sets or reads (it may fill their values) are carried over: they are
-put into a function's globals before it runs, and their new values are retained for the next function. Names of functions, classes and
-modules are carried over only if the initializer has rebound them.
+change them between two submissions. So the names that an initializer sets or reads are carried over. (It may fill the values that it
+reads.) They are put into a function's globals before it runs, and their new values are retained for the next function. Names of functions,
+classes and modules are carried over only if the initializer has rebound them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Which tasks of a graph run together, as one task of the cluster.
 
-A batch has as many tasks as run in a few milliseconds, by what earlier ones of their kind have taken: long enough to cost little, and short
-enough to share the work evenly, to be run again after a crash, and to need little memory. A task of a kind that is not known yet is a
-batch by itself, with what follows it and nothing else.
+A batch has as many tasks as run in a few milliseconds, estimated by earlier tasks of their kind. A shorter batch would cost more per task.
+A longer one would share the work less evenly, take longer to run again after a crash, and need more memory. A task of a kind that is not
+known yet is a batch with the tasks that follow it alone.
 
-All that a batch needs from others exists when it is formed. A batch goes depth first: what its own tasks make possible comes before what
-else is ready. This is a pure data structure: it knows neither Dask nor the cluster.
+All that a batch needs from others exists when it is formed. A batch goes depth first: tasks whose inputs it makes come before others that
+are ready. This is a pure data structure, without Dask and without the cluster.
 """
 
 from __future__ import annotations
