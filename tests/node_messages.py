@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zfabric.machines.common.row_format import pack_row
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure, with_refs
+from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import (  # fmt: skip
     ATTEMPT_MAX,
     FUNCTION_BYTES,
@@ -19,6 +19,7 @@ from zfabric.protocol.ids import (  # fmt: skip
     OBJECT_BYTES,
     TASK_BYTES,
 )
+from zfabric.protocol.inside import with_refs
 from zfabric.protocol.node_fields import (
     KEY_BYTES,
     LEVELS,

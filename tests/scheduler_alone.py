@@ -133,10 +133,12 @@ class Restarted(Node):
 
     found: tuple[Any, ...] = ()
     """Values that are in the arena: (object, offset, size)."""
+    inside: tuple[Any, ...] = ()
+    """Refs inside them: (object, refs)."""
 
     def rejoin(self, rows: tuple[Any, ...] = (), *reports: Any, functions: tuple[Any, ...] = (), held: tuple[Any, ...] = ()) -> None:
         """The worker sends its reports, then the driver its rows, and messages with all else that it holds."""
-        self.send(b"X" + OWN, m.ArenaFound(self.found, ()))
+        self.send(b"X" + OWN, m.ArenaFound(self.found, (), self.inside))
         self.send(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
         control = control_of(OLD)
         self.send(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))

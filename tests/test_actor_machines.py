@@ -12,8 +12,9 @@ from zfabric.machines.client.machine import Client
 from zfabric.machines.worker.machine import LEFT, Worker
 from zfabric.machines.worker.mailbox import Invocation
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import left_for_good, pack_failure, unpack_failure, with_refs
+from zfabric.protocol.failures import left_for_good, pack_failure, unpack_failure
 from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, WORKER, call_value, job_id, object_id
+from zfabric.protocol.inside import with_refs
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 from zfabric.protocol.options import LOGGED
 

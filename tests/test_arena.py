@@ -29,6 +29,7 @@ from zfabric.machines.object_store.machine import ObjectStore
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT
+from zfabric.protocol.inside import with_refs
 from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection
 from zfabric.runtime.storage import Storage
@@ -431,6 +432,23 @@ def test_inline_values_become_objects(arena: Arena, tmp_path: Path) -> None:
     values = [bytes(arena.view(offset, length)) for _, _, offset, length in located.rows]  # type: ignore[attr-defined]
     assert values == [b"inline", b""]
     assert len(arena.find_sealed()) == 2
+
+
+def test_a_restart_finds_the_refs_inside_values(arena: Arena, path: str, tmp_path: Path) -> None:
+    assert arena.make_ready(data_start(SIZE), PIECE) == ""
+    inside = tuple(object_id(number) for number in range(10, 15))
+    values = {object_id(1): with_refs(b"value" * 100, inside), object_id(2): b"value", object_id(3): b""}
+    for number, (identifier, value) in enumerate(values.items()):
+        arena.write(FIRST + number * footprint(1000), identifier, value)
+        assert arena.mark(FIRST + number * footprint(1000), e.SEALED)
+    spilled = str(tmp_path / "spill")
+    SpillDirectory(spilled).write(7, object_id(4), with_refs(b"", inside[:1]))
+    SpillDirectory(spilled).make(8, 100)
+    storage = Storage(path, SIZE, spilled, lambda message: None)
+    found = storage.found()
+    assert len(found.sealed) == 3
+    assert len(found.spilled) == 2
+    assert found.inside == ((object_id(1), inside), (object_id(4), inside[:1]))
 
 
 # -- spilled files -----------------------------------------------------------------------------------------------------------------

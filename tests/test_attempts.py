@@ -162,6 +162,25 @@ def test_a_value_without_refs_in_its_writer_is_retained_until_its_place_is_known
     assert messages[2].rows == ((put[0], OLD),)
 
 
+def test_what_a_value_contains_that_was_found_in_the_arena_lives_as_long_as_the_value(node: Restarted) -> None:
+    """Nobody has read it, so no process has refs to what it contains, at any depth."""
+    found = ref(0), ref(1), ref(900, 2**31)
+    node.found = tuple((each, 4096 * number, 100) for number, each in enumerate(found, 1))
+    node.inside = ((found[0], (found[1],)), (found[1], (found[2],)))
+    node.rejoin((row(0),))
+    assert node.results()[0][0] == m.OK
+    assert node.dispatched() == []
+    (retained,) = (message for _, message in node.take(m.RetainOnly))
+    assert set(retained.object_ids) == set(found)
+    assert node.take(m.Free) == []
+    node.send(CLIENT + DRIVER, m.Hold((found[1],)))
+    node.send(CLIENT + DRIVER, m.Release((found[0],)))
+    assert [each for _, message in node.take(m.Free) for each in message.object_ids] == [found[0]]
+    node.send(CLIENT + DRIVER, m.Release((found[1],)))
+    assert {each for _, message in node.take(m.Free) for each in message.object_ids} == set(found[1:])
+    assert not node.scheduler.tables.objects
+
+
 def test_a_process_that_expects_a_result_when_it_registers_holds_it_only_if_it_reports_that(node: Restarted) -> None:
     """It has handed the ref on and dropped its own. It is ready long before all others are, and its rows are taken in."""
     call = call_value(task_id(77), 0), call_value(task_id(77), 1)

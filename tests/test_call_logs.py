@@ -9,8 +9,9 @@ from scheduler_alone import CLIENT, DRIVER, OWN, ref, task_id
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, calls_in
 from zfabric.machines.worker.call_log import PART_BYTES
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure, unpack_failure, with_refs
+from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import CONTROL, FIRST_RETURN, TASK_BYTES, WORKER, call_value
+from zfabric.protocol.inside import with_refs
 from zfabric.protocol.messages import ERROR, FAILED, OK
 
 STOPPED = pack_failure("TaskCancelledError", "it was cancelled")

@@ -228,6 +228,23 @@ def test_the_daemon_killed_again_and_again() -> None:
         assert zf.get(refs, timeout=PATIENCE) == [(turn, index) for index in range(3_000)]
 
 
+@zf.remote
+def nested(levels: int) -> Any:
+    inner = zf.put(np.full(40_000, levels)) if not levels else nested.remote(levels - 1)
+    return [np.full(40_000, levels), inner]
+
+
+def test_a_large_value_that_nobody_has_read_and_the_refs_inside_survive_the_daemon() -> None:
+    """No process has refs to what it contains: only the value tells of them."""
+    ref = nested.remote(2)
+    zf.wait([ref], timeout=PATIENCE, fetch_local=False)
+    kill_daemon()
+    for level in (2, 1, 0):
+        array, ref = zf.get(ref, timeout=PATIENCE)
+        assert (array == level).all()
+    assert (zf.get(ref, timeout=PATIENCE) == 0).all()
+
+
 def test_a_restarted_daemon_counts_attempts_from_one(tmp_path: Path) -> None:
     @zf.remote(max_retries=1)
     def deadly() -> None:

@@ -18,8 +18,9 @@ from zfabric.machines.local_scheduler.records import DONE, READY
 from zfabric.machines.local_scheduler.tables import NOTICES_MAX
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure, unpack_failure, with_refs
+from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, WORKER, child_prefix, job_id, object_id, pack_counter
+from zfabric.protocol.inside import with_refs
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.options import RESOURCE_UNIT
 

@@ -29,6 +29,7 @@ from zfabric.adapters.generated_values import returning_all
 from zfabric.adapters.unpicklable import blame
 from zfabric.exceptions import FabricError, GetTimeoutError, SerializationError, TaskError, WorkerCrashedError
 from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.inside import read_refs
 
 
 def round_trip(value, **options):
@@ -300,6 +301,37 @@ def test_a_serialize_within_a_serialize_collects_for_itself():
     outer = Outer()
     assert s.serialize([outer, Ref(2)]).contained == (Ref(1).binary(), Ref(2).binary())
     assert outer.inner == (Ref(9).binary(),)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 100])
+@pytest.mark.parametrize("body", [b"small", np.arange(5000)], ids=["pickle", "buffers"])
+def test_the_ids_of_refs_inside_are_in_front_of_a_value(body, count):
+    """So a daemon can read them. What follows is aligned as it would be without them."""
+    refs = [Ref(number) for number in range(1, count + 1)]
+    serialized = s.serialize([body, refs])
+    data = serialized.to_bytes()
+    assert len(data) == serialized.size
+    room = bytearray(serialized.size)
+    serialized.write_into(memoryview(room))
+    assert room == data
+    reads = []
+    assert read_refs(lambda length: reads.append(length) or data[:length], len(data)) == serialized.contained
+    assert len(reads) == (1 if count <= 2 else 2)
+    for source in (data, memoryview(data), s._copied(data)):
+        loaded, found = s.deserialize(source)
+        assert np.array_equal(loaded, body)
+        assert [each.number for each in found] == [each.number for each in refs]
+        assert not isinstance(loaded, np.ndarray) or loaded.ctypes.data % 64 == 0 or type(source) is memoryview
+    assert s.deserialize_all([data, s.serialize(1).to_bytes()])[1] == 1
+    with pytest.raises(s.SerializationError):
+        s.deserialize(data[:4])
+
+
+def test_what_only_looks_like_a_value_with_refs_inside_has_none():
+    assert read_refs(lambda length: (b"\xc1" + b"\xff" * 200)[:length], 200) == ()
+    assert read_refs(lambda length: b"\xc1"[:length], 1) == ()
+    assert read_refs(lambda length: b""[:length], 0) == ()
+    assert read_refs(lambda length: s.serialize(b"x" * 100_000).to_bytes()[:length], 100_000) == ()
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ import time
 from zfabric.adapters.mapping import Mapping, private_view
 from zfabric.machines.common.extents import HEADER_BYTES, INDEX_ENTRY_BYTES, PIECE, arena_bytes, data_start, round_up
 from zfabric.protocol.effects import FREED, SEALED, WRITING
+from zfabric.protocol.inside import read_refs
 
 _MAGIC = 0x4F42465A
 _VERSION = 1
@@ -197,6 +198,10 @@ class Arena:
                 self._free_slots.extend(range(self._slots_used, slot))
                 self._slots_used = slot + 1
         return found
+
+    def refs_inside(self, offset: int, size: int) -> tuple[bytes, ...]:
+        """Return the ids of the objects to which a sealed value contains refs."""
+        return read_refs(lambda count: os.pread(self._descriptor, count, offset), size)
 
     def _agrees(self, object_id: bytes, offset: int, size: int) -> bool:
         if not self._index_end + HEADER_BYTES <= offset <= self.size - size:

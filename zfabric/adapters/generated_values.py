@@ -12,7 +12,7 @@ from typing import Any
 
 from zfabric.adapters.serialization import register_plain
 from zfabric.adapters.task_errors import HeldRefs, load_error
-from zfabric.protocol.failures import refs_in
+from zfabric.protocol.inside import refs_in
 
 YIELDS = 0x20 | 0x200
 """``inspect.CO_GENERATOR`` and ``CO_ASYNC_GENERATOR``, without importing inspect in every worker."""

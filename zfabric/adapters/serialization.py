@@ -12,6 +12,9 @@ the tag says that the reader needs a private copy-on-write mapping (``adapters.t
 one numpy array over all of them stands between the memory and the views. It dies exactly when the last view does, and its
 finalizer releases the memory (once, in whatever thread that happens).
 
+If a value contains refs, their ids are in front of it (``protocol.inside``), padded to a multiple of 64, so that a restarted daemon
+which finds it in the arena retains what it contains.
+
 Plain data (numbers, texts, small containers of them, arrays that hold no Python objects) is pickled by the C pickler
 directly. Everything else is pickled by cloudpickle, so that functions, lambdas, and classes of ``__main__`` and of modules
 registered by value always work. Refs inside a value report themselves to the ``serialize`` call of their thread
@@ -39,6 +42,7 @@ from zfabric.adapters.cached_functions import pickler
 from zfabric.adapters.tensors import reducers, tensor_types
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.protocol.ids import FUNCTION_BYTES
+from zfabric.protocol.inside import REFS, ids_end, with_refs
 
 __all__ = [
     "ArgumentsTooLarge",
@@ -72,6 +76,8 @@ _REGISTERED = copyreg.dispatch_table
 """Classes for which a program has registered a serializer: its results may need cloudpickle."""
 _CONTENTS = bytes.__basicsize__ - 1
 """The offset of the contents in a ``bytes`` object."""
+_PICKLE = 0x80
+"""The first byte of a pickle."""
 _TAG = 0x01
 OWN_MEMORY = 0x02
 """The tag of a value whose reader may write to its bytes."""
@@ -173,13 +179,14 @@ class SerializedValue:
     The buffers are views of the user's memory: write them before the call that made this returns to the user.
     """
 
-    __slots__ = ("buffers", "contained", "size", "stream", "tag")
+    __slots__ = ("buffers", "contained", "head", "size", "stream", "tag")
 
     def __init__(self, stream: bytes, buffers: Sequence[memoryview] = (), contained: tuple[bytes, ...] = (), tag: int = _TAG) -> None:
         self.stream = stream
         self.tag = tag
         self.buffers = buffers
         self.contained = contained
+        self.head = b""
         size = len(stream)
         if buffers:
             size += _HEAD.size + 8 * len(buffers)
@@ -187,8 +194,19 @@ class SerializedValue:
                 size += -size % ALIGNMENT + buffer.nbytes
         self.size = size
 
+    def naming_refs(self) -> SerializedValue:
+        """Put the ids of the refs inside in front, for the arena. Return this value."""
+        if self.contained and not self.head:
+            head = with_refs(b"", self.contained)
+            self.head = head + bytes(-len(head) % ALIGNMENT)
+            self.size += len(self.head)
+        return self
+
     def pieces(self) -> list[bytes | memoryview]:
         """Return the whole value as consecutive pieces."""
+        return [self.head, *self._body()] if self.head else self._body()
+
+    def _body(self) -> list[bytes | memoryview]:
         if not self.buffers:
             return [self.stream]
         lengths = [buffer.nbytes for buffer in self.buffers]
@@ -203,7 +221,7 @@ class SerializedValue:
 
     def to_bytes(self) -> bytes:
         """Return the whole value as one bytes object, for inline values."""
-        return b"".join(self.pieces()) if self.buffers else self.stream
+        return b"".join(self.pieces()) if self.buffers or self.head else self.stream
 
     def write_into(self, target: memoryview) -> None:
         """Write the whole value at the start of ``target`` (64-byte aligned, at least ``size`` long)."""
@@ -226,7 +244,7 @@ def serialize(value: Any, where: str = "value") -> SerializedValue:
         return SerializedValue(_dumps(value, 5))
     if _is_plain_array(value, kind) and value.ndim and not (value.flags.c_contiguous or value.flags.f_contiguous):
         value = value.copy()
-    return _pickle(value, how, where)
+    return _pickle(value, how, where).naming_refs()
 
 
 def serialize_fast(value: Any) -> bytes | None:
@@ -334,13 +352,16 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
     last view of ``data`` dies (in whatever thread that happens), or before this returns if there is none. Tensors are writable views
     if ``data`` is memory that may be written to, and otherwise of a copy of it.
     """
-    if not len(data) or data[0] > OWN_MEMORY:
+    first = data[0] if len(data) else _PICKLE
+    if first == REFS:
+        return deserialize(data[_body_at(data) :], owner, copy)
+    if first > OWN_MEMORY:
         try:
             return _load(data, ())
         finally:
             if owner is not None:
                 _call_owner(owner)
-    if data[0] == OWN_MEMORY and (type(data) is bytes or memoryview(data).readonly):
+    if first == OWN_MEMORY and (type(data) is bytes or memoryview(data).readonly):
         view = _copied(data)
         if owner is not None:
             _call_owner(owner)
@@ -360,6 +381,18 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
     if copy:
         return _load(stream, [bytearray(buffer) for buffer in buffers], copy)
     return _load(stream, buffers)
+
+
+def has_own_memory(data: memoryview) -> bool:
+    """Whether the reader of a value may write to its bytes."""
+    at = _body_at(data)
+    return at < len(data) and data[at] == OWN_MEMORY
+
+
+def _body_at(data: bytes | memoryview) -> int:
+    """Where a value begins, behind the ids of the refs inside."""
+    end = ids_end(data)
+    return end + -end % ALIGNMENT
 
 
 def _aligned(data: bytes | memoryview) -> memoryview:
@@ -386,7 +419,7 @@ def deserialize_all(values: Iterable[bytes]) -> list[Any]:
     """Deserialize many values. Small ones cost half as much together."""
     loads = _loads
     try:
-        return [loads(data) if data[0] > OWN_MEMORY else deserialize(data) for data in values]
+        return [loads(data) if data[0] == _PICKLE else deserialize(data) for data in values]
     except (FabricError, MemoryError):
         raise
     except (Exception, SystemExit) as error:  # User code runs here, too (__setstate__, imports), and may call sys.exit().

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 from zfabric.adapters.mapping import private_view
 from zfabric.protocol.ids import OBJECT_BYTES
+from zfabric.protocol.inside import read_refs
 
 _MAGIC = b"ZFSPILL1"
 _HEADER = struct.Struct("<8sQI20s24x")
@@ -161,6 +162,14 @@ class SpillDirectory(SpillFiles):
             object_id, size = contents(os.path.join(self._path, name)) if dot + ending == _OBJECT else (b"", 0)
             found.append((object_id, size, int(number)))
         return sorted(found, key=lambda row: row[2])
+
+    def refs_inside(self, number: int, size: int) -> tuple[bytes, ...]:
+        """Return the ids of the objects to which the object in a file contains refs."""
+        descriptor = self._open(number, _OBJECT)
+        try:
+            return read_refs(lambda count: os.pread(descriptor, count, _HEADER.size), size)
+        finally:
+            os.close(descriptor)
 
 
 class SpillWriter:

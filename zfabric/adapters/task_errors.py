@@ -32,7 +32,8 @@ from typing import Any, Protocol
 from zfabric import exceptions
 from zfabric.adapters.serialization import SerializedValue, deserialize, loads, note_reference, serialize_blindly, trying
 from zfabric.exceptions import FabricError, TaskError
-from zfabric.protocol.failures import refs_in, unpack_failure, with_refs, without_refs
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.inside import refs_in, with_refs, without_refs
 from zfabric.protocol.messages import OK
 
 TRACEBACK_BYTES_MAX = 32 * 1024
@@ -235,7 +236,7 @@ def _store(data: SerializedValue) -> tuple[bytes, str]:
     if owner is None:
         return b"", "this process is part of no cluster"
     try:
-        return owner.put(data, False), ""
+        return owner.put(data.naming_refs(), False), ""
     except (FabricError, OSError) as error:  # Usually there is no room.
         return b"", f"{type(error).__name__}: {error}"
 

@@ -4,7 +4,7 @@
 pid, attempt, signal, exit code, peak memory, last lines of stderr. Clients turn a failure into that exception.
 
 The outcome of a task that has no value, be it such a failure or what user code raised (``adapters/task_errors``), may have refs inside.
-It begins with their ids then (``with_refs``), so that whoever has the outcome knows what it contains, on whatever way it came.
+It begins with their ids then (``inside``), so that whoever has the outcome knows what it contains, on whatever way it came.
 """
 
 from __future__ import annotations
@@ -16,40 +16,15 @@ from typing import Any
 
 import msgpack
 
-from zfabric.protocol.ids import OBJECT_BYTES, split_ids
+from zfabric.protocol.inside import refs_in, with_refs, without_refs
 from zfabric.protocol.messages import OK
 
 Facts = tuple[tuple[str, Any], ...]
-
-_REFS = b"\xc1"
-"""The first byte of an outcome with refs inside: no pickle begins with it, and nothing that msgpack packs."""
-_HEAD_BYTES = 5
-
-
-def with_refs(payload: bytes, refs: tuple[bytes, ...]) -> bytes:
-    """``payload``, the outcome of what failed, with the ids of the objects that it contains refs to."""
-    return b"".join((_REFS, len(refs).to_bytes(4, "big"), *refs, payload)) if refs else payload
-
-
-def refs_in(payload: bytes) -> tuple[bytes, ...]:
-    """Ids of the objects that the outcome of what failed contains refs to."""
-    if payload[:1] != _REFS:
-        return ()
-    return tuple(split_ids(payload[_HEAD_BYTES : _body_at(payload)], OBJECT_BYTES))
 
 
 def refs_inside(status: int, outputs: Iterable[bytes | None]) -> tuple[bytes, ...]:
     """Ids of the objects that the outputs of a task or call contain refs to, if these say why there is no value."""
     return () if status == OK else tuple(each for payload in outputs if payload for each in refs_in(payload))
-
-
-def without_refs(payload: bytes) -> bytes:
-    """The outcome of what failed, without the ids at its beginning."""
-    return payload[_body_at(payload) :] if payload[:1] == _REFS else payload
-
-
-def _body_at(payload: bytes) -> int:
-    return _HEAD_BYTES + int.from_bytes(payload[1:_HEAD_BYTES], "big") * OBJECT_BYTES
 
 
 def pack_failure(kind: str, text: str, facts: Facts = ()) -> bytes:

@@ -9,7 +9,7 @@ import errno
 from functools import partial
 
 from zfabric.adapters.arena import Arena
-from zfabric.adapters.serialization import OWN_MEMORY
+from zfabric.adapters.serialization import has_own_memory
 from zfabric.adapters.spill import SpillFiles
 from zfabric.config import NUMBER_MAX, SMALL_BYTES
 from zfabric.exceptions import ObjectLostError, ObjectStoreFullError, ObjectTooLargeError, OutOfDiskError
@@ -18,8 +18,6 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Serialized
-
-_OWN_MEMORY = bytes((OWN_MEMORY,))
 
 
 class ArenaAccess:
@@ -66,7 +64,7 @@ class ArenaAccess:
         try:
             if offset >= 0:
                 view = arena.view(offset, size)
-                return arena.private(offset, size) if view[:1] == _OWN_MEMORY else view
+                return arena.private(offset, size) if has_own_memory(view) else view
             return self._files.map(file_number(offset), size)
         except FileNotFoundError:
             raise ObjectLostError("the file that the value was in is gone") from None

@@ -137,8 +137,7 @@ class Daemon:
         }
         if daemons:
             session.sweep_sockets()
-            sealed, spilled = self.storage.found()
-            self.core.recover(clock(), m.ArenaFound(sealed, spilled))
+            self.core.recover(clock(), self.storage.found())
         else:
             self.core.start(clock(), former_jobs=bool(self.journal.scan("job", limit=1)))
 

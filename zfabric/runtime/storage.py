@@ -19,7 +19,6 @@ from zfabric.adapters.spill import SpillDirectory
 from zfabric.machines.common.extents import file_number
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.messages import Row
 
 
 class Storage:
@@ -32,10 +31,13 @@ class Storage:
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def found(self) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-        """Return what a restarted daemon finds: sealed objects of the arena, and objects on disk."""
-        sealed = tuple(self._arena.find_sealed()) if self._arena is not None else ()
-        return sealed, tuple(self._spill.list())
+    def found(self) -> m.ArenaFound:
+        """Return what a restarted daemon finds: sealed objects of the arena, objects on disk, and the refs inside them."""
+        sealed = self._arena.find_sealed() if self._arena is not None else []
+        spilled = self._spill.list()
+        inside = [(object_id, self._arena.refs_inside(offset, size)) for object_id, offset, size in sealed if self._arena is not None]
+        inside += [(object_id, self._spill.refs_inside(number, size)) for object_id, size, number in spilled if object_id]
+        return m.ArenaFound(tuple(sealed), tuple(spilled), tuple(each for each in inside if each[1]))
 
     def perform(self, effect: Any) -> None:
         """Perform an effect, or queue it for the thread."""

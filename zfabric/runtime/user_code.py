@@ -12,8 +12,9 @@ from typing import Any
 from zfabric.adapters import generated_values, serialization, task_errors
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.worker import Invocation, Item
-from zfabric.protocol.failures import pack_failure, refs_in
+from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import call_value, object_id, tries_of
+from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.runtime.actor_exits import ActorExits

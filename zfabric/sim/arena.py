@@ -15,6 +15,7 @@ from zfabric.machines.common.extents import HEADER_BYTES, PIECE, data_start, fil
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import short
+from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import Rows
 
 
@@ -80,7 +81,9 @@ class SimArena:
         places = [(offset, self.contents[offset]) for offset in sorted(self.index) if offset in self.contents]
         sealed = tuple((content.object_id, offset, content.size) for offset, content in places)
         spilled: Rows = tuple((content.object_id, content.size, number) for number, content in self.disk.items())
-        return m.ArenaFound(sealed, (*spilled, *((b"", 0, number) for number in self.unfinished)))
+        whole = [*(content for _, content in places), *self.disk.values()]
+        inside = tuple((each.object_id, refs_in(each.payload)) for each in whole if refs_in(each.payload))
+        return m.ArenaFound(sealed, (*spilled, *((b"", 0, number) for number in self.unfinished)), inside)
 
 
 class SimStorage:

@@ -12,8 +12,8 @@ import msgpack
 
 from zfabric.machines.common.log_format import is_remake
 from zfabric.machines.worker import Invocation, Item, Worker
-from zfabric.protocol.failures import refs_in
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id, tries_of
+from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.sim import streams
 from zfabric.sim.grouped import Groups

@@ -14,8 +14,9 @@ from typing import Any
 from zfabric.machines.client import Client
 from zfabric.machines.worker import Invocation
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import refs_in, unpack_failure, with_refs, without_refs
+from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import CLIENT, Address, is_call
+from zfabric.protocol.inside import refs_in, with_refs, without_refs
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.shell.process import Outgoing, batches, client_sends, client_takes, peers_first

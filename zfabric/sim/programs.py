@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from zfabric.protocol.ids import FUNCTION_BYTES
+from zfabric.protocol.inside import with_refs, without_refs
 from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
 from zfabric.sim.network import Faults
 
@@ -78,13 +79,12 @@ class Value(NamedTuple):
 
 def pack_value(value: Value) -> bytes:
     """Pack a value into bytes."""
-    packed: bytes = msgpack.packb(value)
-    return packed
+    return with_refs(msgpack.packb(value), value.refs)
 
 
 def unpack_value(payload: bytes) -> Value:
     """Unpack the bytes that ``pack_value`` made."""
-    return Value(*msgpack.unpackb(payload, use_list=False))
+    return Value(*msgpack.unpackb(without_refs(payload), use_list=False))
 
 
 class Boom(Exception):

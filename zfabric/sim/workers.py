@@ -16,8 +16,9 @@ from zfabric.machines.common.naming import Namer
 from zfabric.machines.worker import CLOSED, LEAVE, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PEERS
-from zfabric.protocol.failures import left_for_good, pack_failure, refs_in
+from zfabric.protocol.failures import left_for_good, pack_failure
 from zfabric.protocol.ids import ACTOR, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, Address, call_value, control_of, object_id
+from zfabric.protocol.inside import refs_in
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option

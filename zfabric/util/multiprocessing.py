@@ -23,7 +23,7 @@ from zfabric.adapters.cached_functions import CachedFunction
 from zfabric.adapters.serialization import deserialize, serialize
 from zfabric.adapters.task_errors import HeldRefs, load_error, pack_error
 from zfabric.exceptions import ActorDiedError, NotInitializedError, TaskCancelledError
-from zfabric.protocol.failures import refs_in
+from zfabric.protocol.inside import refs_in
 from zfabric.util import initializers
 
 __all__ = ["AsyncResult", "IMapIterator", "JoinableQueue", "Pool", "TimeoutError"]

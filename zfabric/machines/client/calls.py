@@ -25,7 +25,7 @@ from zfabric.machines.client.targets import PendingCalls, Target
 from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.failures import Facts, has_left, pack_failure, refs_in, unpack_failure
+from zfabric.protocol.failures import Facts, has_left, pack_failure, unpack_failure
 from zfabric.protocol.ids import (
     ACTOR,
     CALL_RETURN,
@@ -38,6 +38,7 @@ from zfabric.protocol.ids import (
     control_of,
     short,
 )
+from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.messages.rows import CALL_OPTIONS, DEPENDENCIES, METHOD, VALUES
 from zfabric.protocol.names import brief

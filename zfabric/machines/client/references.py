@@ -9,8 +9,8 @@ from zfabric.machines.client.retention import RetainedObjects
 from zfabric.machines.client.shared_results import SharedResults
 from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import refs_in
 from zfabric.protocol.ids import is_call
+from zfabric.protocol.inside import refs_in
 
 
 class ReceivedReferences:

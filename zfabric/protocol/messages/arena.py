@@ -197,8 +197,9 @@ class ArenaFound(NamedTuple):
     """shell -> object store. The first message after a restart: what the arena and the spill directory have.
 
     ``sealed`` are rows ``(object_id, offset, size)``, ``spilled`` rows ``(object_id, size, file)``. A file that may be incomplete has an
-    empty id: a process may still be writing it.
+    empty id: a process may still be writing it. ``inside`` are rows ``(object_id, refs inside)`` of those that contain refs.
     """
 
     sealed: Rows
     spilled: Rows
+    inside: Rows = ()

@@ -58,8 +58,9 @@ from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.protocol import ids
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure, refs_in
+from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, Address, child_prefix, is_put, node_of, short
+from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
 
@@ -159,6 +160,12 @@ class Recovery:
         self._registered: set[bytes] = set()
         self._stored: dict[bytes, int] = {}
         """Sizes of the objects found in the arena and on disk."""
+        self._inside: dict[bytes, tuple[bytes, ...]] = {}
+        """Refs inside each of them that has any."""
+        self._entered_values: deque[AnyObject] = deque()
+        """Records of found values whose refs inside are not restored yet."""
+        self._pinned = False
+        """Whether the refs inside all values that are restored so far are pinned."""
         self._rows: dict[bytes, tuple[Row, Any]] = {}
         """Task rows of the control store, with their blocks."""
         self._entered: list[tuple[TaskRecord, WorkerRecord | None]] = []
@@ -184,6 +191,7 @@ class Recovery:
         """Record the objects that an earlier object store had sealed or spilled."""
         self._stored.update((object_id, size) for object_id, _, size in message.sealed)
         self._stored.update((object_id, size) for object_id, size, _ in message.spilled if object_id)
+        self._inside.update(message.inside)
 
     # -- rebuilding --
 
@@ -216,8 +224,12 @@ class Recovery:
         self._restore_all(named_by(task) for task, _ in self._delegated)
         for record in self._values():
             self._restore_all((record.contained,))
+        if self.tables.nodes:  # What another node holds here may be among these values: the homes of the refs inside are searched now.
+            self._restore_all(self._inside.values())
+        self._restore_inside()
         for record in self._values():
             self.references.pin(record.contained)
+        self._pinned = True
         self.logs.recover()
         unreported = self._unreported()
         for task, worker in self._entered:
@@ -280,6 +292,7 @@ class Recovery:
         """Drop what nothing here and no other node needs of what was found: all of them have registered."""
         self._drop_rows()
         stored, self._stored = self._stored, {}
+        self._inside.clear()
         for object_id in stored:
             record = self.tables.find(object_id)
             if record is None or type(record.value) is not Stored:
@@ -543,10 +556,28 @@ class Recovery:
 
     def _take_stored(self, task: TaskRecord) -> None:
         for record in task.values():
-            size = self._stored.get(record.object_id)
-            if record.status == PENDING and size is not None:
+            if record.status == PENDING and self._enter_value(record):
                 record.status = OK
-                self.tables.inline.replace(record, Stored(size))
+
+    def _enter_value(self, record: AnyObject) -> bool:
+        """Enter the value of an object, and the refs inside, if it was found in the arena or on disk. Return whether it was."""
+        size = self._stored.get(record.object_id)
+        if size is None:
+            return False
+        self.tables.inline.replace(record, Stored(size))
+        record.contained = self._inside.get(record.object_id, ())
+        if record.contained:
+            self._entered_values.append(record)
+        return True
+
+    def _restore_inside(self) -> None:
+        """Restore what the values contain that were entered."""
+        while self._entered_values:
+            record = self._entered_values.popleft()
+            for object_id in record.contained:
+                self._known(object_id)
+            if self._pinned:
+                self.references.pin(record.contained)
 
     def _go_on(self, task: TaskRecord, worker: WorkerRecord | None, now: float) -> None:
         """Set the state of an unfinished task: done after all, running where it is, or ready."""
@@ -611,6 +642,17 @@ class Recovery:
 
     def known(self, object_id: bytes) -> None:
         """Restore an object from what is left of it, if anything is."""
+        self._known(object_id)
+        if self._pinned:
+            self._restore_inside()
+
+    def known_here(self, object_id: bytes) -> None:
+        """Restore an object that is at home here from what is left of it, if anything is."""
+        self._known_here(object_id)
+        if self._pinned:
+            self._restore_inside()
+
+    def _known(self, object_id: bytes) -> None:
         if self.tables.find(object_id) is not None:
             return
         self._restore(object_id)
@@ -623,18 +665,16 @@ class Recovery:
             record.borrowed, record.asked = True, NO_HOME
             self._note_orphan(object_id)
         else:
-            self.known_here(object_id)
+            self._known_here(object_id)
 
-    def known_here(self, object_id: bytes) -> None:
-        """Restore an object that is at home here from what is left of it, if anything is."""
+    def _known_here(self, object_id: bytes) -> None:
         self._restore(object_id)
         if self.tables.find(object_id) is not None:
             return
-        size = self._stored.get(object_id)
-        if size is not None:
+        if object_id in self._stored:
             record = self._orphan(object_id)
             record.status = OK
-            self.tables.inline.replace(record, Stored(size))
+            self._enter_value(record)
         elif self.tables.maker_of(object_id) is not None:
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
             record.status = OK  # Without a value: it is rebuilt when a process requests it.
@@ -671,12 +711,12 @@ class Recovery:
             for record in (task, *task.values()):
                 record.status = OK
             for record in task.values():
-                size = self._stored.get(record.object_id)
-                self.tables.inline.replace(record, Stored(size) if size is not None else None)
+                if not self._enter_value(record):
+                    self.tables.inline.replace(record, None)
             restored.append(task)
             agenda.extend(identifier[:TASK_BYTES] for identifier in named_by(task))
         for task in restored:
             for identifier in named_by(task):
                 if identifier in self._stored and self.tables.find(identifier) is None:
-                    self.known(identifier)
+                    self._known(identifier)
             self.references.retain_row(task)

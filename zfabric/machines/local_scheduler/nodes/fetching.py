@@ -22,8 +22,9 @@ from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.transitions import NodeFoundDead
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure, refs_in
+from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import Address, short
+from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import FAILED, OK
 
 

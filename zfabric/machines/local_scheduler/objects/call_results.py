@@ -14,8 +14,8 @@ from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import refs_in
 from zfabric.protocol.ids import Address, call_value, node_of_caller
+from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import OK
 
 _ONE_SMALL = (bytes,)

@@ -33,8 +33,9 @@ from zfabric.machines.local_scheduler.references import References, add_holder
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnwanted, GuestTaskEnded, RemakeEnded, StreamMakerEnded
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import Facts, pack_failure, refs_in
+from zfabric.protocol.failures import Facts, pack_failure
 from zfabric.protocol.ids import TASK_BYTES, WORKER, next_attempt, object_id, split_ids, tries_of
+from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, LOST, OK, RETRY, STAYS
 from zfabric.protocol.names import brief
 from zfabric.protocol.trace import marked
