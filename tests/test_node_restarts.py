@@ -15,7 +15,7 @@ from scheduler_alone import DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, re
 import zfabric as zf
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.row_format import pack_row
-from zfabric.machines.local_scheduler.records import ENDING, BorrowedRecord
+from zfabric.machines.local_scheduler.records import ENDING, BorrowedRecord, Stored
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import (
@@ -293,7 +293,8 @@ def test_a_borrower_repeats_its_holds_and_its_open_requests(peer: Peer) -> None:
     peer.send(CLIENT + worker, m.Fetch((OTHER,)))
     before, fetch = told(peer, C)
     hear(peer, C, anew(NEW))
-    _, borrow, ready, repeated = told(peer, C)
+    _, job, borrow, ready, repeated = told(peer, C)
+    assert job == m.Delegate(ABOUT, (), (), (), (), (), first_attempt(0, 2)), "its daemon may have died before it had written the job"
     assert (borrow, ready, repeated) == (m.Borrow(borrow.number, (OTHER,), True), m.Ready(), fetch)
     assert borrow.number != before.number
     peer.complete(worker, 1, OF_A)
@@ -605,6 +606,19 @@ def test_nothing_that_another_node_may_hold_is_freed_before_it_has_registered() 
     assert value in node.scheduler.tables.objects
     hear(node, C, m.Release((value,)))
     assert value not in node.scheduler.tables.objects
+
+
+def test_what_others_hold_is_restored_also_of_a_job_that_the_daemon_before_had_not_written() -> None:
+    node = Anew()
+    job = job_id(2)
+    value = child_prefix(job, job + bytes(12)) + bytes(4) + b"\x80" + bytes(3)
+    node.found = ((value, 4096, 100),)
+    node.rejoin()
+    node.register(C, m.Delegate((job, "", A), (), (), (), (), (), OF_A), m.Borrow(7, (value,), True))
+    assert told(node, C) == [m.Borrowed(7, ())]
+    node.register(A)
+    assert node.take(m.Free) == []
+    assert type(node.scheduler.tables.objects[value].value) is Stored
 
 
 def test_a_value_that_another_node_retains_is_not_made_again() -> None:

@@ -38,7 +38,7 @@ from zfabric.machines.local_scheduler.references import References, add_holder, 
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import Address, call_value, node_of_caller
+from zfabric.protocol.ids import JOB_BYTES, Address, call_value, node_of_caller
 
 
 class Repeats:
@@ -109,6 +109,7 @@ class Repeats:
         token = node.token
         if self.tables.draining:
             self.tables.send_to_node(token, m.NodeDraining())
+        self._name_jobs(token)
         self.borrowing.repeat(token)
         self.peer_recovery.search(token)
         for rows in _batches(self.executions.attempts_of(node)):
@@ -138,6 +139,16 @@ class Repeats:
         self.executions.repeat_ends(node)
         self.guest_logs.repeat(token)
         self.jobs.node_joined(token)
+
+    def _name_jobs(self, token: bytes) -> None:
+        """Send a node the jobs of which this one borrows its objects: its daemon may have died before it wrote them."""
+        objects = (
+            each for each in self.tables.objects.values() if isinstance(each, BorrowedRecord) and each.borrowed and each.home == token
+        )
+        for job in map(self.tables.jobs.get, dict.fromkeys(each.id[:JOB_BYTES] for each in objects)):
+            if job is not None and not job.ended:
+                about = (job.id, job.namespace, job.home or self.tables.node)
+                self.tables.send_to_node(token, m.Delegate(about, (), (), (), (), (), self.tables.first_attempt))
 
     def _in_outcomes(self, home: bytes, unreceived: Iterable[m.Message]) -> set[bytes]:
         """Values in outcomes of calls that a home has not acknowledged: it may receive these values only with the outcomes."""
