@@ -45,6 +45,7 @@ VARIANT_SEEDS = 400
 """Every broken variant is caught within so many seeds (most within a handful)."""
 
 FIRST = {
+    "durable-values-not-read-again": 14,
     "answer-before-commit": 209,
     "release-before-hold": 62,
     "recovery-too-early": 180,
@@ -272,6 +273,16 @@ def test_programs_on_a_node_without_cpus_end_with_the_right_values_while_others_
         assert not outcome.failure, outcome.failure
         states.update(outcome.states)
     assert states["Notice"], "something waits for a node that has yet to join"
+
+
+def test_durable_values_outlive_nodes_and_daemons() -> None:
+    states: Counter[str] = Counter()
+    for seed in (*range(6), 62, 84):  # What two daemons had lost: refs inside a large value, and what others held of a job not written yet.
+        outcome = command.run_seed(seed, nodes=3, durable=True)
+        assert not outcome.failure, outcome.failure
+        states.update(outcome.states)
+    assert states["node ended"]
+    assert states["daemon restarted"]
 
 
 def test_streams_end_with_the_right_values_on_several_nodes() -> None:

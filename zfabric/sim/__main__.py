@@ -258,6 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--drains", action="store_true", help="programs with actors; nodes are drained, and nothing else happens to them")
     parser.add_argument("--bare", action="store_true", help="programs on a node without CPUs, while others join late")
     parser.add_argument("--streams", action="store_true", help="programs with tasks (and with --actors, methods) that yield")
+    parser.add_argument("--durable", action="store_true", help="programs with durable values, which outlive nodes and daemons")
     parser.add_argument("--groups", action="store_true", help="programs with tasks in placement groups")
     parser.add_argument(
         "--variant", choices=sorted(VARIANTS), metavar="NAME", help="break the machines in this way; seeds that fail are then a success"
@@ -304,6 +305,7 @@ def survey(
     streams: bool = False,
     drains: bool = False,
     bare: bool = False,
+    durable: bool = False,
 ) -> int:
     """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
     began = time.perf_counter()
@@ -318,6 +320,7 @@ def survey(
         "streams": streams,
         "drains": drains,
         "bare": bare,
+        "durable": durable,
     }
     for outcome in run_seeds(seeds, jobs, **kind):
         done += 1
@@ -334,6 +337,7 @@ def survey(
                 + (" --streams" if streams else "")
                 + (" --drains" if drains else "")
                 + (" --bare" if bare else "")
+                + (" --durable" if durable else "")
                 + (f" --variant {variant}" if variant else "")
             )
             print(f"    python -m zfabric.sim --trace {outcome.seed}{more}")

@@ -302,7 +302,8 @@ class Invariants:
         blocks = daemon.scheduler.blocks.statistics()
         left += [f"{count:.0f} {name}" for name, count in blocks.items() if count and name != "lineage_unwritten"]
         left += [f"{short(key)} of the task table" for key, _ in daemon.journal.scan("task")]
-        left += [f"{short(key)} of the object table" for key, _ in daemon.journal.scan("object")]
+        if not (self.world.states["node ended"] or self.world.states["daemon restarted"]):  # Else they go with the job (decision 0048).
+            left += [f"{short(key)} of the object table" for key, _ in daemon.journal.scan("object")]
         if daemon.scheduler.references.lineage_bytes:
             left.append(f"{daemon.scheduler.references.lineage_bytes} bytes of lineage")
         if tables.counts["inline_bytes"]:
@@ -359,7 +360,8 @@ class Invariants:
         left += [f"the job {short(each)}" for each in tables.jobs if each == job]
         left += [f"{short(entry.object_id)} in the arena, {entry.state}" for entry in daemon.store._tables.entries.values()]
         left += [f"a grant of {self.world.who(grant.holder)}" for grant in daemon.store._tables.grants.values() if self._dead(grant.holder)]
-        for table in ("task", "object", "function", "log", "checkpoint", "group"):
+        by_itself = self.world.driver.machine.farewell is not None  # Else its durable values stay for the next one (decision 0048).
+        for table in ("task", "function", "log", "checkpoint", "group", *(("object",) if by_itself else ())):
             left += [f"{short(key)} of the {table} table" for key, _ in daemon.journal.scan(table)]
         left += self._files(node)
         left += self._of_nodes(node)

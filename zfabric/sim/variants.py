@@ -26,7 +26,7 @@ from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
-from zfabric.machines.local_scheduler.nodes import spilling
+from zfabric.machines.local_scheduler.nodes import failover, spilling
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
@@ -41,7 +41,7 @@ from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
-from zfabric.machines.local_scheduler.records import DONE, TASKS, NodeRecord
+from zfabric.machines.local_scheduler.records import DONE, NOT_DURABLE, TASKS, NodeRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
@@ -979,6 +979,19 @@ WITH_BARE = frozenset(BARE)
 VARIANTS.update(BARE)
 
 
+def _never_durable(right: Any) -> Any:
+    """The home of a job that takes over does not ask the head for values that were put on the dead node."""
+    return lambda identifier: NOT_DURABLE
+
+
+DURABLE_VALUES: dict[str, tuple[Patch, ...]] = {
+    "durable-values-not-read-again": ((failover, "_durability", _never_durable),),
+}
+"""Variants whose mistake needs durable values."""
+WITH_DURABLE = frozenset(DURABLE_VALUES)
+VARIANTS.update(DURABLE_VALUES)
+
+
 def kind_of(name: str) -> dict[str, Any]:
     """The kind of worlds that find a variant: arguments of ``World``."""
     return {
@@ -988,8 +1001,9 @@ def kind_of(name: str) -> dict[str, Any]:
         "streams": name in WITH_STREAMS,
         "drains": name in WITH_DRAINS,
         "bare": name in WITH_BARE,
+        "durable": name in WITH_DURABLE,
         "restarts": name in WITH_RESTARTS,
-        "nodes": 3 if name in WITH_NODES | WITH_DRAINS | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS | WITH_BARE else 1,
+        "nodes": 3 if name in WITH_NODES | WITH_DRAINS | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS | WITH_BARE | WITH_DURABLE else 1,
     }
 
 

@@ -29,6 +29,8 @@ from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.circles import CircleAuthor, WaitGraph
 from zfabric.sim.drains import DrainAuthor, with_drains
 from zfabric.sim.drivers import Driver
+from zfabric.sim.durables import with_deaths as with_deaths_of_nodes
+from zfabric.sim.durables import with_durable_puts
 from zfabric.sim.grouped import grouped
 from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
@@ -80,8 +82,8 @@ class World(Agenda):
     With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
     program of a seed. With ``clocks``, no two processes have the same clock. With ``restarts``, nothing happens to nodes but that their
     daemons die; with ``drains``, nothing but that some are drained. With ``bare``, the driver's node has no CPUs, and others join late.
-    With ``groups``, some tasks run in placement groups; with ``streams``, some yield. ``reduced`` replaces the faults and the program of
-    the seed by fewer (``shrinking``); all else remains the seed's.
+    With ``groups``, some tasks run in placement groups; with ``streams``, some yield; with ``durable``, values are put that outlive their
+    nodes. ``reduced`` replaces the faults and the program of the seed by fewer (``shrinking``); all else remains the seed's.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class World(Agenda):
         streams: bool = False,
         drains: bool = False,
         bare: bool = False,
+        durable: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         super().__init__()
@@ -128,6 +131,8 @@ class World(Agenda):
                 elif bare:
                     self.faults = with_restarts(self.faults, seed)
                     apart["placers"] = random.Random(f"{seed}/global schedulers").choice((1, 2, 3))
+                elif durable:
+                    self.faults = with_deaths_of_nodes(self.faults, seed)
         self.layout: Layout | None = None
         """Its nodes, where the driver's has no CPUs."""
         self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
@@ -175,6 +180,8 @@ class World(Agenda):
             self.program = with_streams(self.program, seed, self.faults)
             if actors:
                 self.program = with_streaming_methods(self.program, seed, self.faults)
+        if durable and program is None:
+            self.program = with_durable_puts(self.program, seed)
         if reduced is not None:
             self.faults, self.program = reduced
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))
