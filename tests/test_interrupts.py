@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -394,6 +395,44 @@ def test_a_task_cancelled_behind_one_that_runs_never_starts(tmp_path: Any) -> No
         zf.cancel(running)
         zf.get(touches.remote(tmp_path / "last", False), timeout=PATIENCE)
         assert not (tmp_path / "queued").exists()
+
+
+@zf.remote
+def runs_until(path: Any, fifo: Any = None) -> None:
+    """Longer than what is prefetched. With ``fifo`` no thread of its process runs until somebody writes there."""
+    if fifo is not None:
+        os.close(ctypes.PyDLL(None).open(os.fsencode(fifo), os.O_RDONLY))
+    time.sleep(0.006)
+    while not path.exists():
+        time.sleep(0.006)
+
+
+def test_nothing_waits_behind_a_long_task_while_another_worker_is_idle(tmp_path: Any) -> None:
+    """Each worker has a task ahead; one of them runs for as long as the test has it."""
+    with running_cluster(num_cpus=2, config={"take_back_after": 60.0}):
+        zf.get([runs_until.remote(tmp_path) for _ in range(10)], timeout=PATIENCE)
+        both = [runs_until.remote(tmp_path / name) for name in ("long", "short")]
+        eventually(lambda: [zf.explain(ref).state for ref in both] == ["running"] * 2, "both run")
+        ahead = [runs_until.remote(tmp_path) for _ in range(2)]
+        eventually(lambda: [zf.explain(ref).state for ref in ahead] == ["assigned"] * 2, "there is one behind either")
+        (tmp_path / "short").touch()
+        zf.get([both[1], *ahead], timeout=PATIENCE)
+        assert zf.explain(both[0]).state == "running"
+        (tmp_path / "long").touch()
+        zf.get(both[0], timeout=PATIENCE)
+
+
+def test_an_outcome_leaves_before_the_task_that_was_sent_ahead_begins(tmp_path: Any) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with running_cluster(num_cpus=1, config={"take_back_after": 60.0}):
+        zf.get([runs_until.remote(tmp_path) for _ in range(10)], timeout=PATIENCE)
+        first, second = runs_until.map([tmp_path / "first", tmp_path], [None, tmp_path / "fifo"])
+        eventually(lambda: zf.explain(first).state == "running", "it runs")
+        eventually(lambda: zf.explain(second).state == "assigned", "the second one is behind it")
+        (tmp_path / "first").touch()
+        zf.get(first, timeout=PATIENCE)
+        (tmp_path / "fifo").open("wb").close()
+        zf.get(second, timeout=PATIENCE)
 
 
 @zf.remote

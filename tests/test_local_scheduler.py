@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from zfabric.machines.local_scheduler.tables import NOTICES_MAX
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
-from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, WORKER, child_prefix, job_id, object_id, pack_counter
+from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, WORKER, child_prefix, control_of, job_id, object_id, pack_counter
 from zfabric.protocol.inside import with_refs
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.options import RESOURCE_UNIT
@@ -797,6 +798,87 @@ def test_tasks_behind_a_long_one_are_taken_back_and_dispatched_elsewhere() -> No
     moved = node.dispatched()
     assert {worker for worker, _, _ in moved} == {quick}
     assert {number for _, number, _ in moved} <= {int.from_bytes(each[-4:], "big") for each in rest}
+
+
+def takes(node: Node, worker: bytes, number: int, seconds: float) -> None:
+    node.send(WORKER + worker, m.Completed.of(((task_id(number), 0, m.OK, (b"value",)),), (), ((FUNCTION, 1, seconds),)))
+
+
+def two_workers(seconds: float) -> tuple[Node, bytes, bytes]:
+    """Two idle workers, and tasks that are expected to take so long."""
+    node = Node(cpus=2)
+    node.scheduler.workers.prestart(node.now)
+    node.turn()
+    node.driver()
+    node.workers()
+    node.submit(row(0), row(1))
+    for worker, number, _ in node.dispatched():
+        takes(node, worker, number, seconds)
+    return (node, *node.workers())
+
+
+@pytest.mark.parametrize(("seconds", "ready", "ahead"), [(0.02, 5, 2), (0.02, 4, 2), (0.02, 3, 0), (0.6, 5, 0)])
+def test_each_worker_has_one_task_ahead_if_there_are_enough_and_none_is_too_long(seconds: float, ready: int, ahead: int) -> None:
+    node, *_ = two_workers(seconds)
+    node.submit(*(row(number) for number in range(2, 2 + ready)))
+    assert sorted(Counter(worker for worker, _, _ in node.dispatched()).values()) == [1 + ahead // 2] * 2
+
+
+def test_a_task_that_was_sent_ahead_is_taken_back_for_an_idle_worker_at_once_and_once() -> None:
+    node, first, second = two_workers(0.02)
+    node.submit(*(row(number) for number in range(2, 6)))
+    given = node.dispatched()
+    mine = [number for worker, number, _ in given if worker == first]
+    theirs = [number for worker, number, _ in given if worker == second]
+    takes(node, first, mine[0], 0.02)
+    assert node.take(m.TakeBack) == [], "it has begun the next one"
+    takes(node, first, mine[1], 0.02)
+    ((to, message),) = node.take(m.TakeBack)
+    assert (to, message.task_ids) == (CONTROL + control_of(second), tuple(map(task_id, theirs)))
+    assert node.dispatched() == [], "nothing is presumed"
+    node.turn()
+    node.send(CONTROL + second, m.TakenBack((task_id(theirs[1]),), task_id(theirs[0])))
+    assert node.dispatched() == [(first, theirs[1], 0)]
+    takes(node, first, theirs[1], 0.02)
+    assert node.take(m.TakeBack) == []
+
+
+def test_a_task_that_has_begun_is_asked_for_once() -> None:
+    node, first, second = two_workers(0.02)
+    node.submit(*(row(number) for number in range(2, 6)))
+    given = node.dispatched()
+    for worker, number, _ in given:
+        if worker == first:
+            takes(node, first, number, 0.02)
+    assert len(node.take(m.TakeBack)) == 1
+    node.send(CONTROL + second, m.TakenBack((), task_id(2)))
+    node.turn()
+    assert node.take(m.TakeBack) == []
+
+
+@pytest.mark.parametrize("who", ["another shape", "a blocked task"])
+def test_tasks_that_were_sent_ahead_are_taken_back_if_others_need_their_workers(who: str) -> None:
+    node, first, second = two_workers(0.02)
+    node.submit(*(row(number) for number in range(2, 8)))
+    given = node.dispatched()
+    behind = {worker: [number for to, number, _ in given if to == worker] for worker in (first, second)}
+    if who == "another shape":
+        node.submit(row(8, demand=(("CPU", 2 * RESOURCE_UNIT),)))
+        asked = {first, second}
+    else:
+        running, waiting = behind[first]
+        node.send(WORKER + first, m.Blocked(task_id(running), (ref(behind[second][1]),), (task_id(waiting),), True))
+        asked = {second}
+    assert {to for to, _ in node.take(m.TakeBack)} == {CONTROL + control_of(worker) for worker in asked}
+    node.dispatched()
+    for worker in asked:
+        running, waiting = behind[worker]
+        node.send(CONTROL + worker, m.TakenBack((task_id(waiting),), task_id(running)))
+    again = node.dispatched()
+    if who == "another shape":
+        assert again == [], "it would be behind another one again"
+    else:
+        assert again == [(first, behind[second][1], 0)], "it runs on top of the one that waits for it"
 
 
 def test_an_infeasible_demand_is_warned_of_once_and_only_while_it_waits(node: Node) -> None:

@@ -229,7 +229,7 @@ class TaskLoop:
         if self._unreported_writes:
             self._writes.finish(item.row[0])
         if unreported == 1:
-            self._first_unreported = ended
+            self._first_unreported = started  # After a long one it leaves at once, not when the next one lets another thread run.
         if unreported >= REPORT_ROWS or ended - self._first_unreported > self._completion_delay:
             self._reporter.mark(None)
             self._restore_signals()

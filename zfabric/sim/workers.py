@@ -130,6 +130,8 @@ class WorkerProcess(Process):
 
     def turn(self) -> None:
         """Do a turn of the control thread, then of the main thread."""
+        if self._control_inbox:
+            self.deliver_inbox()  # A request to return a task may have overtaken it.
         while self._control_inbox:
             sender, frame = self._control_inbox.popleft()
             for _, role, message in self.control_transport.accept(sender, frame, self.now):
@@ -441,7 +443,7 @@ class WorkerProcess(Process):
         for identifier in refs:
             self.machine.dropped.append(identifier)
         if self.worker.unreported == 1:
-            self._first_unreported = self.now
+            self._first_unreported = frame.started
         if self.worker.unreported >= REPORT_ROWS or self.now - self._first_unreported > self.config.completion_delay:
             self.flush()
             self.deliver_inbox()

@@ -584,6 +584,8 @@ class LocalScheduler:
         if tables.groups:
             self.groups.end_of_turn(now)
         self.dispatcher.turn(now)
+        if self.dispatcher.ahead:
+            self.dispatcher.take_back_ahead()
         if self.direct.waiting or self.names.held:
             for source, message in (*self.direct.take_waiting(), *self.names.take_held()):
                 self.step(now, source, message)

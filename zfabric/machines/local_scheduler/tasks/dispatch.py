@@ -4,6 +4,9 @@ A worker leases the resources of a queue's demand and receives a batch of its ta
 through them, it is topped up. The lease ends when the worker has nothing left, so that queues of other shapes get resources. While some
 queue is starved of resources, no lease is topped up at all.
 
+Longer tasks are sent one ahead: behind the one that runs, so that no worker idles for a round trip between two of them. They are taken back
+as soon as anybody else could run them, or could use the worker (``send_ahead``).
+
 A worker whose top task waits in ``get`` receives tasks that this one waits for, to run on top of it. If there are none, its CPU is lent,
 and, up to a limit, another worker may start in its place. Only tasks for which a task waits, directly or through others, are put on top of
 it. So a buried task can only be waited for by a task above it in a cycle that the program itself made.
@@ -45,6 +48,8 @@ from zfabric.protocol.pieces import within_row
 
 INLINE_SEARCH_MAX = 256
 """Most objects visited in one turn to find a task that a blocked worker can run."""
+AHEAD_SECONDS = 0.5
+"""A task is sent ahead if it, and the one before it, are expected to take at most this long: of more, a round trip is a thousandth."""
 
 
 class Dispatcher:
@@ -71,6 +76,8 @@ class Dispatcher:
         self.starved = False
         """Whether some shape that this node can run has ready tasks of which none runs."""
         self._turn = 0
+        self.ahead: dict[bytes, WorkerRecord] = {}
+        """Workers that were sent a task behind the one that they run, by token, the last one last; some have begun it."""
         self._unfinished = False
         """Whether a search for tasks that a blocked worker may run goes on in the next turn."""
         self._looked_at = 0
@@ -90,7 +97,7 @@ class Dispatcher:
             elif worker.state == LEASED and not worker.inflight:
                 if worker.gpus and worker.queue is not None and worker.queue.tasks and not self._starved and not self.tables.reserving:
                     continue  # It goes on with the queue's next task, unless others wait for its resources.
-                if worker.direct is None or self.tables.reserving or not worker.direct.reserves(queues, now):
+                if worker.direct is None or self.tables.reserving or self.ahead or not worker.direct.reserves(queues, now):
                     self.end_lease(worker, now)
             elif worker.gpus and worker.state in (IDLE, ENDING):  # Its task ended, unreported, under an earlier daemon.
                 self._hold_gpus(worker)
@@ -111,6 +118,8 @@ class Dispatcher:
                 starved = True
                 self.starved = self.starved or queue.feasible is not False
         self._starved = starved
+        if len(queues) == 1 and queues[0].tasks:
+            self.send_ahead(queues[0], now)
 
     @property
     def in_a_hurry(self) -> bool:
@@ -608,7 +617,58 @@ class Dispatcher:
             and (task.rare is None or not task.rare.crashes)
         )
 
+    # -- one task ahead --
+
+    def send_ahead(self, queue: ShapeQueue, now: float) -> None:
+        """Send each worker of a queue one task behind the one that it runs, if there are enough: nobody knows which will end first."""
+        if queue.for_life or queue.concurrency or self.tables.config.prefetch_tasks < 2:
+            return
+        if self._contested(queue) or queue.pool.fits(queue.demand):
+            return
+        workers = [worker for worker in queue.leased.values() if len(worker.inflight) == 1 and not worker.taking_back]
+        workers = [worker for worker in workers if worker.work <= AHEAD_SECONDS and not self._may_run_long(worker, now)]
+        if self._discard_stale(queue) < len(workers):
+            return
+        for worker in workers:
+            if not self._discard_stale(queue):
+                return
+            task = queue.tasks[0]
+            mean = task.function.mean
+            if mean is None or mean > AHEAD_SECONDS or (task.rare is not None and (task.rare.crashes > 0 or task.rare.buried)):
+                return
+            queue.tasks.popleft()
+            task.assign(worker)
+            self._assign(worker, [task], now, inline=False)
+            self.ahead.pop(worker.token, None)
+            self.ahead[worker.token] = worker
+
+    def _contested(self, queue: ShapeQueue) -> bool:
+        """Whether other tasks than those of a queue could need its workers, or other workers and nodes could run its tasks."""
+        tables = self.tables
+        if self._blocked or tables.reserving or tables.nodes:
+            return True
+        return any(each is not queue and each.tasks and not each.away for each in tables.queues.values())
+
+    def take_back_ahead(self) -> None:
+        """Take back what was sent ahead, each task once, if others could run it now or need its worker: as many as workers are idle."""
+        idle = max(1, sum(1 for worker in self.tables.workers.values() if worker.state == IDLE))
+        for token, worker in reversed(list(self.ahead.items())):
+            queue = worker.queue
+            if queue is None or worker.state != LEASED or worker.taking_back or not worker.behind:
+                del self.ahead[token]
+            elif self._contested(queue):
+                self._take_back(worker)
+            elif idle and not queue.tasks and queue.pool.fits(queue.demand):
+                self._take_back(worker)
+                idle -= 1
+
     # -- taking back --
+
+    def _take_back(self, worker: WorkerRecord) -> None:
+        self.ahead.pop(worker.token, None)
+        worker.taking_back = True
+        self.tables.counts["take_backs"] += 1
+        self.tables.send_to_control(worker, m.TakeBack(tuple(worker.inflight)))
 
     def overdue(self, now: float) -> float | None:
         """Take back tasks behind those that turn out to be long; return when to check again."""
@@ -621,9 +681,7 @@ class Dispatcher:
             if now >= due and not self._others_could(worker):
                 due = now + after
             if now >= due:
-                worker.taking_back = True
-                self.tables.counts["take_backs"] += 1
-                self.tables.send_to_control(worker, m.TakeBack(tuple(worker.inflight)))
+                self._take_back(worker)
             elif soonest is None or due < soonest:
                 soonest = due
         return soonest
