@@ -927,6 +927,26 @@ def test_a_queued_task_whose_input_is_lost_waits_while_that_is_made_again() -> N
     assert tasks[task_id(1)].attempt != first_attempt(0, 1), "it is made again"
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_lost_value_of_a_task_that_must_not_run_twice_stays_lost(retries: int) -> None:
+    home = Home()
+    home.submit(row(1, strategy=on(NODES[1], "soft"), max_retries=retries))
+    end_there(home)
+    home.table(NODES[0], NODES[2])
+    home.take(m.Results)
+    home.submit(row(2, ref(1)))
+    failures = home.results()
+    if retries:
+        assert failures == {}
+        assert home.scheduler.tables.tasks[task_id(1)].attempt != first_attempt(0, 1)
+    else:
+        status, (payload,) = failures[2]
+        assert status == m.FAILED
+        kind, text, *_ = unpack_failure(payload)
+        assert kind == "ObjectLostError"
+        assert "max_retries=0 forbids that its task, f, runs again" in text
+
+
 # --- what rebuilds need -----------------------------------------------------------------------------------------------------------
 
 

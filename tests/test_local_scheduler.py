@@ -197,6 +197,15 @@ def test_a_rebuilt_value_is_not_dropped_again(node: Node) -> None:
     assert [each.rows[0][4] for each in (first, second)] == [True, False]
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_value_whose_task_must_not_run_twice_is_not_dropped(node: Node, retries: int) -> None:
+    (worker,) = node.workers()
+    node.submit(row(0, deterministic=True, max_retries=retries))
+    node.complete(worker, 0, 0, m.OK, (4096, 100_000))
+    ((_, sealed),) = node.take(m.Sealed)
+    assert sealed.rows[0][4] == bool(retries)
+
+
 def test_a_value_that_exists_stays_when_the_task_that_makes_others_again_fails(node: Node) -> None:
     """One process had read it; the submitter received the failure for all values, and the value as well."""
     (worker,) = node.workers()

@@ -57,8 +57,9 @@ def remote(*args: Any, **options: Any) -> Any:
     - ``num_returns`` (1): the number of values. "streaming" returns an ObjectRefGenerator that is consumed while the function runs, at most
       ``max_buffered`` values behind it; generator functions use it by default. "dynamic" returns a ref to a generator of all values.
       Both take ``async def`` functions.
-    - ``max_retries`` (3; -1 for no limit): attempts after the loss of a worker. ``retry_exceptions`` (False): True, or a list of exception
-      classes that cause another attempt, too. ``timeout``: seconds from submission.
+    - ``max_retries`` (3; -1 for no limit; 0 to run at most once, also if the value is lost later): attempts after the loss of a worker.
+      ``retry_exceptions`` (False): True, or a list of exception classes that cause another attempt, too. ``timeout``: seconds from
+      submission.
     - ``name``: a label in listings. ``runtime_env``: "env_vars"; "working_dir" (also a path for imports) and "py_modules", which are
       sent to nodes without what "excludes" and ``.zfabricignore`` name; "pip", which is installed on nodes.
     - ``inline=False``: never run on top of a blocked task. ``deterministic=True``: values may be dropped and rebuilt.

@@ -174,14 +174,14 @@ class References:
         A value that was rebuilt once gets its copy: in a small store the task that makes it may itself need the room, and drop it without
         end.
         """
-        if not task.option("deterministic", False) or (task.rare is not None and task.rare.rebuilt):
+        if not task.option("deterministic", False) or (task.rare is not None and task.rare.rebuilt) or self.tables.runs_once(task):
             return False
         agenda, seen = [task], {task.id}
         while agenda:
             for object_id in named_by(agenda.pop()):
                 record = self.tables.find(object_id)
                 maker = record.task if record is not None else None
-                if maker is None or len(seen) > LINEAGE_LOOK:
+                if maker is None or self.tables.runs_once(maker) or len(seen) > LINEAGE_LOOK:
                     return False
                 if maker.id not in seen:
                     seen.add(maker.id)

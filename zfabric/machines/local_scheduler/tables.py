@@ -332,6 +332,10 @@ class Tables:
         job = self.jobs.get(identifier[:JOB_BYTES])
         return None if job is None or job.ended else job.home
 
+    def runs_once(self, task: TaskRecord) -> bool:
+        """Whether a task must not run again once it may have begun. What makes an actor may: its restarts are counted elsewhere."""
+        return task.function.actor is None and task.option("max_retries", self.config.max_retries) == 0
+
     def want(self, record: AnyObject) -> None:
         """Request a value that lies on another node, which something here waits for. Other values come by themselves."""
         value = record.value

@@ -503,7 +503,7 @@ class Failover:
 
     def _must_not_run_twice(self, task: TaskRecord) -> bool:
         """Whether a task without an outcome may have run on the dead node, and must not do so again: it has failed."""
-        if not _is_to_run(task) or task.option("max_retries", self.tables.config.max_retries) != 0:
+        if not _is_to_run(task) or not self.tables.runs_once(task):
             return False
         text = f"{task.name} may have run on a node that is dead, and max_retries=0 forbids another attempt"
         for value in filter(_is_lost, task.values()):

@@ -67,6 +67,8 @@ class Rebuilding:
                 return f"{reason}, and no task is left that makes it (what a stream of an actor yields is not made again)"
             if task is None:
                 return f"{reason}, and it was put{NOT_KEPT}"
+            if self.tables.runs_once(task):
+                return f"{reason}, and max_retries=0 forbids that its task, {task.name}, runs again"
             inputs: list[AnyObject] = []
             for object_id_ in task.row[3]:
                 needed = self.tables.find(object_id_)
