@@ -224,7 +224,7 @@ class Connection:
             self.transport.send_envelopes(to[1:], [(to[:1], CLIENT, message)], clock())
         if first is None or self.machine.urgent:
             self.flush()
-        elif not self.armed and self.machine.has_unsent:
+        elif not self.armed and (self.machine.has_unsent or self.machine.dropped):
             self.arm_flusher()
 
     def _sends(self) -> list[Outgoing]:

@@ -282,7 +282,19 @@ class Client:
 
     def take_first(self) -> Send | None:
         """Take the only task or call to send: the program is about to wait for it, so it may leave ahead of everything else."""
-        return self.direct.take() or self.calls.take_lone()
+        return self.direct.take() or self.calls.take_lone() or self._take_lone_task()
+
+    def _take_lone_task(self) -> Send | None:
+        """Take a task that says where it runs, if nothing else is to be sent but releases. It names nothing that others must know first."""
+        outbox = self.outbox
+        if outbox.kind is not m.Submit or self._controls or self.calls.unsent or self.direct.unsent:
+            return None
+        row = outbox.tail[-1]
+        if row[3] or len(row) == 4 or len(row[4]) != 1 or row[4][0][0] != "strategy" or not outbox.has_one_row:
+            return None
+        (send,) = outbox.take(self.scheduler, self.store)
+        assert isinstance(send, Send)
+        return send
 
     def take_before_releases(self) -> list[Effect]:
         """Take the messages that were added so far, without releases of dropped refs.

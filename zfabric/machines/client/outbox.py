@@ -34,6 +34,11 @@ class Outbox:
         batches = self._batches
         return bool(batches) and (len(batches) > 1 or batches[0][0] is not m.Release)
 
+    @property
+    def has_one_row(self) -> bool:
+        """Whether a single row is all that was added."""
+        return len(self._batches) == 1 and len(self.tail) == 1
+
     def add(self, kind: Any, item: Any) -> None:
         """Add a row of a message of this kind."""
         if self.kind is kind and len(self.tail) < ROWS_MAX:
