@@ -210,7 +210,7 @@ class NodeMachines:
         except Refusal:
             self.refused += 1
         if ahead is not None:
-            ahead.settle(now)
+            ahead.settle(ahead.send.message, now)
 
     def _find_ahead(self, finders: Finders, source: Address, to: bytes, message: m.Message) -> Ahead | None:
         """What may be sent before a message is processed: only the first of a turn overtakes nothing."""
@@ -242,7 +242,7 @@ class NodeMachines:
             self._send_ahead(ahead.send, send)
         self.receive(now, sender, to, role, message)
         if ahead is not None:
-            ahead.settle(now)
+            ahead.settle(ahead.send.message, now)
 
     def may_send(self, sender: bytes, to: bytes, message: m.Message) -> bool:
         """Whether a process may send this message to that role. Only registered processes may use the arena: their death is noticed."""

@@ -35,6 +35,7 @@ from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
+from zfabric.machines.local_scheduler.nodes.lone_tasks import Ahead, LoneTasks
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
@@ -60,7 +61,7 @@ from zfabric.machines.worker.mailbox import Mailbox
 from zfabric.machines.worker.quiescence import Gate
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import first_attempt
+from zfabric.protocol.ids import Address, first_attempt
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """(class or module, method, function from the right method to the broken one)"""
@@ -992,6 +993,28 @@ WITH_DURABLE = frozenset(DURABLE_VALUES)
 VARIANTS.update(DURABLE_VALUES)
 
 
+def _sent_ahead_as_another_attempt(right: Any) -> Any:
+    def submitted(self: LoneTasks, source: Address, message: m.Submit) -> Ahead | None:
+        ahead: Ahead | None = right(self, source, message)
+        if ahead is None:
+            return None
+        to, delegate = ahead.send
+        return ahead._replace(send=Send(to, delegate._replace(attempt=delegate.attempt + 1)))  # type: ignore[attr-defined]
+
+    return submitted
+
+
+LONE: dict[str, tuple[Patch, ...]] = {
+    "sent-ahead-as-another-attempt": ((LoneTasks, "submitted", _sent_ahead_as_another_attempt),),
+}
+"""Variants whose mistake needs tasks on other nodes that are waited for one by one."""
+WITH_LONE_TASKS = frozenset(LONE)
+VARIANTS.update(LONE)
+
+
+_OF_SEVERAL = WITH_NODES | WITH_DRAINS | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS | WITH_BARE | WITH_DURABLE | WITH_LONE_TASKS
+
+
 def kind_of(name: str) -> dict[str, Any]:
     """The kind of worlds that find a variant: arguments of ``World``."""
     return {
@@ -1002,8 +1025,9 @@ def kind_of(name: str) -> dict[str, Any]:
         "drains": name in WITH_DRAINS,
         "bare": name in WITH_BARE,
         "durable": name in WITH_DURABLE,
+        "elsewhere": name in WITH_LONE_TASKS,
         "restarts": name in WITH_RESTARTS,
-        "nodes": 3 if name in WITH_NODES | WITH_DRAINS | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS | WITH_BARE | WITH_DURABLE else 1,
+        "nodes": 3 if name in _OF_SEVERAL else 1,
     }
 
 

@@ -31,6 +31,7 @@ from zfabric.sim.drains import DrainAuthor, with_drains
 from zfabric.sim.drivers import Driver
 from zfabric.sim.durables import with_deaths as with_deaths_of_nodes
 from zfabric.sim.durables import with_durable_puts
+from zfabric.sim.elsewhere import ElsewhereAuthor
 from zfabric.sim.grouped import grouped
 from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
@@ -83,7 +84,8 @@ class World(Agenda):
     program of a seed. With ``clocks``, no two processes have the same clock. With ``restarts``, nothing happens to nodes but that their
     daemons die; with ``drains``, nothing but that some are drained. With ``bare``, the driver's node has no CPUs, and others join late.
     With ``groups``, some tasks run in placement groups; with ``streams``, some yield; with ``durable``, values are put that outlive their
-    nodes. ``reduced`` replaces the faults and the program of the seed by fewer (``shrinking``); all else remains the seed's.
+    nodes; with ``elsewhere``, the driver submits tasks to certain nodes, one after the other. ``reduced`` replaces the faults and the
+    program of the seed by fewer (``shrinking``); all else remains the seed's.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class World(Agenda):
         drains: bool = False,
         bare: bool = False,
         durable: bool = False,
+        elsewhere: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         super().__init__()
@@ -117,9 +120,8 @@ class World(Agenda):
         self.cpus = cpus or (random.Random(f"{seed}/cpus").choice((1, 1, 2)) if circles or nodes > 1 else self.shape.choice((1, 2, 2, 3)))
         quiesce = random.Random(f"{seed}/quiesce").choice((0.0, 0.01, 0.1))
         apart = {"quiesce_seconds": quiesce, **_direct_submission(random.Random(f"{seed}/introductions"))}
-        outlives = (
-            nodes > 1 and not (actors or restarts) and program is None and random.Random(f"{seed}/do children outlive").random() < OUTLIVING
-        )
+        may_outlive = nodes > 1 and not (actors or restarts or elsewhere) and program is None
+        outlives = may_outlive and random.Random(f"{seed}/do children outlive").random() < OUTLIVING
         if nodes > 1:
             apart["spill_after"] = random.Random(f"{seed}/spilling").choice((0.001, 0.004, 0.02) if not outlives else (0.02,))
             self.faults = self.faults._replace(daemon_crashes=0, full_disk=0)  # No node can join then.
@@ -159,6 +161,8 @@ class World(Agenda):
         if nodes > 1 and program is None:
             if self.layout is not None:
                 self.program = BareAuthor(str(seed), self.faults, self.layout).write()
+            elif elsewhere:
+                self.program = ElsewhereAuthor(f"{seed}/elsewhere", nodes).write()
             elif drains:
                 self.program = DrainAuthor(str(seed), self.faults, nodes).write()
             elif actors and not self.hoarding and has_ledgers(seed):

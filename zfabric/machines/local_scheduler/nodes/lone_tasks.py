@@ -19,11 +19,11 @@ from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.records import (
+    IDLE,
     FunctionRecord,
     NodeRecord,
     ProcessRecord,
     ShapeQueue,
-    TaskRecord,
     WorkerRecord,
 )
 from zfabric.machines.local_scheduler.tables import Tables
@@ -31,14 +31,15 @@ from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, WORKER, Address
+from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.messages import OK
 
 
 class Ahead(NamedTuple):
-    """A message to send before its cause is processed, and what to call afterwards with the time."""
+    """A message to send before its cause is processed, and what to call afterwards with that message and the time."""
 
     send: Send
-    settle: Callable[[float], None]
+    settle: Callable[[Any, float], None]
 
 
 Finders = Mapping[type[Any], Callable[[Address, Any], Ahead | None]]
@@ -93,13 +94,13 @@ class LoneTasks:
             return None
         about = (job.id, job.namespace, job.home or self.node)
         delegate = m.Delegate(about, (), (row[:4],), (), (), (), tables.first_attempt)
-        return Ahead(Send(LOCAL_SCHEDULER + node.token, delegate), partial(self._delegated, queue, node, row[0]))
+        return Ahead(Send(LOCAL_SCHEDULER + node.token, delegate), partial(self._delegated, queue, node))
 
-    def _delegated(self, queue: ShapeQueue, node: NodeRecord, task_id: bytes, now: float) -> None:
+    def _delegated(self, queue: ShapeQueue, node: NodeRecord, sent: m.Delegate, now: float) -> None:
         task = queue.tasks.pop()
-        assert task.id == task_id
+        _agree((task.row[:4], task.attempt, queue.only), (sent.rows[0], sent.attempt, node.token))
         task.assign(node)
-        node.inflight[task_id] = task
+        node.inflight[task.id] = task
         self.tables.counts["delegated"] += 1
 
     # -- where it runs --
@@ -124,11 +125,11 @@ class LoneTasks:
         if worker is None or worker.process is None or worker.direct is not None or function.id not in worker.functions:
             return None
         dispatch = m.Dispatch((row,), (), 0, message.attempt)
-        return Ahead(Send(WORKER + worker.process.incarnation, dispatch), partial(self._dispatched, queue, worker, row[0]))
+        return Ahead(Send(WORKER + worker.process.incarnation, dispatch), partial(self._dispatched, queue, worker))
 
-    def _dispatched(self, queue: ShapeQueue, worker: WorkerRecord, task_id: bytes, now: float) -> None:
+    def _dispatched(self, queue: ShapeQueue, worker: WorkerRecord, sent: m.Dispatch, now: float) -> None:
         task = queue.tasks.pop()
-        assert task.id == task_id
+        _agree((task.row, task.attempt, worker.state), (sent.rows[0], sent.attempt, IDLE))
         self.dispatcher.begun(worker, queue, task, now)
 
     def completed(self, source: Address, message: m.Completed) -> Ahead | None:
@@ -150,12 +151,13 @@ class LoneTasks:
             return None
         completed = m.Completed(message.attempts, message.statuses, message.outputs, message.task_ids, (), (), b"")
         ended = m.Ended(home.next_end, tuple(completed), ())
-        return Ahead(Send(LOCAL_SCHEDULER + home.token, ended), partial(self._reported, home, task, ended))
+        return Ahead(Send(LOCAL_SCHEDULER + home.token, ended), partial(self._reported, home))
 
-    def _reported(self, home: NodeRecord, task: TaskRecord, ended: m.Ended, now: float) -> None:
-        each = self.tables.delegated_ends.pop()
-        assert each[0] is task
-        self.executions.reported(home, ended, ())
+    def _reported(self, home: NodeRecord, sent: m.Ended, now: float) -> None:
+        task, status, outputs, extra, contained = self.tables.delegated_ends.pop()
+        _agree(m.Completed.of(((task.id, task.attempt, status, outputs),)), m.Completed(*sent.completed))
+        _agree((task.submitter, extra, contained, home.next_end), (home.token, None, (), sent.number))
+        self.executions.reported(home, sent, ())
 
     # -- at home: it has ended --
 
@@ -175,11 +177,10 @@ class LoneTasks:
         if process is None or not process.ready or process.results or task.holders is None or self._is_unsettled or self.failover.under_way:
             return None
         results = m.Results(((task_id, OK, outputs[0]),))
-        return Ahead(Send(CLIENT + process.incarnation, results), partial(self._answered, process, task_id))
+        return Ahead(Send(CLIENT + process.incarnation, results), partial(self._answered, process))
 
-    def _answered(self, process: ProcessRecord, task_id: bytes, now: float) -> None:
-        row = process.results.pop()
-        assert row[0] == task_id
+    def _answered(self, process: ProcessRecord, sent: m.Results, now: float) -> None:
+        _agree((process.results.pop(),), sent.rows)
         if not process.results:
             del self.tables.touched[process]
 
@@ -198,6 +199,12 @@ def _queue_of(row: m.Row, function: FunctionRecord) -> ShapeQueue | None:
         return None
     extras = function.by_strategy.get(options[0][1])
     return extras.demand_queue if extras is not None else None
+
+
+def _agree(booked: Any, sent: Any) -> None:
+    """Raise InvariantViolation unless the handler has decided on what was sent ahead of it."""
+    if booked != sent:
+        raise InvariantViolation(f"{sent} was sent ahead, and the books have {booked}")
 
 
 def _is_small(outputs: Any) -> bool:
