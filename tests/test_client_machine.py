@@ -82,6 +82,25 @@ def test_an_appended_task_is_submitted_before_its_value_is_dropped(client: Clien
     assert client.unfinished == 0
 
 
+def test_a_lone_task_for_another_node_is_sent_ahead_of_releases_and_of_nothing_else(client: Client) -> None:
+    elsewhere = {"strategy": (("hard", "", "in", ("0102",)),)}
+    first = submit(client, **elsewhere)
+    sent_by(client)
+    client.dropped.append(first + FIRST_RETURN)
+    submit(client, **elsewhere)
+    lone = client.take_first()
+    assert lone is not None
+    assert type(lone.message) is m.Submit
+    assert [type(each) for each in sent_by(client)] == [m.Release]
+    assert client.take_first() is None
+    client.put(b"o" * 20, b"value", (), False)
+    submit(client, **elsewhere)
+    assert client.take_first() is None, "what was put before may be named"
+    assert [type(each) for each in sent_by(client)] == [m.Put, m.Submit]
+    submit(client, b"o" * 20, **elsewhere)
+    assert client.take_first() is None, "it has a dependency"
+
+
 def test_an_appended_call_is_sent(client: Client) -> None:
     row = (NAMER.child(), "method", b"arguments")
     client.submitted.append((row, (b"a" * 16, 0, False, False)))

@@ -101,6 +101,20 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(memoryview(value).cast("B")).hexdigest()
 
 
+@pytest.mark.parametrize(("of", "name"), [(1, "zf-worker"), (1, "zf-daemon"), (0, "zf-daemon")])
+def test_each_of_the_tasks_waited_for_one_by_one_has_its_value_when_a_process_on_its_way_is_killed(
+    relayed: RelayedCluster, of: int, name: str
+) -> None:
+    there = zf.remote(lambda number: number * 2).options(scheduling_strategy=on_node(relayed.nodes[1]), max_retries=-1)
+    assert [zf.get(there.remote(number), timeout=PATIENCE) for number in range(20)] == list(range(0, 40, 2))
+    for number in range(3):  # Wherever it is just then.
+        ref = there.remote(number)
+        pids = eventually(lambda: [pid for pid in descendants(relayed.nodes[of].pid) if name_of(pid) == name], "the next one starts")
+        os.kill(pids[0], signal.SIGKILL)
+        assert zf.get(ref, timeout=PATIENCE) == number * 2
+        assert zf.get(there.remote(number), timeout=PATIENCE) == number * 2
+
+
 def test_a_link_that_is_cut_in_the_middle_of_a_very_large_value_goes_on_where_it_was() -> None:
     options: dict[str, Any] = {"object_store_memory": (LARGE + 32) * MiB}
     with Relay() as relay, RelayedCluster(relay, nodes=2, cpus_per_node=1, **options) as cluster, zf.init(cluster.address):

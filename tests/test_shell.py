@@ -29,6 +29,7 @@ from zfabric.protocol.ids import (
     control_of,
     is_control,
 )
+from zfabric.protocol.options import NODE_ID
 from zfabric.runtime import daemon
 from zfabric.shell.node import ClusterPart, NodeMachines
 from zfabric.shell.process import (
@@ -406,3 +407,53 @@ def test_the_outcomes_of_a_caller_reach_it_together(monkeypatch: pytest.MonkeyPa
     rows = [node.outcome(number) for number in range(3)]
     node.hear(m.CallsEnded(1, tuple(rows), ()), SETTLED)
     assert node.sent_ahead() == [(DRIVER, m.Returned(tuple((row[0], m.OK, (b"value",)) for row in rows)))]
+
+
+class Submitter(Caller):
+    """The machines of a daemon whose driver has run a task on another node, which is named as the only one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.job = bytes(self.core.scheduler.tables.processes[DRIVER].job.id)
+        self.send(m.Export(((b"function........", "f", b"", (("demand", ()),)),)))
+        self.send(self.submit(1))
+        assert [type(each) for each in self.turn(0.0)[1]] == [m.Delegate], "the function goes with the first"
+        self.hear(self.ended(1, 1))
+        self.turn(0.0)
+
+    def row(self, number: int) -> m.Row:
+        return self.job + bytes([number]) * 12, b"function........", b"", ()
+
+    def submit(self, number: int) -> m.Submit:
+        return m.Submit(((*self.row(number), (("strategy", (("hard", NODE_ID, "in", (OTHER_NODE.hex(),)),)),)),))
+
+    def ended(self, number: int, task: int) -> m.Ended:
+        attempt = self.core.scheduler.tables.first_attempt
+        return m.Ended(number, tuple(m.Completed.of(((self.row(task)[0], attempt, m.OK, (b"value",)),))), ())
+
+
+def test_a_lone_task_and_its_outcome_are_sent_before_the_books_are_kept_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Submitter(monkeypatch)
+    first = node.core.scheduler.tables.first_attempt
+    node.sent_ahead()
+    node.send(node.submit(2))
+    assert node.sent_ahead() == [(OTHER_NODE, m.Delegate((node.job, "", b"thisnode"), (), (node.row(2),), (), (), (), first))]
+    assert node.turn(0.0) == ([], [])
+    node.sent_ahead()
+    node.hear(node.ended(2, 2))
+    assert node.sent_ahead() == [(DRIVER, m.Results(((node.row(2)[0], m.OK, (b"value",)),)))]
+    assert node.turn(0.0) == ([], [])
+
+
+def test_nothing_is_sent_ahead_of_what_came_before_nor_by_a_silent_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Submitter(monkeypatch)
+    node.sent_ahead()
+    node.send(m.Release(()))
+    node.send(node.submit(2))
+    assert [type(each) for each in node.turn(0.0)[1]] == [m.Delegate]
+    node.hear(m.EndsReceived(0))
+    node.hear(node.ended(2, 2))
+    assert [type(each) for each in node.turn(0.0)[0]] == [m.Results]
+    node.core.member.silent = True
+    node.send(node.submit(3))
+    assert node.sent_ahead() == []
