@@ -137,6 +137,17 @@ def test_a_node_that_does_not_renew_its_lease_is_dead_once_that_is_durable(head:
     assert type(head.say(NODE_B, m.RenewLease(NODE_B, 9))[0]) is m.Expelled
 
 
+def test_a_dead_node_does_not_join_again_though_it_missed_that_it_had_joined(head: Head) -> None:
+    """Its request came late, or it has asked again since the answer was lost. Others have it as dead, under the same id."""
+    head.say(NODE_B, join(NODE_B))
+    head.wait(LEASE + 1)
+    assert head.table() == {NODE_A}
+    for source in (NODE_B, JOINER + b"12345"):
+        assert [type(each) for each in head.say(source, join(NODE_B))] == [m.Expelled]
+    assert head.table() == {NODE_A}
+    assert type(head.say(NODE_C, join(NODE_C))[0]) is m.Joined
+
+
 def test_the_head_needs_no_lease(head: Head) -> None:
     head.wait(10 * LEASE)
     assert head.say(NODE_A, m.RenewLease(NODE_A, 1)) == [m.LeaseRenewed(1)]
@@ -305,9 +316,20 @@ def test_a_late_answer_renews_only_what_its_request_can_have_renewed() -> None:
     assert step(machine, 8.2, m.LeaseRenewed(2)) == [RecordLease(8.0 + LEASE), Silence(False)], "sent at 8"
 
 
+def test_a_new_node_passes_on_no_table_before_it_has_joined() -> None:
+    """It would act without a lease: it may be dead by then, and would not know."""
+    machine = member()
+    machine.take_effects(0.0)
+    assert step(machine, 0.0, m.NodeTable(3, (join_row(NODE_A, 1), join_row(NODE_B, 2)), NODE_A)) == []
+    step(machine, 0.0, m.Joined(NODE_A, 2, LEASE))
+    table = m.NodeTable(4, (join_row(NODE_A, 1), join_row(NODE_B, 2)), NODE_A)
+    assert step(machine, 0.0, table) == [ConnectNodes(*table), Send(LOCAL_SCHEDULER + OWN, table)]
+
+
 def test_tables_are_passed_on_and_older_ones_are_not() -> None:
     machine = member()
     machine.take_effects(0.0)
+    step(machine, 0.5, m.Joined(NODE_A, 2, LEASE))
     newer, older = m.NodeTable(5, (("row",),), NODE_A), m.NodeTable(4, (), NODE_A)
     assert step(machine, 1.0, newer) == [ConnectNodes(5, (("row",),), NODE_A), Send(LOCAL_SCHEDULER + OWN, newer)]
     assert step(machine, 1.0, older) == []

@@ -180,8 +180,11 @@ class Member:
             self._end(f"{message.kind}: {message.text}")
 
     def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
-        """Pass on which nodes there are: to the shell, which connects to them, and to the local scheduler."""
-        if message.version > self._version:
+        """Pass on which nodes there are: to the shell, which connects to them, and to the local scheduler.
+
+        A new node acts only with a lease: until it has joined there is nothing to pass on. ``Joined`` is followed by a table.
+        """
+        if message.version > self._version and (self._lease is not None or self._former is not None):
             self._version = message.version
             self._name_head(message)
             self._effects.append(ConnectNodes(*message))

@@ -74,6 +74,8 @@ class Registry:
         self._effects: list[Effect] = []
         self._requests: dict[int, _Request] = {}
         self._next_token = 1
+        self._dead: dict[bytes, None] = {}
+        """The last nodes that died."""
         self._early: dict[bytes, tuple[Address, m.Join]] = {}
         """Nodes that asked to join before the rows were read."""
         self._read = False
@@ -165,6 +167,8 @@ class Registry:
                 return m.Refused("VersionMismatchError", f"this cluster has {what} {self._versions[what]}, the node {version}")
         if known is None and message.number:
             return m.Expelled("its lease ran out while its daemon was restarted; it is dead for the cluster")
+        if known is None and message.node in self._dead:  # The request was late, or the answer to an earlier one was lost.
+            return m.Expelled("its lease ran out before it had the answer that it has joined; it is dead for the cluster")
         if known is None and len(self._nodes) >= NODES_MAX:
             return m.Refused("FabricError", f"a cluster has at most {NODES_MAX} nodes")
         if known is not None and known.row[5] != message.key:
@@ -312,6 +316,10 @@ class Registry:
         self._counts["died"] += 1
         self._effects.append(Send(MEMBER + identifier, m.Expelled(node.ending)))
         del self._nodes[identifier]
+        if identifier != self._node:  # Else it is the row of an earlier head.
+            self._dead[identifier] = None
+        if len(self._dead) > NODES_MAX:
+            del self._dead[next(iter(self._dead))]
         self._changed = True
 
     @property
