@@ -687,6 +687,19 @@ def test_tasks_with_a_strategy_are_dealt_out_at_once(strategy: Strategy, expecte
     assert home.take(m.Reclaim) == []
 
 
+def test_spread_tasks_that_wait_here_for_a_second_go_where_there_is_room() -> None:
+    home = Home()
+    home.submit(*(row(number, strategy=SPREAD) for number in range(1, 7)))
+    assert sorted(home.delegated()) == [NODES[1], NODES[2]]
+    home.wait(home.config.spill_after)
+    assert home.questions() == [], "they were dealt out evenly, and stay so where they run soon"
+    home.wait(STAY_SECONDS)
+    ((placer, waiting),) = home.questions()
+    assert waiting == 2
+    home.placed(placer, (NODES[2], 2))
+    assert [len(tasks) for tasks in home.delegated().values()] == [2]
+
+
 def test_a_strategy_of_a_function_holds_for_its_calls_unless_they_set_one() -> None:
     home = Home()
     spread = b"s" * 16

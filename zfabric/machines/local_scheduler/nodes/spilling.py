@@ -4,6 +4,8 @@ A queue asks once it has waited for ``spill_after`` and will not be empty soon. 
 its tasks. The answer is for a number of tasks, not for certain ones: the last tasks of the queue at that time are sent away, and this
 node's own share stays. The question and the answer may be lost, or come twice. An unanswered question is asked again elsewhere, and of
 several answers only the first counts. A queue for which no other node is named waits twice as long each time.
+
+This node's share of tasks that were spread waits here for a second, and is then placed as other tasks are: what it waits for may be long.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from zfabric.machines.local_scheduler.tasks.placement_requests import PlacementR
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import FOR_LIFE
+from zfabric.protocol.options import HERE, SPREAD
 
 WORTH_SECONDS = 50e-6
 """Shorter tasks stay: a delegated task costs both daemons about as much."""
 STAY_SECONDS = 1.0
-"""How long a queue is left alone of which no task could be sent: each may only run here."""
+"""How long a queue is left alone of which no task could be sent (each may only run here), or whose tasks were dealt to this node."""
 DOUBLED_MOST = 5
 """How often the time is doubled after which a queue asks again: to 32 times ``spill_after``, 0.64 s."""
 LOOKED_AT = 16
@@ -83,9 +86,11 @@ class Spilling:
                     break
             else:
                 return
-        waiting = {queue.token: queue for queue in self.tables.queues.values() if queue.tasks and is_own_work(queue)}
+        waiting = {
+            queue.token: queue for queue in self.tables.queues.values() if queue.tasks and (is_own_work(queue) or _was_spread(queue))
+        }
         self._asked = {token: question for token, question in self._asked.items() if token in waiting}
-        self._waits = {token: self._waits.get(token) or _Wait(now, queue.tasks[0].id) for token, queue in waiting.items()}
+        self._waits = {token: self._waits.get(token) or _begin(now, queue) for token, queue in waiting.items()}
         questions: defaultdict[Address, list[m.Row]] = defaultdict(list)
         for token, queue in waiting.items():
             times = self._due(queue, now)
@@ -109,7 +114,7 @@ class Spilling:
         if queue.feasible is not False and (
             self._has_room_for(queue) if queue.actors else queue.tasks[0].id != wait.first and self._ends_soon(queue)
         ):
-            self._waits[queue.token] = _Wait(now, queue.tasks[0].id)
+            self._waits[queue.token] = _begin(now, queue)
             return None
         return 0
 
@@ -163,3 +168,12 @@ class Spilling:
         due = [self._ask_at(wait) for token, wait in self._waits.items() if token not in self._asked]
         due += [question.asked + config.placer_patience for question in self._asked.values()]
         return min(due, default=None)
+
+
+def _begin(now: float, queue: ShapeQueue) -> _Wait:
+    return _Wait(now + STAY_SECONDS if queue.strategy else now, queue.tasks[0].id)
+
+
+def _was_spread(queue: ShapeQueue) -> bool:
+    """Whether a queue has this node's share of tasks that were spread."""
+    return queue.strategy == (*HERE, *SPREAD) and not queue.delegated and not queue.shared
