@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from zfabric import _beginning as _beginning
 from zfabric import actor
 from zfabric._version import __version__
-from zfabric.api.actor import ActorClass, ActorHandle, exit_actor, get_actor, kill, method, typed
+from zfabric.api.actor import ActorClass, ActorHandle, exit_actor, get_actor, kill, typed
 from zfabric.api.cluster import available_resources, cluster_resources, explain, nodes, timeline
 from zfabric.api.context import get_gpu_ids, get_runtime_context
 from zfabric.api.core import as_completed, cancel, get, put, wait
 from zfabric.api.decorator import remote
 from zfabric.api.generators import DynamicObjectRefGenerator, ObjectRefGenerator
 from zfabric.api.lifecycle import init, is_initialized, shutdown
+from zfabric.api.methods import method
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import RemoteFunction
 from zfabric.exceptions import (

@@ -5,7 +5,6 @@ from zfabric.api.actor import ActorHandle as ActorHandle
 from zfabric.api.actor import exit_actor as exit_actor
 from zfabric.api.actor import get_actor as get_actor
 from zfabric.api.actor import kill as kill
-from zfabric.api.actor import method as method
 from zfabric.api.actor import typed as typed
 from zfabric.api.cluster import available_resources as available_resources
 from zfabric.api.cluster import cluster_resources as cluster_resources
@@ -25,5 +24,6 @@ from zfabric.api.generators import ObjectRefGenerator as ObjectRefGenerator
 from zfabric.api.lifecycle import init as init
 from zfabric.api.lifecycle import is_initialized as is_initialized
 from zfabric.api.lifecycle import shutdown as shutdown
+from zfabric.api.methods import method as method
 from zfabric.api.refs import ObjectRef as ObjectRef
 from zfabric.api.remote_function import RemoteFunction as RemoteFunction

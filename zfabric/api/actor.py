@@ -1,21 +1,22 @@
 """Actors: the result of ``@zf.remote`` on a class, and the handles of its instances.
 
 A task creates an actor. A handle is a ref to that task's value, with the methods' names: it is counted, pickled and passed on like a ref.
-The methods are inspected once, where the class is. A handle carries their names, signatures and docstrings to every process.
+Its methods are described in ``methods``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from types import FunctionType, GenericAlias
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, NoReturn, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
 import msgpack
 
 from zfabric.api.errors import a, check_flag, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
+from zfabric.api.methods import BUILT_IN, Blueprint, Method, methods_of, signature_of
 from zfabric.api.options import (
     NAMING,
     Pairs,
@@ -32,9 +33,9 @@ from zfabric.api.options import (
 )
 from zfabric.api.refs import ObjectRef, UncountedRef, owner_of
 from zfabric.api.remote_function import ExportedFunction, dump_call, naming_refs
-from zfabric.api.signatures import misfit, positional, shape_of, shown
+from zfabric.api.signatures import misfit, shape_of, shown
 from zfabric.api.strategies import check_place
-from zfabric.api.types import Instance_co, P, Parameters, R, R_co
+from zfabric.api.types import Instance_co, Parameters, R
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, ArgumentTypeError, OptionError
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, short
 from zfabric.protocol.names import check_length, is_text
@@ -42,195 +43,8 @@ from zfabric.protocol.options import LOGGED, option
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, Terms
 
-if TYPE_CHECKING:
-    import inspect
-
-_METHOD_OPTIONS = "__zf_method_options__"
 _FAREWELLS = ("__ray_shutdown__", "__exit__", "__del__")
 """Methods that an instance runs at a clean end."""
-_SKIPPED = frozenset(vars(object)) | {"__init_subclass__", "__class_getitem__", "__del__", "__dict__", "__weakref__"}
-"""Names of methods that cannot be called remotely."""
-
-
-class Method(NamedTuple):
-    """A method, as handles carry it."""
-
-    name: str
-    least: int
-    """The least number of positional arguments of a call without keywords."""
-    most: float
-    signature: str
-    doc: str
-    options: Pairs
-    """Default options of its calls."""
-    readonly: bool
-    """Whether it leaves the state unchanged: its calls are not logged."""
-
-
-_BUILT_IN = {
-    known.name: known
-    for known in (
-        Method("__ray_ready__", 0, 0, "()", "True, once the actor is made.", (), True),
-        Method("__ray_call__", 1, float("inf"), "(function, /, *args, **kwargs)", "function(actor, *args, **kwargs), there.", (), False),
-        Method("__ray_terminate__", 0, 0, "()", "End the actor, for good, behind the calls made before.", (), True),
-    )
-}
-"""Methods that every actor has, by Ray's names (``runtime.hosting``)."""
-
-
-class Blueprint(NamedTuple):
-    """The description of an actor's class, which a handle carries beside the actor's id."""
-
-    class_name: str
-    module: str
-    doc: str
-    methods: tuple[Method, ...]
-    retries: int
-    pending: int
-    groups: tuple[str, ...] = ()
-    """The names of its concurrency groups."""
-    keeps: bool = False
-    """Whether its checkpoints retain outcomes that callers may not have received."""
-    unordered: bool = False
-    """Whether it runs several calls of one group at once: in threads, or in an event loop."""
-
-
-class TypedMethod(Generic[P, R_co]):
-    """The type of a method marked ``@zf.method``, for type checkers: it has ``remote``, and the class itself can call it."""
-
-    @overload
-    def __get__(self, instance: None, owner: Any = None) -> TypedMethod[P, R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: Any = None) -> BoundMethod[P, R_co]: ...
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        raise NotImplementedError
-
-
-class BoundMethod(Protocol[P, R_co]):
-    """A method of an instance, or of a handle."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call it directly, inside the class."""
-
-    @overload
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
-    @overload
-    def remote(self, first: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
-    @overload
-    def remote(self, first: Any, second: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
-    @overload
-    def remote(self, first: Any, second: Any, third: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
-
-    def options(self, **options: Any) -> Any:
-        """The same method with other options."""
-
-
-class MethodDecorator(Protocol):
-    """The result of ``@zf.method(timeout=2)``."""
-
-    @overload
-    def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> TypedMethod[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> TypedMethod[P, R]: ...
-
-
-@overload
-def method(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> TypedMethod[P, R]: ...
-@overload
-def method(function: Callable[Concatenate[Any, P], R], /) -> TypedMethod[P, R]: ...
-@overload
-def method(*, num_returns: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]: ...
-@overload
-def method(**options: Any) -> MethodDecorator: ...
-def method(*args: Any, **options: Any) -> Any:
-    """Set ``options`` of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
-
-    Raises OptionError for an unknown option or an invalid value.
-
-    Without options (``@zf.method``) it changes nothing at run time; type checkers then infer the method's parameters and result through
-    ``zf.typed(handle)``.
-
-    - ``readonly=True``: the method leaves the state unchanged. Its calls are not logged (``checkpoint_every``), and no checkpoint waits for
-      them.
-    - ``num_returns``: a number, "streaming" (with ``max_buffered``; the default for methods that yield) or "dynamic".
-    - ``timeout``: seconds from the call's arrival at the actor.
-    - ``concurrency_group``: one of the groups of the class.
-    - ``retry_exceptions``: True or a list of classes that cause another attempt, with the original arguments. ``max_task_retries`` limits
-      the attempts (by default that of the class); those after the loss of the actor's process count, too.
-
-    ``handle.method.options(...)`` overrides them for its calls.
-
-    Calls of one group begin in order, and at most the group's number run at the same time; calls of different groups do not wait for each
-    other. Without a group, ``max_concurrency`` applies.
-
-    >>> import zfabric as zf
-    >>> @zf.remote(concurrency_groups={"io": 2})
-    ... class Store:
-    ...     @zf.method(concurrency_group="io")
-    ...     def read(self):
-    ...         return "while the others compute"
-    >>> zf.get(Store.remote().read.remote())
-    'while the others compute'
-
-    >>> import zfabric as zf
-    >>> @zf.remote
-    ... class Pair:
-    ...     @zf.method(num_returns=2)
-    ...     def both(self):
-    ...         return 1, 2
-    >>> zf.get(Pair.remote().both.remote())
-    [1, 2]
-    """
-    if len(args) == 1 and not options and callable(args[0]):
-        return args[0]
-    if args or not options:
-        raise TypeError("zf.method() takes options by name, such as @zf.method(num_returns=2)")
-    settings = checked_method(options)
-
-    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(function, _METHOD_OPTIONS, settings)
-        return function
-
-    return mark
-
-
-def _signature_of(kind: type) -> inspect.Signature | None:
-    import inspect
-
-    try:
-        return inspect.signature(kind)
-    except (TypeError, ValueError):  # Some classes written in C have no signature.
-        return None
-
-
-def _methods_of(kind: type, retries: int) -> tuple[Method, ...]:
-    import inspect
-
-    found = []
-    for name in dir(kind):
-        if name in _SKIPPED or (name.startswith("__") and name.endswith("__") and name not in ("__call__", "__len__", "__getitem__")):
-            continue
-        function = inspect.getattr_static(kind, name)
-        static = isinstance(function, staticmethod)
-        bound = getattr(kind, name)
-        if not callable(bound) or isinstance(bound, type):
-            continue
-        settings = getattr(bound, _METHOD_OPTIONS, {})
-        yields = inspect.isgeneratorfunction(bound) or inspect.isasyncgenfunction(bound)
-        options = pairs_of_method(settings, (("stream", 0),) if yields else (), retries)
-        readonly = bool(settings.get("readonly"))
-        try:
-            signature = inspect.signature(bound)
-        except (TypeError, ValueError):  # Some methods written in C have no signature.
-            found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", options, readonly))
-            continue
-        parameters = list(signature.parameters.values())
-        if not static and not isinstance(function, classmethod):
-            parameters = parameters[1:]
-        least, most = positional(parameters)
-        found.append(Method(name, least, most, shown(signature, parameters), inspect.getdoc(bound) or "", options, readonly))
-    return tuple(found)
-
 
 _LOOKED_UP = frozenset({"_signature", "_blueprint", "_export", "__name__", "__qualname__", "__wrapped__"})
 """Attributes of a remote class that are computed when the class is inspected."""
@@ -239,7 +53,7 @@ _OWN = _LOOKED_UP | {"_kind", "_options"}
 
 
 def _is_static(kind: type, name: str) -> bool:
-    import inspect
+    import inspect  # Programs without actors start sooner without it.
 
     return isinstance(inspect.getattr_static(kind, name), staticmethod)
 
@@ -314,26 +128,26 @@ class ActorClass(Generic[Parameters, Instance_co]):
 
     def _look(self) -> None:
         """Inspect the class: collect its methods, and check that its options fit."""
-        import inspect
+        import inspect  # As above.
 
         kind, options = self._kind, self._options
         if options.get("lightweight"):
             check_lightweight(options, kind)
-        self._signature = _signature_of(kind)
+        self._signature = signature_of(kind)
         check_checkpoints(kind, options)
         keeps = options.get("checkpoint_every") is not None
         unlogged = keeps and runs_several(kind, options)
         logged = keeps and not unlogged
         retries = LOGGED if logged else options.get("max_task_retries") or 0
         groups = tuple(options.get("concurrency_groups") or ())
-        pending, methods = max(0, options.get("max_pending_calls") or 0), _methods_of(kind, retries)
+        pending, methods = max(0, options.get("max_pending_calls") or 0), methods_of(kind, retries)
         for each in methods:
             check_streams(f"{kind.__qualname__}.{each.name}", logged, each.readonly, each.options)
         name, module, doc, unordered = kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", is_unordered(kind, options)
         blueprint = self._blueprint = Blueprint(name, module, doc, methods, retries, pending, groups, keeps, unordered)
         if groups:
             self._check_groups()
-        readonly = tuple(each.name for each in (*methods, *_BUILT_IN.values()) if each.readonly)
+        readonly = tuple(each.name for each in (*methods, *BUILT_IN.values()) if each.readonly)
         said = {"readonly": readonly, "unlogged": unlogged, "farewell": any(hasattr(kind, name) for name in _FAREWELLS)}
         try:
             packed = msgpack.packb(blueprint)
@@ -616,7 +430,7 @@ class ActorHandle(Generic[Instance_co]):
 
     def __getattr__(self, name: str) -> ActorMethod:
         known = self.__dict__.get("_methods", {})
-        found = known.get(name) or _BUILT_IN.get(name)
+        found = known.get(name) or BUILT_IN.get(name)
         if found is None:
             class_name = self._blueprint.class_name if "_blueprint" in self.__dict__ else "the actor"
             raise AttributeError(f"{class_name} has no method {name!r}{near(name, known)}", name=name, obj=self)
