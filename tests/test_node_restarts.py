@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from faults import descendants, eventually, name_of, on_node
-from scheduler_alone import DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, ref, row, task_id
+from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, ref, row, task_id
 
 import zfabric as zf
+from zfabric.machines.common.lineage_blocks import pack_block
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.records import ENDING, BorrowedRecord, Stored
@@ -405,6 +406,29 @@ def test_the_end_of_a_job_is_acknowledged_before_the_table_with_its_home_arrives
     assert told(node, A) == [m.JobGone(JOB)]
 
 
+def test_the_home_of_a_job_is_told_of_detached_actors_whose_nodes_have_yet_to_report_them_to_a_restarted_head() -> None:
+    """Else the job would end with its driver, and they with it, though they live."""
+
+    class Head(Anew):
+        def answer(self, message: Any) -> None:
+            if isinstance(message, m.Scan) and message.table == "task":
+                row = (task_id(7), ACTOR_CLASS, b"", (), (("detached", True),))
+                self.send(b"S" + OWN, m.Found(message.token, ((task_id(7), pack_block([row])),), False))
+            elif isinstance(message, m.Scan) and message.table == "function":
+                found = pack_row(("C", (("actor", b""), ("max_restarts", 3)), b"payload"))
+                self.send(b"S" + OWN, m.Found(message.token, ((JOB + ACTOR_CLASS, found),), False))
+            else:
+                super().answer(message)
+
+    node = Head(elsewhere=True)
+    node.rejoin_worker((CLIENT, m.RunningTasks((), ())))
+    repeated = node.register(A)
+    assert repeated.index(m.JobLives(JOB, True)) < repeated.index(m.Ready())
+    node.register(C, m.RunningDelegated(((task_id(7), OF_SELF),)))
+    assert task_id(7) in node.scheduler.tables.actors
+    assert m.JobLives(JOB, False) not in told(node, A)
+
+
 # --- message by message: detached actors are at home on the head ------------------------------------------------------------------
 
 CLASS = (b"A" * 16, "Actor", b"payload", (("actor", b"Actor"),))
@@ -453,6 +477,17 @@ def test_a_process_has_a_detached_actor_made_at_the_head_and_the_request_outlive
     assert found.index(m.JobLives(JOB, False)) < found.index(m.Ready())
     hear(peer, A, m.EndJob(JOB))
     assert peer.scheduler.tables.jobs.get(JOB) is None or peer.scheduler.tables.jobs[JOB].ended
+
+
+def test_a_detached_actor_goes_on_that_is_made_where_its_creator_is_stopped(peer: Peer) -> None:
+    """Somebody else may have it by now. Its home on the head would take the end for that of the actor."""
+    lead(peer, C, 2, A, C)
+    peer.delegated(1)
+    children = [child_prefix(JOB, task_id(1), 0, salt_of(OF_A)) + bytes(3) + bytes([number]) for number in (1, 2)]
+    actor, other = ((child, CLASS[0], b"", (), (("detached", detached),)) for child, detached in zip(children, (True, False), strict=True))
+    hear(peer, C, m.Delegate((JOB, "", A), (CLASS,), (actor, other), (), (), (), first_attempt(0, 3)))
+    hear(peer, A, m.StopDelegated(task_id(1), OF_A, "force", True))
+    assert [each[0] in peer.scheduler.tables.tasks for each in (actor, other)] == [True, False]
 
 
 @pytest.mark.parametrize("lightweight", [True, False])
@@ -803,6 +838,17 @@ def test_a_large_result_that_its_actor_reports_to_the_next_daemon_is_retained_be
     sealed = [row for to, message in node.sent if isinstance(message, m.Sealed) for row in message.rows]
     assert sealed == [(call_value(call, 0), 4096, 200_000, OLD, False)]
     assert not any(isinstance(message, m.CallsEnded) for message in told(node, A))
+
+
+def test_an_actor_of_which_its_creator_tells_the_next_daemon_still_has_its_name() -> None:
+    """It is made when all have reported; its own name was taken before."""
+    node = Anew()
+    node.rejoin(((task_id(1), ACTOR_CLASS, b"", (), (("name", "Ada"),)),))
+    node.register(A)
+    node.register(C, m.RunningDelegated(((task_id(1), OF_SELF),)))
+    assert node.results() == {}
+    assert list(node.scheduler.tables.nodes[C].inflight) == [task_id(1)]
+    assert [each.id for each in node.scheduler.actors.named.values()] == [task_id(1)]
 
 
 def test_children_of_a_task_whose_function_is_lost_are_stopped() -> None:

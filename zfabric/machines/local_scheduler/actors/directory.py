@@ -99,10 +99,11 @@ class ActorDirectory:
         """Make the record of an actor whose row was submitted. Return False if it is refused, which is its outcome."""
         record = self._enter(task, job)
         if record.name:
-            holder = self.named.setdefault((record.namespace, record.name), record)
-            if holder is not record:
+            holder = self.named.get((record.namespace, record.name))
+            if holder is not None and holder.id != record.id:  # After a restart of the daemon it may have had it before.
                 self.refuse_name(task)
                 return False
+            self.named[record.namespace, record.name] = record
         if record.detached:
             self._not_durable.add(record.id)
             self.to_write.append(record.id)

@@ -12,7 +12,7 @@ of the job whether they have any (``JobLives``). If the home of the job dies, th
 
 from __future__ import annotations
 
-from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.records import DONE, JobRecord, ProcessRecord
 from zfabric.machines.local_scheduler.references import holders_of
@@ -90,9 +90,12 @@ class DetachedActors:
         return job.id in self._elsewhere.get(node, ())
 
     def lives_here(self, job: JobRecord) -> bool:
-        """Whether a job goes on for detached actors of this node."""
-        records = self.tables.actors.values()
-        return any(record.detached and record.state != DEAD and not record.killed and _in(record.id, job) for record in records)
+        """Whether a job goes on for detached actors of this node, or of those of an earlier daemon that other nodes may yet report."""
+        records = self.tables.actors
+        if any(each.detached and each.state != DEAD and not each.killed and _in(each.id, job) for each in records.values()):
+            return True
+        tasks = self.tables.tasks.values() if self.tables.unsettled is not None else ()
+        return any(DETACHED in holders_of(task) and task.id not in records and _in(task.id, job) for task in tasks)
 
     # -- other nodes --
 

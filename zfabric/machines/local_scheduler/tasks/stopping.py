@@ -167,11 +167,12 @@ class Stopping:
         return list(found.values())
 
     def _children(self, prefixes: set[bytes], parents: set[bytes]) -> list[TaskRecord]:
+        """What these have submitted, but for detached actors: somebody may have one by now, and it outlives whoever made it."""
         found = {task.id: task for task in self.tables.children_of(prefixes)}
         found.update(
             (task.id, task) for task in self.tables.tasks.values() if len(task.row) > 4 and option(task.row[4], "parent") in parents
         )
-        return list(found.values())
+        return [task for task in found.values() if not _outlives_its_parent(task)]
 
     def _condemn(self, prefixes: set[bytes]) -> None:
         condemned = self.tables.condemned
@@ -220,7 +221,7 @@ class Stopping:
         for row in rows:
             if row[0][:PREFIX_BYTES] in self.tables.condemned:
                 task = self.tables.tasks.get(row[0])
-                if task is not None and not _keeps_its_outcome(task):
+                if task is not None and not _keeps_its_outcome(task) and not _outlives_its_parent(task):
                     for each in self.with_children([task]):
                         self.stop(each, "cancelled", now)
 
@@ -318,6 +319,11 @@ def _may_be_given_up(task: TaskRecord) -> bool:
     """Whether a task may receive its outcome while its worker runs it: it was sent, and nothing but its end is reported to others."""
     unsent = task.rare is not None and task.rare.wait_locations is not None
     return task.function.actor is None and task.function.stream is None and not unsent and not task.function.delegated
+
+
+def _outlives_its_parent(task: TaskRecord) -> bool:
+    """Whether a task makes a detached actor."""
+    return task.function.actor is not None and bool(task.option("detached", False))
 
 
 def _keeps_its_outcome(task: TaskRecord) -> bool:
