@@ -98,6 +98,8 @@ FIRST = {
     "fence-by-time-only": 2,
     "guests-results-before-commit": 167,
     "callers-not-translated": 546,
+    "detached-end-with-their-creators": 159,
+    "detached-not-awaited": 82,
     "heartbeats-not-repeated": 75,
     "placed-for-ever": 128,
 }
@@ -283,6 +285,15 @@ def test_durable_values_outlive_nodes_and_daemons() -> None:
         states.update(outcome.states)
     assert states["node ended"]
     assert states["daemon restarted"]
+
+
+def test_the_next_driver_finds_the_detached_actors_of_one_that_has_died() -> None:
+    states: Counter[str] = Counter()
+    for seed in (*range(5), 81, 82, 113, 159):  # The others found what a restarted head and the stop of a creator did to them.
+        outcome = command.run_seed(seed, nodes=3, detached=True)
+        assert not outcome.failure, outcome.failure
+        states.update(outcome.states)
+    assert states["detached actor found"] > states["detached actor found that nobody relied on"] > 0
 
 
 def test_streams_end_with_the_right_values_on_several_nodes() -> None:

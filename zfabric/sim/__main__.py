@@ -180,6 +180,12 @@ EXPECTED_OF_BARE = (
 )  # fmt: skip
 """The same where programs run on a node without CPUs."""
 
+EXPECTED_OF_DETACHED = (
+    "detached actor found", "detached actor found that nobody relied on", "driver crashed", "node killed", "daemon restarted", "JobLives",
+    "ClaimName", "LifeEnded",
+)  # fmt: skip
+"""The same of programs with detached actors."""
+
 SHRUNK_MOST = 3
 """Failing seeds of one run that are shrunk. A fault that fails many worlds is found in the first."""
 
@@ -259,6 +265,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--restarts", action="store_true", help="of all faults of nodes, only restarts of their daemons")
     parser.add_argument("--drains", action="store_true", help="programs with actors; nodes are drained, and nothing else happens to them")
     parser.add_argument("--bare", action="store_true", help="programs on a node without CPUs, while others join late")
+    parser.add_argument("--detached", action="store_true", help="programs with detached actors, which another driver looks for")
     parser.add_argument("--streams", action="store_true", help="programs with tasks (and with --actors, methods) that yield")
     parser.add_argument("--durable", action="store_true", help="programs with durable values, which outlive nodes and daemons")
     parser.add_argument("--groups", action="store_true", help="programs with tasks in placement groups")
@@ -310,6 +317,7 @@ def survey(
     bare: bool = False,
     durable: bool = False,
     elsewhere: bool = False,
+    detached: bool = False,
 ) -> int:
     """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
     began = time.perf_counter()
@@ -326,6 +334,7 @@ def survey(
         "bare": bare,
         "durable": durable,
         "elsewhere": elsewhere,
+        "detached": detached,
     }
     for outcome in run_seeds(seeds, jobs, **kind):
         done += 1
@@ -344,6 +353,7 @@ def survey(
                 + (" --bare" if bare else "")
                 + (" --durable" if durable else "")
                 + (" --elsewhere" if elsewhere else "")
+                + (" --detached" if detached else "")
                 + (f" --variant {variant}" if variant else "")
             )
             print(f"    python -m zfabric.sim --trace {outcome.seed}{more}")
@@ -365,6 +375,8 @@ def survey(
         if drains
         else EXPECTED_OF_BARE
         if bare
+        else EXPECTED_OF_DETACHED
+        if detached
         else (EXPECTED_OF_RESTARTS if restarts else EXPECTED_OF_RELAYS if actors else EXPECTED_OF_NODES)
         if nodes > 1
         else EXPECTED_OF_CIRCLES

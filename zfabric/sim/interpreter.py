@@ -151,6 +151,18 @@ def _do_invoke(
         state.take(slot, call_value(call_id, index))
 
 
+def _do_detach(state: _State, slot: int, spec: Spec, options: tuple[Any, ...]) -> Running:
+    state.take(slot, (yield from state.process.world.detached.make(state.process, spec, options)))
+
+
+def _do_rely(state: _State, slot: int) -> None:
+    state.process.world.detached.relied[state.slots[slot][:TASK_BYTES]] = True
+
+
+def _do_inherit(state: _State) -> Running:
+    yield from state.process.world.detached.inherit(state.process)
+
+
 def _do_keep(state: _State, slot: int) -> None:
     state.process.keep(state.slots[slot])
 
@@ -311,6 +323,9 @@ _ACTIONS: dict[str, Any] = {
     "die": _do_die,
     "make": _do_make,
     "invoke": _do_invoke,
+    "detach": _do_detach,
+    "rely": _do_rely,
+    "inherit": _do_inherit,
     "keep": _do_keep,
     "kill": _do_kill,
     "exit": _do_exit,

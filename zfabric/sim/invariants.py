@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zfabric.machines.local_scheduler.actors.directory import DETACHED
 from zfabric.machines.local_scheduler.records import DONE, ENDING, AnyObject, TaskRecord
 from zfabric.machines.registry.machine import NUMBERS_KEY, TABLE
 from zfabric.machines.worker import Item
@@ -23,6 +24,7 @@ from zfabric.sim.bodies import StackFrame
 from zfabric.sim.node import Node, Overview, SimDaemon
 from zfabric.sim.node_invariants import NodeInvariants
 from zfabric.sim.programs import LOST, unpack_value
+from zfabric.sim.surroundings import NodeView
 from zfabric.sim.workers import WorkerProcess
 
 
@@ -81,6 +83,10 @@ class Invariants:
     def is_behind(self, node: Node) -> bool:
         """Whether a node was declared dead while it was stopped, and its daemon has had no turn since: nobody there can know that."""
         return node.resuming and node.identifier not in self._members
+
+    def is_member(self, node: NodeView) -> bool:
+        """Whether no registry has declared a node dead."""
+        return node.identifier in self._members
 
     def is_being_killed(self, frame: StackFrame) -> bool:
         """Whether the daemon of its node has the process of a body killed: since it does not know the function, for instance."""
@@ -271,7 +277,7 @@ class Invariants:
             (record.object_id, holder)
             for record in daemon.scheduler.tables.values()
             for holder in (record.holders if isinstance(record.holders, set) else {record.holders} if record.holders else ())
-            if getattr(record, "outputs", None) is None
+            if getattr(record, "outputs", None) is None and holder != DETACHED
         }
         held = {
             (identifier, process.incarnation)

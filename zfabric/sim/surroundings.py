@@ -85,6 +85,7 @@ class NodeView(Protocol):
     frozen: bool
     """Whether its workers are stopped, since it has no lease."""
 
+    identifier: bytes
     dead: bool
     """Whether all its processes have ended, or are about to."""
 
@@ -131,6 +132,8 @@ class Surroundings(Time, Protocol):
     """Who submitted what."""
     calls: Any
     """Observer of actors' calls (``CallInvariants``). Observers import nodes, so their types cannot be named here."""
+    detached: Any
+    """The detached actors of programs that make such (``Detached``)."""
     wait_graph: Any
     """Observer of who waits for whom (``WaitGraph``)."""
     invariants: Any

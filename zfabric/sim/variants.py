@@ -23,6 +23,7 @@ from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.group_records import GroupRecord
 from zfabric.machines.local_scheduler.groups.bundles import Bundles
 from zfabric.machines.local_scheduler.groups.directory import Groups
+from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
@@ -45,6 +46,7 @@ from zfabric.machines.local_scheduler.nodes.repeats import Repeats
 from zfabric.machines.local_scheduler.records import DONE, NOT_DURABLE, TASKS, NodeRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks import stopping
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -61,7 +63,8 @@ from zfabric.machines.worker.mailbox import Mailbox
 from zfabric.machines.worker.quiescence import Gate
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import Address, first_attempt
+from zfabric.protocol.ids import JOB_BYTES, Address, first_attempt
+from zfabric.protocol.messages import DEAD
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """(class or module, method, function from the right method to the broken one)"""
@@ -1012,7 +1015,26 @@ WITH_LONE_TASKS = frozenset(LONE)
 VARIANTS.update(LONE)
 
 
-_OF_SEVERAL = WITH_NODES | WITH_DRAINS | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS | WITH_BARE | WITH_DURABLE | WITH_LONE_TASKS
+def _not_awaited(right: Any) -> Any:
+    """A restarted head counts no detached actor that another node has yet to report."""
+
+    def lives_here(self: DetachedActors, job: Any) -> bool:
+        return any(each.detached and each.state != DEAD and each.id[:JOB_BYTES] == job.id for each in self.tables.actors.values())
+
+    return lives_here
+
+
+DETACHED: dict[str, tuple[Patch, ...]] = {
+    "detached-end-with-their-creators": ((stopping, "_outlives_its_parent", lambda right: lambda task: False),),
+    "detached-not-awaited": ((DetachedActors, "lives_here", _not_awaited),),
+}
+"""Variants that are found where programs make detached actors."""
+WITH_DETACHED = frozenset(DETACHED)
+VARIANTS.update(DETACHED)
+
+
+_OF_SEVERAL = WITH_NODES | WITH_DRAINS | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS | WITH_BARE | WITH_DETACHED | WITH_DURABLE
+_OF_SEVERAL |= WITH_LONE_TASKS
 
 
 def kind_of(name: str) -> dict[str, Any]:
@@ -1023,6 +1045,7 @@ def kind_of(name: str) -> dict[str, Any]:
         "groups": name in WITH_GROUPS,
         "streams": name in WITH_STREAMS,
         "drains": name in WITH_DRAINS,
+        "detached": name in WITH_DETACHED,
         "bare": name in WITH_BARE,
         "durable": name in WITH_DURABLE,
         "elsewhere": name in WITH_LONE_TASKS,

@@ -27,6 +27,7 @@ from zfabric.sim.bare import LATE, BareAuthor, Layout, layout, with_restarts
 from zfabric.sim.bodies import Ancestry, StackFrame
 from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.circles import CircleAuthor, WaitGraph
+from zfabric.sim.detached import NEXT, Detached, DetachedAuthor, with_dying_drivers
 from zfabric.sim.drains import DrainAuthor, with_drains
 from zfabric.sim.drivers import Driver
 from zfabric.sim.durables import with_deaths as with_deaths_of_nodes
@@ -83,9 +84,10 @@ class World(Agenda):
     With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
     program of a seed. With ``clocks``, no two processes have the same clock. With ``restarts``, nothing happens to nodes but that their
     daemons die; with ``drains``, nothing but that some are drained. With ``bare``, the driver's node has no CPUs, and others join late.
-    With ``groups``, some tasks run in placement groups; with ``streams``, some yield; with ``durable``, values are put that outlive their
-    nodes; with ``elsewhere``, the driver submits tasks to certain nodes, one after the other. ``reduced`` replaces the faults and the
-    program of the seed by fewer (``shrinking``); all else remains the seed's.
+    With ``detached``, programs make detached actors, and another driver looks for them. With ``groups``, some tasks run in placement
+    groups; with ``streams``, some yield; with ``durable``, values are put that outlive their nodes; with ``elsewhere``, the driver submits
+    tasks to certain nodes, one after the other. ``reduced`` replaces the faults and the program of the seed by fewer (``shrinking``);
+    all else remains the seed's.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class World(Agenda):
         bare: bool = False,
         durable: bool = False,
         elsewhere: bool = False,
+        detached: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         super().__init__()
@@ -130,6 +133,8 @@ class World(Agenda):
                 self.faults = self.faults._replace(nodes=(choose_restarts if restarts else choose_node_faults)(seed))
                 if drains:
                     self.faults = with_drains(self.faults, seed)
+                elif detached:
+                    self.faults = with_dying_drivers(self.faults, seed)
                 elif bare:
                     self.faults = with_restarts(self.faults, seed)
                     apart["placers"] = random.Random(f"{seed}/global schedulers").choice((1, 2, 3))
@@ -163,6 +168,8 @@ class World(Agenda):
                 self.program = BareAuthor(str(seed), self.faults, self.layout).write()
             elif elsewhere:
                 self.program = ElsewhereAuthor(f"{seed}/elsewhere", nodes).write()
+            elif detached:
+                self.program = DetachedAuthor(str(seed), self.faults, nodes).write()
             elif drains:
                 self.program = DrainAuthor(str(seed), self.faults, nodes).write()
             elif actors and not self.hoarding and has_ledgers(seed):
@@ -194,6 +201,10 @@ class World(Agenda):
         self.invariants = Invariants(self)
         self.calls = CallInvariants(self)
         self.wait_graph = WaitGraph(self)
+        self.detached = Detached()
+        self.former_job = b""
+        """The job of the first driver, where another one has begun."""
+        self._inherits = detached
         self._node_clocks = random.Random(f"{seed}/clocks of nodes")
         self.nodes: list[Node] = []
         """All nodes, dead ones included. The first is the head."""
@@ -205,6 +216,8 @@ class World(Agenda):
         home = self.nodes[-1] if faults is None and random.Random(f"{seed}/node of the driver").random() < 0.2 else self.nodes[0]
         if self.layout is not None:
             home = self.nodes[self.layout.home - 1]
+        elif detached:  # The head outlives all other nodes.
+            home = self.nodes[random.Random(f"{seed}/node of the first driver").randrange(min(2, len(self.nodes)))]
         self.driver = Driver(self, home, self.incarnation(), home.supervisor.pid(), self.program)
         self.after(0.001, self._start_driver)
         self._plan_faults()
@@ -331,6 +344,8 @@ class World(Agenda):
             return not self.caller_lives(frame)  # Its arguments were released with its caller.
         if item is None:
             return False
+        if self.former_job and item.row[0].startswith(self.former_job):
+            return True
         record = self.task_record(item.row[0])
         if record is None or (record.rare is not None and bool(record.rare.stopped)):
             return True
@@ -516,7 +531,9 @@ class World(Agenda):
         return WorldResult(self.seed, failure, self.events, self.states)
 
     def _to_the_end(self) -> None:
-        if self.faults.driver_crash:
+        if self._inherits:
+            self._to_the_next_driver()
+        if self.faults.driver_crash and not self._inherits:
             self._until(lambda: not self.driver.alive, "the driver's death")
             self.states["driver crashed"] += 1
         else:
@@ -528,6 +545,30 @@ class World(Agenda):
             self.after(0.0, lambda: self.driver.die("its program has ended"))
         if self.driver.machine.job:
             self._empty(lambda: self.invariants.job_gone(self.driver.machine.job), "the job has ended")
+        if self.former_job:
+            self._empty(lambda: self.invariants.job_gone(self.former_job), "the former job has ended")
+
+    def _to_the_next_driver(self) -> None:
+        """Run until the first driver has died, or its program has ended, and all faults are over. Then start the next one, on the head."""
+        first = self.driver
+        if self.faults.driver_crash:
+            self._until(lambda: not first.alive, "the driver's death")
+            self.states["driver crashed"] += 1
+        else:
+            self._until(lambda: first.finished or not first.alive, "the end of the program")
+            if first.alive:
+                first.send_goodbye()
+            self._until(lambda: first.machine.farewell is not None or not first.alive, "the farewell")
+            first.die("its program has ended")
+        self.after(max(self.faults.window, self.faults.nodes.window) + 3 * self.config.node_lease, self._begin_next_driver)
+        self._until(lambda: self.driver is not first, "the next driver")
+
+    def _begin_next_driver(self) -> None:
+        first = self.driver
+        self.former_job = first.machine.job
+        head = self.nodes[0]
+        self.driver = Driver(self, head, self.incarnation(), head.supervisor.pid(), NEXT)
+        self.driver.start()
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
         limit = self.now + LIMIT
