@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from faults import descendants, eventually, name_of, on_node
-from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, ref, row, task_id
+from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, died, ref, row, task_id
 
 import zfabric as zf
 from zfabric.machines.common.lineage_blocks import pack_block
@@ -488,6 +488,24 @@ def test_a_detached_actor_goes_on_that_is_made_where_its_creator_is_stopped(peer
     hear(peer, C, m.Delegate((JOB, "", A), (CLASS,), (actor, other), (), (), (), first_attempt(0, 3)))
     hear(peer, A, m.StopDelegated(task_id(1), OF_A, "force", True))
     assert [each[0] in peer.scheduler.tables.tasks for each in (actor, other)] == [True, False]
+
+
+def test_the_next_daemon_of_an_actors_home_does_not_learn_that_it_is_made_once_its_process_has_died(peer: Peer) -> None:
+    """The news of its death went to the daemon before: calls would be sent here, and wait for ever."""
+    hear(peer, A, m.Delegate((JOB, "", A), (CLASS,), ((task_id(7), CLASS[0], b"", ()),), (), (), (), OF_A))
+    peer.workers()
+    ((worker, _, _),) = peer.dispatched()
+    peer.complete(worker, 7, OF_A)
+    assert [type(each) for each in told(peer, A)] == [m.Ended]
+    died(peer, worker, None)
+    assert m.LifeEnded in [type(each) for each in told(peer, A)]
+    hear(peer, A, anew(NEW))
+    repeated = told(peer, A)
+    hear(peer, A, again(NEW), m.Ready())
+    repeated += told(peer, A)
+    reported = [each for message in repeated if isinstance(message, m.RunningDelegated) for each, _ in message.rows]
+    ended = [each[0] for message in repeated if isinstance(message, m.Ended) for each in m.Completed(*message.completed).rows]
+    assert task_id(7) not in (*reported, *ended)
 
 
 @pytest.mark.parametrize("lightweight", [True, False])

@@ -150,6 +150,12 @@ class Executions:
             if guest.home == home.token:
                 self.tables.delegated_ends.append((guest.task, OK, (b"actor",), None, ()))
 
+    def life_ended(self, home: NodeRecord, actor_id: bytes, attempt: int) -> None:
+        """Do not repeat to a home that an actor is made, whose process has died since: its next daemon would believe that it lives."""
+        for index, message in enumerate(home.unreceived):
+            if isinstance(message, m.Ended) and (actor_id, attempt) in (row[:2] for row in m.Completed(*message.completed).rows):
+                home.unreceived[index] = message._replace(completed=tuple(_without(m.Completed(*message.completed), actor_id)))
+
     def job_of(self, about: m.Row, now: float) -> JobRecord | None:
         """The record of a job; None for one that has ended: its home has each node end it, so nobody waits for its tasks."""
         identifier, namespace, home = about
@@ -367,6 +373,14 @@ class Executions:
 
 def _is_stream(task: TaskRecord | RefusedRow) -> bool:
     return isinstance(task, TaskRecord) and task.function.stream is not None
+
+
+def _without(completed: m.Completed, task_id: bytes) -> m.Completed:
+    """The same ends without that of one task."""
+    extras = {index: tuple(extra) for index, *extra in completed.extras}
+    left = [(row, extras.get(index)) for index, row in enumerate(completed.rows) if row[0] != task_id]
+    kept = tuple((index, *extra) for index, (_, extra) in enumerate(left) if extra is not None)
+    return m.Completed.of(tuple(row for row, _ in left), kept, completed.durations)
 
 
 class _Report:

@@ -147,6 +147,9 @@ class Guests:
         calls = next((count for each, count in died.ended if each == actor_id), -1)
         message = m.LifeEnded(actor_id, guest.task.attempt, executing, cause, stderr, facts, guest.ending, calls)
         self.tables.behind_ends.append((guest.home, message))
+        home = self.tables.nodes.get(guest.home)
+        if home is not None:
+            self.executions.life_ended(home, actor_id, guest.task.attempt)
         self.logs.ended(actor_id)
         self.tables.transitions.append(ActorLifeEnded(actor_id))
 
