@@ -13,7 +13,7 @@ from zfabric.machines.worker.machine import LEFT, Worker
 from zfabric.machines.worker.mailbox import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import left_for_good, pack_failure, unpack_failure
-from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, WORKER, call_value, job_id, object_id
+from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, LOCAL_SCHEDULER, WORKER, call_value, job_id, object_id, remote_caller
 from zfabric.protocol.inside import with_refs
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 from zfabric.protocol.options import LOGGED
@@ -616,6 +616,29 @@ def test_the_outcome_of_a_lone_call_is_sent_first_and_once(worker: Worker) -> No
     assert (answer.to, answer.message) == (CLIENT + ME, m.Returned((((1).to_bytes(16, "big"), OK, (b"value",)),)))
     assert messages_of(worker, m.Returned) == []
     assert worker.unreported == 0
+
+
+def test_the_outcome_of_a_lone_call_of_another_node_is_sent_first_and_retained(worker: Worker) -> None:
+    """It goes to the scheduler, which relays it, and is repeated to the next one until it is recorded."""
+    row, caller = ((1).to_bytes(16, "big"), "method", b""), remote_caller(ME, b"\2node A.")
+    relayed = m.RelayedCalls(ACTOR, 3, (row,), caller, ())
+    worker.step(0.0, LOCAL_SCHEDULER + DAEMON, relayed)
+    answer = answered(worker)
+    reported = m.CallOutcomes(((row[0], caller, OK, (b"value",), ()),))
+    assert (answer.to, answer.message) == (LOCAL_SCHEDULER + DAEMON, reported)
+    assert (messages_of(worker, m.CallOutcomes), worker.unreported) == ([], 0)
+    worker.step(0.0, LOCAL_SCHEDULER + DAEMON, relayed)
+    assert worker.begin() is None, "a call that comes again has run"
+    assert worker.mailbox.unrecorded() == (reported,)
+    worker.step(0.0, LOCAL_SCHEDULER + DAEMON, m.OutcomesRecorded((row[0],)))
+    assert worker.mailbox.unrecorded() == ()
+
+
+def test_the_outcome_of_a_call_of_another_node_with_options_leaves_behind_what_was_sent_before(worker: Worker) -> None:
+    row, caller = ((1).to_bytes(16, "big"), "method", b"", (), (), (("contains", ()),)), remote_caller(ME, b"\2node A.")
+    worker.step(0.0, LOCAL_SCHEDULER + DAEMON, m.RelayedCalls(ACTOR, 3, (row,), caller, ()))
+    assert answered(worker) is None
+    assert [len(message.rows) for message in messages_of(worker, m.CallOutcomes)] == [1]
 
 
 def test_outcomes_are_sent_together_where_more_calls_wait(worker: Worker) -> None:

@@ -13,7 +13,7 @@ from time import sleep
 from zfabric.adapters.processes import flush_output
 from zfabric.exceptions import FabricError, NotInitializedError
 from zfabric.machines.worker import Invocation, Item
-from zfabric.protocol.ids import CLIENT, JOB_BYTES, WORKER
+from zfabric.protocol.ids import JOB_BYTES, WORKER
 from zfabric.protocol.messages import Row
 from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.attempts import AttemptRunner
@@ -230,7 +230,7 @@ class TaskLoop:
             self._writes.finish(item.row[0])
         if unreported == 1:
             self._first_unreported = started  # After a long one it leaves at once, not when the next one lets another thread run.
-        if unreported >= REPORT_ROWS or ended - self._first_unreported > self._completion_delay:
+        if not answered and (unreported >= REPORT_ROWS or ended - self._first_unreported > self._completion_delay):
             self._reporter.mark(None)
             self._restore_signals()
             self._connection.flush()
@@ -251,5 +251,5 @@ class TaskLoop:
         answer = self._worker.answer(item, status, outputs) if not self._machine.has_unsent else None
         if answer is None:
             return False
-        self._transport.send_envelopes(answer.to[1:], [(CLIENT, WORKER, answer.message)], now)
+        self._transport.send_envelopes(answer.to[1:], [(answer.to[:1], WORKER, answer.message)], now)
         return True

@@ -27,7 +27,7 @@ from zfabric.machines.worker.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.failures import pack_failure, unpack_failure
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, Address
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, Address, node_of_caller
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import FAILED, INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
@@ -109,7 +109,7 @@ class Worker:
         self.running_calls[item.row[0]] = item
 
     def answer(self, item: Item | Invocation, status: int, outputs: Row) -> Send | None:
-        """Return the message that answers this call or direct task at once, ahead of everything else that its end causes.
+        """Take the message that answers this call or direct task at once, ahead of everything else that its end causes.
 
         None if the outcome concerns others, or if other messages must go before it: then it is sent with those. No refs are inside.
         """
@@ -121,11 +121,15 @@ class Worker:
         if not isinstance(item, Invocation):
             is_expected = item.driver in self.drivers and not self.queue
             return self.drivers.count_value(item.driver, item.row[0], outputs) if is_expected else None
-        if item.options is not None or mailbox.queue or self.gate is not None:
+        if mailbox.queue or self.gate is not None or item.row[0] in self.abandoned:
             return None
-        if item.row[0] in self.abandoned or item.caller in mailbox.gone or item.caller == mailbox.own:
+        if item.caller in mailbox.gone or item.caller == mailbox.own:
             return None
-        return Send(CLIENT + item.caller, m.Returned(((item.row[0], status, outputs),)))
+        if item.options is None:
+            return Send(CLIENT + item.caller, m.Returned(((item.row[0], status, outputs),)))
+        if item.options or item.row[3] or not node_of_caller(item.caller):
+            return None
+        return Send(self.scheduler, m.CallOutcomes((mailbox.retain(item.row[0], item.caller, status, outputs, ()),)))
 
     def finish(
         self,

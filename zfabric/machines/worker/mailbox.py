@@ -102,7 +102,7 @@ class Mailbox:
                 call_id, method, arguments, dependencies, values, options = row
                 if dependencies:
                     self.took.append((call_id, dependencies))
-                if options is not None and option(options, "ask", False) and (log is None or method not in log.readonly):
+                if options and option(options, "ask", False) and (log is None or method not in log.readonly):
                     self._answer(caller, call_id, FAILED, (_not_in_checkpoint(actor_id, method),))
                     continue
             item = Invocation((call_id, b"", arguments, dependencies), attempt, values, (), actor_id, method, caller, options)
@@ -110,7 +110,7 @@ class Mailbox:
             if self.stopped and call_id in self.stopped:
                 self.stop(call_id, self.stopped.pop(call_id))
                 continue
-            timeout = option(options, "timeout") if options is not None else None
+            timeout = option(options, "timeout") if options else None
             if timeout is not None:
                 self.timed[call_id] = now + timeout
                 self.deadlines.add(now + timeout, call_id)
@@ -122,10 +122,13 @@ class Mailbox:
         again after a daemon's restart.
         """
         known, reported = self.relayed, self._reported
-        new = tuple(row for row in message.rows if known.get(row[0]) != message.attempt and row[0] not in reported)
-        known.update((row[0], message.attempt) for row in new)
-        rows = tuple((*row[:CALL_OPTIONS], row[CALL_OPTIONS] or ()) if len(row) > 3 else (*row, (), (), ()) for row in new)
-        self.accept(now, CLIENT + message.caller, m.Call(message.actor_id, message.attempt, rows))
+        attempt = message.attempt
+        rows: list[Row] = []
+        for row in message.rows:
+            if known.get(row[0]) != attempt and row[0] not in reported:
+                known[row[0]] = attempt
+                rows.append((*row, (), (), ()) if len(row) == 3 else (*row[:CALL_OPTIONS], row[CALL_OPTIONS] or ()))
+        self.accept(now, CLIENT + message.caller, m.Call(message.actor_id, attempt, tuple(rows)))
 
     def _answer(self, caller: bytes, call_id: bytes, status: int, outputs: Row) -> None:
         """Send an outcome that concerns nobody but the caller."""
@@ -157,10 +160,14 @@ class Mailbox:
             self._report(item.row[0], item.caller, status, outputs, contained)
 
     def _report(self, call_id: bytes, caller: bytes, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
+        self._unsent_reports.append(self.retain(call_id, caller, status, outputs, contained))
+
+    def retain(self, call_id: bytes, caller: bytes, status: int, outputs: Row, contained: tuple[Row, ...]) -> Row:
+        """Retain an outcome until the scheduler has recorded it. Return the row in which it is reported."""
         row = self._reported[call_id] = (call_id, caller, status, outputs, contained)
         if node_of_caller(caller):
             self.relayed.pop(call_id, None)
-        self._unsent_reports.append(row)
+        return row
 
     def recorded(self, call_ids: Iterable[bytes]) -> None:
         """Send outcomes that the scheduler has recorded to their callers again, in case it died before its own messages left."""
