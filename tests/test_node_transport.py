@@ -338,7 +338,7 @@ def test_a_joiner_learns_what_is_wrong(daemons: Make, wrong: str) -> None:
         trouble.removeprefix(address + ": ")
         in {
             "head's key": ("handshake", "handshake not finished"),
-            "role key": ("key",),
+            "role key": ("it admits no node with this key",),
             "port": ("nobody listens",),
         }[wrong]
     )
