@@ -91,6 +91,9 @@ def test_a_lone_task_for_another_node_is_sent_ahead_of_releases_and_of_nothing_e
     lone = client.take_first()
     assert lone is not None
     assert type(lone.message) is m.Submit
+    client.releases.settle()
+    submit(client, **elsewhere)
+    assert client.take_first() is not None, "what was released is behind it"
     assert [type(each) for each in sent_by(client)] == [m.Release]
     assert client.take_first() is None
     client.put(b"o" * 20, b"value", (), False)

@@ -17,7 +17,7 @@ import math
 import random
 import select
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import zmq
@@ -56,7 +56,7 @@ _send: Any = zmq.backend.Socket.send
 events: ``zmq_poll`` of that one socket does the same in half the time."""
 
 Received = list[tuple[bytes, list[Envelope]]]
-"""What ``NodeTransport.receive`` returns."""
+"""Messages by sender, as ``NodeTransport.receive`` yields them."""
 Reader = Callable[[float, Received], None]
 """Reads one message from a socket."""
 Admits = Callable[[str, type[Any]], bool]
@@ -312,8 +312,8 @@ class NodeTransport:
         """Whether ``receive`` is due, if the caller has polled ``sources``."""
         return bool(self._ready) or self._epoll.fileno() in ready
 
-    def receive(self, now: float) -> Received:
-        """Read what has arrived, up to a limit. Return (sender, messages).
+    def receive(self, now: float) -> Iterator[tuple[bytes, list[Envelope]]]:
+        """Read what has arrived, up to a limit. Yield (sender, messages) of each frame before looking for the next.
 
         The sender is a node id, ``HEAD``, or for a node that asks to join a name to which the answer can be sent.
         """
@@ -328,13 +328,15 @@ class NodeTransport:
                 read, socket = watched
                 try:
                     read(now, found)
-                    more = self._readers.get(descriptor) is watched and zmq_poll(socket, 0)
                 except zmq.Again:  # The signal was for something else, which is rare.
                     more = False
+                else:
+                    yield from found
+                    found.clear()
+                    more = self._readers.get(descriptor) is watched and bool(zmq_poll(socket, 0))
                 if not more:
                     self._ready.pop(descriptor, None)
                     break
-        return found
 
     def _read_requests(self, now: float, found: Received) -> None:
         self.authenticator.answer(now)

@@ -12,7 +12,7 @@ import errno
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -104,7 +104,7 @@ class Transport:
         socket.connect("ipc://" + os.path.join(self.directory, incarnation.hex()))
         return socket
 
-    def send(self, sends: Iterable[Outgoing], now: float) -> None:
+    def send(self, sends: Sequence[Outgoing], now: float) -> None:
         """Send messages, each with its sender's role: one frame to each peer, or a few if there are many rows."""
         for incarnation, envelopes in batches(sends):
             self.send_envelopes(incarnation, envelopes, now)

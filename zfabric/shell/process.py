@@ -10,7 +10,7 @@ Two kinds of peers send to a process: its daemon, which may send anything, and p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from zfabric.machines.client import Client
@@ -42,7 +42,7 @@ def worker_sends(client: Client, worker: Worker, daemon: bytes, release: Callabl
 
     ``release`` drops the refs inside an outcome that was held back and is sent now.
     """
-    said, ends = client.take_before_releases(), worker.take_effects(0.0)
+    said, ends = client.take_before_releases() if client.has_unsent else (), worker.take_effects(0.0)
     while worker.mailbox.written:
         client.reservations.finished(worker.mailbox.written.pop())
     while worker.mailbox.dropped:
@@ -62,8 +62,11 @@ def _of_client(effects: Iterable[Effect], daemon: bytes) -> list[Outgoing]:
     return [(CLIENT, effect) for effect in effects if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]
 
 
-def batches(sends: Iterable[Outgoing], rows_max: int = FRAME_ROWS) -> Iterable[tuple[bytes, list[Envelope]]]:
+def batches(sends: Sequence[Outgoing], rows_max: int = FRAME_ROWS) -> Iterable[tuple[bytes, list[Envelope]]]:
     """Group messages into (incarnation, envelopes), one pair per frame; many rows make several rounds."""
+    if len(sends) == 1:
+        role, (to, message) = sends[0]
+        return [(to[1:], [(to[:1], role, message)])]
     full: list[tuple[bytes, list[Envelope]]] = []
     gathered: dict[bytes, list[Envelope]] = {}
     rows = 0

@@ -290,11 +290,9 @@ class Client:
         if outbox.kind is not m.Submit or self._controls or self.calls.unsent or self.direct.unsent:
             return None
         row = outbox.tail[-1]
-        if row[3] or len(row) == 4 or len(row[4]) != 1 or row[4][0][0] != "strategy" or not outbox.has_one_row:
+        if row[3] or len(row) == 4 or len(row[4]) != 1 or row[4][0][0] != "strategy" or not outbox.ends_with_lone_row:
             return None
-        (send,) = outbox.take(self.scheduler, self.store)
-        assert isinstance(send, Send)
-        return send
+        return Send(self.scheduler, m.Submit((outbox.take_last_row(),)))
 
     def take_before_releases(self) -> list[Effect]:
         """Take the messages that were added so far, without releases of dropped refs.

@@ -35,9 +35,17 @@ class Outbox:
         return bool(batches) and (len(batches) > 1 or batches[0][0] is not m.Release)
 
     @property
-    def has_one_row(self) -> bool:
-        """Whether a single row is all that was added."""
-        return len(self._batches) == 1 and len(self.tail) == 1
+    def ends_with_lone_row(self) -> bool:
+        """Whether a single row is all that was added behind released refs."""
+        batches = self._batches
+        return len(self.tail) == 1 and (len(batches) == 1 or (len(batches) == 2 and batches[0][0] is m.Release))
+
+    def take_last_row(self) -> Any:
+        """Take the only row of the newest batch."""
+        tail: list[Any] = []
+        self.kind = None
+        self.tail = tail
+        return self._batches.pop()[1][0]
 
     def add(self, kind: Any, item: Any) -> None:
         """Add a row of a message of this kind."""
