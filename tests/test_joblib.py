@@ -390,8 +390,8 @@ def test_a_call_may_name_the_backend_again(here: None) -> None:
 def test_the_cluster_starts_by_itself_and_rays_name() -> None:
     zf.shutdown()
     register_ray()
-    with parallel_config(backend="ray", n_jobs=2):
-        assert Parallel()(delayed(increased)(number) for number in range(3)) == [1, 2, 3]
+    with parallel_config(backend="ray", n_jobs=2, ray_remote_args={"num_cpus": 0.5}):
+        assert Parallel()(delayed(held)() for _ in range(3)) == [0.5] * 3
     zf.shutdown()
     running_cluster_again()
 

@@ -202,7 +202,7 @@ class ObjectFreedError(ObjectLostError):
 
 
 class LineageEvictedError(ObjectLostError):
-    """The object could have been made again, but its task row was deleted at the lineage cap."""
+    """The object could be made again, but a task's row was deleted at the lineage cap, or a stream's value freed that it needs."""
 
 
 # Ray's names for the same things.

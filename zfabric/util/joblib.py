@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any
 
@@ -62,7 +62,8 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     ``n_jobs`` is the number of batches that run at a time; -1, the default, as many as the cluster has CPUs for. With ``n_jobs=1`` the
     calls run here, without tasks. ``options`` are those of ``zf.remote``, for the task of each batch: ``num_cpus``, ``num_gpus``,
-    ``max_retries``, ``runtime_env``, … Raises OptionError for invalid ones. ``nesting_level`` is for joblib.
+    ``max_retries``, ``runtime_env``, … ``ray_remote_args``, a dict, is Ray's name for them. Raises OptionError for invalid ones.
+    ``nesting_level`` is for joblib.
 
     Arrays of ``max_nbytes`` (1 MiB) or more are shared by the calls and read-only there, wherever they are in the arguments. Smaller ones,
     or all with ``max_nbytes=None`` or ``mmap_mode="c"``, are copies that a batch may write to. A ``numpy.memmap`` is opened again by its
@@ -87,9 +88,11 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         nesting_level: int | None = None,
         initializer: Callable[..., Any] | None = None,
         initargs: tuple[Any, ...] = (),
+        ray_remote_args: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(nesting_level=nesting_level)
+        options = {**(ray_remote_args or {}), **options}
         if options.get("num_returns") not in (None, 1):
             raise OptionError(f"a batch has one value: num_returns={options['num_returns']!r} is for f.remote()")
         self._options = options

@@ -75,7 +75,8 @@ class Rebuilding:
                 if needed is None and is_put(object_id_):
                     return f"{reason}, and its input {short(object_id_)}, which was put, was freed with its last ref"
                 if needed is None:
-                    return f"{reason}, and the row that makes its input {short(object_id_)} was dropped at the lineage cap"
+                    gone = f"its input {short(object_id_)} is not retained any more"
+                    return f"{reason}, and {gone} (a value of a stream goes with its last ref, a task's row at the lineage cap)"
                 inputs.append(needed)
             missing = [needed for needed in inputs if _is_lost(needed) and (needed.task is None or needed.task.state == DONE)]
             if missing:
