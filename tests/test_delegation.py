@@ -1005,6 +1005,22 @@ def test_what_was_put_is_freed_with_the_last_row_that_names_it() -> None:
     assert home.scheduler.references.inputs_bytes == 0
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_so_is_the_value_of_a_task_that_must_not_run_twice(retries: int) -> None:
+    home = Home()
+    home.complete(home.worker, 0, first_attempt(0, 1))
+    home.submit(row(5, max_retries=retries))
+    home.complete(home.worker, 5, first_attempt(0, 1), m.OK, (4096, 200_000))
+    home.submit(row(1, ref(5), strategy=on(NODES[1], "soft")))
+    end_there(home)
+    home.send(CLIENT + DRIVER, m.Release((ref(5),)))
+    assert freed(home) == ([] if retries == 0 else [ref(5)])
+    home.send(CLIENT + DRIVER, m.Release((ref(1),)))
+    assert freed(home) == ([ref(5)] if retries == 0 else [])
+    assert home.scheduler.references.inputs_bytes == 0
+    assert home.scheduler.tables.tasks.keys() == {task_id(0)}
+
+
 def test_what_was_put_is_freed_with_its_last_ref_on_one_node() -> None:
     home = home_with_put_argument(nodes=1)
     home.complete(home.worker, 0, first_attempt(0, 1))

@@ -49,7 +49,7 @@ class References:
         """Finished tasks whose values were freed and whose rows are retained, oldest first."""
         self.inputs_bytes = 0
         self._inputs: OrderedDict[bytes, tuple[AnyObject, int]] = OrderedDict()
-        """Values that were put, have no ref any more, and are retained since rebuilds would need them; with their sizes, oldest first."""
+        """Values that no task may make (again), retained without a ref since rebuilds would need them; with their sizes, oldest first."""
         self.evicted = 0
         self.paused = False
         """Whether nothing is freed: other nodes may hold it, and have not registered with this restarted scheduler yet."""
@@ -255,15 +255,18 @@ class References:
         self.tables.inline.replace(record, None)
 
     def _free(self, record: AnyObject) -> None:
-        if record.task is not None or not record.named or not self._retain_input(record):
+        if not record.named or not self._retain_input(record):
             self._free_now(record)
 
     def _retain_input(self, record: AnyObject) -> bool:
-        """Retain a value that was put and that a rebuild may need, although nothing else does. Return False if there is no reason to.
+        """Retain a value that no task may make (again) and that a rebuild may need, without a ref. Return False if there is no reason to.
 
-        Where there are other nodes, values are lost with theirs, and the rows that make them name what was put here. There is a bound.
+        Where there are other nodes, values are lost with theirs, and the rows that make them name what was put here, or was made by tasks
+        that must not run twice. There is a bound.
         """
-        if not self.tables.nodes or not is_put(record.object_id) or record.home or record.status != OK:
+        if not self.tables.nodes or record.home or record.status != OK:
+            return False
+        if not (is_put(record.object_id) if record.task is None else self.tables.runs_once(record.task)):
             return False
         if record.object_id not in self._inputs:
             size = len(record.value) if type(record.value) is bytes else record.value.size if type(record.value) is Stored else 0
