@@ -69,8 +69,14 @@ class Run:
         return lambda: self.world.nodes[number - 1].end("kill -9")
 
     def begun(self, function: int = PLAIN) -> Counter[bytes]:
-        """How many attempts of each task were sent to workers."""
-        return Counter(row[0] for _, _, _, message in self.sent if isinstance(message, m.Dispatch) for row in message.rows)
+        """How many attempts of each task were sent to workers. One that is taken back and sent to another of the node counts once."""
+        sent = [(source, message) for _, source, _, message in self.sent if isinstance(message, m.Dispatch)]
+        attempts = {
+            (row[0], source, {each[0]: each[1] for each in message.details}.get(index, message.attempt))
+            for source, message in sent
+            for index, row in enumerate(message.rows)
+        }
+        return Counter(task_id for task_id, _, _ in attempts)
 
     def counts(self) -> Counter[str]:
         """The messages between schedulers, by kind."""
