@@ -246,6 +246,20 @@ def test_the_home_of_a_job_takes_over_though_the_next_daemon_of_the_last_other_n
     assert HOME_C not in node.scheduler.failover._takeovers
 
 
+def test_what_a_dead_node_held_is_released_though_the_next_daemon_of_the_last_other_node_takes_nothing_over(node: Executor) -> None:
+    node.driver()
+    value = ref(900, 2**31)
+    node.send(CLIENT + DRIVER, m.Put(((value, b"value", (), False),)))
+    node.hear(HOME_C, m.Borrow(1, (value,)))
+    node.send(CLIENT + DRIVER, m.Release((value,)))
+    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    node.send(MEMBER + OWN, m.NodeTable(2, rows))
+    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    assert value in node.scheduler.tables.objects
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", OWN), m.Ready())
+    assert value not in node.scheduler.tables.objects
+
+
 def test_a_hold_is_acknowledged_once_the_home_of_the_job_has_the_row(node: Executor) -> None:
     worker = node.delegated(1)
     child = row(2)

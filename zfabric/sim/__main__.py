@@ -182,7 +182,7 @@ EXPECTED_OF_BARE = (
 
 EXPECTED_OF_DETACHED = (
     "detached actor found", "detached actor found that nobody relied on", "driver crashed", "node killed", "daemon restarted", "JobLives",
-    "ClaimName", "LifeEnded",
+    "NameClaimed", "LifeEnded",
 )  # fmt: skip
 """The same of programs with detached actors."""
 

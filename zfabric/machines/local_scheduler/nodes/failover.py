@@ -156,6 +156,10 @@ class Failover:
             takeover.taken.add(node)
         self.references.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
+    def node_ready(self, now: float) -> None:
+        """The next daemon of a node has repeated everything: it has nothing of dead ones, and takes nothing over."""
+        self._advance(now)
+
     def repeat(self, node: bytes) -> None:
         """Report again that this node has nothing more of dead nodes, and which entrusted rows of the other node are here."""
         for dead, over in self.tables.dead.items():

@@ -221,6 +221,7 @@ class Repeats:
                 drop_holder(record, node.token)
                 self.tables.spare.append(record)
         node.repeated.clear()
+        self.failover.node_ready(now)
         if self.tables.unsettled is None:
             self.peer_recovery.stop_unwanted(node)
 
