@@ -25,6 +25,7 @@ from faults import (
     query,
     session,
     session_processes,
+    worker_pids,
     worker_rows,
 )
 from files import wait_for_file
@@ -235,10 +236,16 @@ def nested(levels: int) -> Any:
 
 
 def test_a_large_value_that_nobody_has_read_and_the_refs_inside_survive_the_daemon() -> None:
-    """No process has refs to what it contains: only the value tells of them."""
+    """No process has refs to what it contains, since the workers are dead: only the value tells of them."""
     ref = nested.remote(2)
     zf.wait([ref], timeout=PATIENCE, fetch_local=False)
-    kill_daemon()
+    eventually(
+        lambda: not sum(query("status")["tasks"][each] for each in ("running", "assigned", "ready", "waiting")), "all tasks have ended"
+    )
+    for pid in worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    killed = kill_daemon()
+    eventually(lambda: killed not in processes_named("zf-daemon") and not query("status")["recovering"], "the next daemon has recovered")
     for level in (2, 1, 0):
         array, ref = zf.get(ref, timeout=PATIENCE)
         assert (array == level).all()
