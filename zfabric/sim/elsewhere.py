@@ -1,7 +1,7 @@
 """Programs whose driver submits tasks to certain nodes, most of them one after the other, each waited for before the next.
 
 Such a task is sent ahead of the books of both daemons (``machines/local_scheduler/nodes/lone_tasks.py``). Between them are some that are
-not alone, not small, that are cancelled, or that submit tasks themselves. A node that is named may have died, or not have joined yet.
+not alone, that are cancelled, or that submit tasks themselves. A node that is named may have died, or not have joined yet.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ class ElsewhereAuthor:
             body.append(("call", (0,), PLAIN, (inner, False, (), ((0, ()),)), (), (), ()))
             body.append(("get", ((0, mix(inner, 0)),)))
             total = mix(total, mix(inner, 0))
-        size = 200_000 if rng.random() < 0.05 else 0
-        spec = (label, False, tuple(body), ((size, ()),))
+        spec = (label, False, tuple(body), ((0, ()),))  # A large value would be lost with its node, where alone it may be made again.
         slot, self._slots = self._slots, self._slots + 1
         strategy = (("hard", NODE_ID, "in", (node_identifier(where).hex(),)),)
         self.statements.append(("call", (slot,), PLAIN, spec, (("strategy", strategy),), (), ()))
