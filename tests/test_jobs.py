@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import zfabric as zf
 from zfabric.adapters.processes import children
 from zfabric.job_submission import JobStatus, JobSubmissionClient
 from zfabric.runtime.session import Session
+from zfabric.util import jobs
 from zfabric.util.jobs import JobFiles
 
 PROGRAM = """
@@ -190,6 +192,21 @@ def test_variables_directory_and_output(client: JobSubmissionClient, tmp_path: P
         return "".join([text async for text in client.tail_job_logs(job)])
 
     assert asyncio.run(followed()) == client.get_job_logs(job)
+
+
+def test_a_client_is_of_the_cluster_at_its_address(client: JobSubmissionClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = jobs.session_directory()
+    for address in (None, "auto", own):
+        assert JobSubmissionClient(address).list_jobs() == client.list_jobs()
+    monkeypatch.setattr(jobs, "find_session", lambda _: Session(str(tmp_path)))
+    with pytest.raises(zf.AlreadyInitializedError, match=re.escape(f"connected to the cluster in {own}, not to the one at 'tcp://a:1'")):
+        JobSubmissionClient("tcp://a:1")
+    joined: list[str | None] = []
+    monkeypatch.setattr(jobs.zf, "is_initialized", lambda: False)
+    monkeypatch.setattr(jobs.zf, "init", joined.append)
+    for arguments in ({}, {"address": "tcp://a:1"}, {"create_cluster_if_needed": True}):
+        JobSubmissionClient(**arguments)
+    assert joined == ["auto", "tcp://a:1", None], "no cluster is started that would end with its jobs"
 
 
 def test_a_job_that_waits_for_resources_is_pending(client: JobSubmissionClient) -> None:

@@ -161,7 +161,7 @@ def find_session(address: str) -> Session:
     if address == "auto":
         session = started_session()
         if session is None:
-            raise ConnectionLostError("no cluster is running here; start one with `zfabric start`, or leave the address out")
+            raise ConnectionLostError("no cluster is running here; start one with `zfabric start`, or by zf.init() without an address")
         return session
     if is_cluster_address(address):
         return node_of_cluster(address)

@@ -23,15 +23,17 @@ from typing import Any
 from zfabric import api as zf
 from zfabric.api.cluster import named_actors, session_directory
 from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, environment_of, pip_of
-from zfabric.api.lifecycle import ADDRESS_VARIABLE, SUBMIT_VARIABLE
+from zfabric.api.lifecycle import ADDRESS_VARIABLE, AUTO, SUBMIT_VARIABLE
 from zfabric.exceptions import (
     ActorError,
     ActorNameTakenError,
     ActorNotFoundError,
+    AlreadyInitializedError,
     FabricError,
     GetTimeoutError,
     OptionError,
 )
+from zfabric.runtime.connect import find_session
 from zfabric.runtime.session import Session
 
 NAMESPACE = "_jobs"
@@ -236,6 +238,12 @@ def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
     return found
 
 
+def _own_addresses() -> tuple[str, ...]:
+    """Addresses of the nodes of the cluster that this process has joined; empty for a cluster of one node."""
+    membership = Session(session_directory()).membership()
+    return () if membership is None else (membership.address, *membership.addresses)
+
+
 def _without_process(job: str) -> dict[str, Any]:
     """What a client knows about a job that has not begun."""
     return {**dict.fromkeys(("start_time", "end_time", "driver_exit_code", "pid")), "submission_id": job, "entrypoint": "", "metadata": {}}
@@ -246,7 +254,10 @@ def _details(job: str, facts: dict[str, Any]) -> JobDetails:
 
 
 class JobSubmissionClient:
-    """Submits jobs to a cluster and asks about them. ``address`` as in ``zf.init``; it joins the cluster if this process has joined none.
+    """Submits jobs to a cluster and asks about them: to the one that this process has joined, else it joins the one at ``address``.
+
+    ``address`` is as in ``zf.init``, and "auto" by default. Raises ConnectionLostError if there is no cluster, and AlreadyInitializedError
+    if this process has joined another one than that at ``address``.
 
     >>> import zfabric as zf
     >>> cluster = zf.init(ignore_reinit_error=True)
@@ -266,7 +277,12 @@ class JobSubmissionClient:
         if unknown:
             raise TypeError(f"JobSubmissionClient() has no argument {sorted(unknown)[0]!r}")
         if not zf.is_initialized():
-            zf.init(address)
+            zf.init(AUTO if address is None and not ignored.get("create_cluster_if_needed") else address)
+        elif address not in (None, AUTO, *_own_addresses()) and find_session(str(address)).directory != session_directory():
+            raise AlreadyInitializedError(
+                f"JobSubmissionClient: this process is connected to the cluster in {session_directory()}, not to the one at {address!r}; "
+                "call zf.shutdown() first, or leave the address out"
+            )
 
     @property
     def _files(self) -> JobFiles:
