@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,33 @@ def test_tasks_by_state_and_by_name() -> None:
     assert found.attempt_number == 0
     assert state.get_task("00") is None
     zf.cancel(waiting)
+
+
+def test_what_was_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    refs = [doubled.remote(i) for i in range(30)] + [fails.remote()]
+    zf.wait(refs, num_returns=31, timeout=PATIENCE)
+    monkeypatch.setattr(state, "LIST_LIMIT", 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(state.list_tasks(limit=20)) == 20
+        assert {row.state for row in state.list_tasks(filters=[("state", "=", "FAILED"), ("name", "=", "fails")], limit=20)} == {"FAILED"}
+        assert state.get_task(state.list_tasks(limit=20)[-1].task_id) is not None
+    for asked in (
+        lambda: state.get_task("00"),
+        lambda: state.list_objects(filters=[("where", "=", "nowhere")], limit=20),
+        state.summarize_objects,
+    ):
+        with pytest.warns(RuntimeWarning, match="only the first 20 were looked at"):
+            asked()
+
+
+def test_rows_of_a_started_node_alone_have_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Head:
+        def query(self, what: str, *_: Any) -> list[dict[str, Any]]:
+            return [{"name": "vm", "node": "ab"}] if what == "nodes" else [{"token": "t", "pid": 1, "state": "idle"}]
+
+    monkeypatch.setattr(state, "connected", Head)
+    assert [(row.node, row.node_id) for row in state.list_workers()] == [("vm", "ab")]
 
 
 def test_a_summary_counts_what_nobody_refers_to_any_more() -> None:

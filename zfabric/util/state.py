@@ -6,6 +6,7 @@ Rows are dictionaries whose keys are attributes, too, with Ray's words for state
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,7 +46,8 @@ def list_tasks(*, filters: Sequence[Filter] | None = None, limit: int = 100, **i
     """List tasks of all nodes, the running ones first; those that have ended as long as somebody refers to their values.
 
     ``filters`` are ``(column, "=" or "!=", value)``, all of which must hold. At most ``limit`` (up to 10,000) rows are returned. Raises
-    ValueError for an unknown column or a limit out of these bounds.
+    ValueError for an unknown column or a limit out of these bounds. Filters of other columns than the state look at the first 10,000 tasks
+    (in the states that are asked for); a RuntimeWarning says so where there are more.
 
     >>> import zfabric as zf
     >>> from zfabric.util.state import list_tasks
@@ -55,7 +57,9 @@ def list_tasks(*, filters: Sequence[Filter] | None = None, limit: int = 100, **i
     >>> [task.state for task in list_tasks(filters=[("name", "=", "one")])]
     ['FINISHED']
     """
-    return _chosen(_located("tasks", _task), filters, limit, "list_tasks", ignored)
+    states = [each[2] for each in filters or () if isinstance(each, (tuple, list)) and len(each) == 3 and each[:2] == ("state", "=")]
+    asked = [own for own, known in TASK_STATES.items() if all(known == str(state).upper() for state in states)]
+    return _chosen(_located("tasks", _task, tuple(asked)), filters, limit, "list_tasks", ignored)
 
 
 def list_actors(*, filters: Sequence[Filter] | None = None, limit: int = 100, **ignored: Any) -> list[StateRow]:
@@ -197,7 +201,7 @@ _TYPES = {"function": "NORMAL_TASK", "class": "ACTOR_CREATION_TASK"}
 
 
 def summarize_actors(**ignored: Any) -> dict[str, Any]:
-    """Count the actors of each class by state.
+    """Count the actors of each class by state: of the first 10,000, with a RuntimeWarning if there are more.
 
     >>> from zfabric.util.state import summarize_actors
     >>> summarize_actors()["cluster"]["summary_by"]
@@ -205,6 +209,7 @@ def summarize_actors(**ignored: Any) -> dict[str, Any]:
     """
     _check_ignored("summarize_actors", ignored)
     rows = [_actor(row) for row in connected().query("actors", LIST_LIMIT)]
+    _warn_if_cut("summarize_actors", len(rows))
     summary: dict[str, Any] = {}
     for row in rows:
         known = summary.setdefault(row.class_name, {"class_name": row.class_name, "state_counts": {}})
@@ -213,7 +218,9 @@ def summarize_actors(**ignored: Any) -> dict[str, Any]:
 
 
 def summarize_objects(**ignored: Any) -> dict[str, Any]:
-    """Count values and their bytes by the function that made them ("put" for values that were put).
+    """Count values and their bytes by the function that made them ("put" for values that were put): of the first 10,000 values.
+
+    A RuntimeWarning says so if there are more.
 
     >>> from zfabric.util.state import summarize_objects
     >>> summarize_objects()["cluster"]["summary_by"]
@@ -221,6 +228,7 @@ def summarize_objects(**ignored: Any) -> dict[str, Any]:
     """
     _check_ignored("summarize_objects", ignored)
     rows = connected().query("objects", LIST_LIMIT)
+    _warn_if_cut("summarize_objects", len(rows))
     summary: dict[str, Any] = {}
     for row in rows:
         known = summary.setdefault(row["made_by"], {"total_objects": 0, "total_size_mb": 0.0, "total_size_bytes": 0})
@@ -231,12 +239,15 @@ def summarize_objects(**ignored: Any) -> dict[str, Any]:
     return {"cluster": {"summary": summary, "total_objects": len(rows), "total_size_mb": size, "summary_by": "made_by"}}
 
 
-def _located(what: str, kind: Callable[[dict[str, Any]], StateRow]) -> list[StateRow]:
+def _located(what: str, kind: Callable[[dict[str, Any]], StateRow], *arguments: Any) -> list[StateRow]:
     """The rows of a query, each with the name and the id of its node: where a task runs or was submitted, and where an actor lives."""
     client = connected()
-    ids = {row.get("name", ""): row["node"] for row in client.query("nodes")}  # A node alone has no name. No two have the same.
-    rows = client.query(what) if what == "workers" else client.query(what, LIST_LIMIT)
-    return [StateRow({**kind(row), "node": row.get("node", ""), "node_id": ids.get(row.get("node", ""), "")}) for row in rows]
+    nodes = client.query("nodes")
+    ids = {row.get("name", ""): row["node"] for row in nodes}  # No two have the same name.
+    alone = nodes[0].get("name", "") if len(nodes) == 1 else ""  # Rows of a node alone do not name it.
+    rows = client.query(what) if what == "workers" else client.query(what, LIST_LIMIT, *arguments)
+    names = [row.get("node") or alone for row in rows]
+    return [StateRow({**kind(row), "node": name, "node_id": ids.get(name, "")}) for row, name in zip(rows, names, strict=True)]
 
 
 def _worker(row: dict[str, Any]) -> StateRow:
@@ -312,6 +323,7 @@ def _chosen(rows: list[StateRow], filters: Sequence[Filter] | None, limit: int, 
     _check_ignored(what, ignored)
     if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= LIST_LIMIT:
         raise ValueError(f"{what}: limit is a number of rows from 1 to {LIST_LIMIT:,}, not {limit!r}")
+    found = len(rows)
     for each in filters or ():
         if not (isinstance(each, (tuple, list)) and len(each) == 3 and each[1] in ("=", "!=")):
             raise ValueError(f'{what}: a filter is (column, "=" or "!=", value), not {each!r}')
@@ -320,7 +332,14 @@ def _chosen(rows: list[StateRow], filters: Sequence[Filter] | None, limit: int, 
             raise ValueError(f"{what}: there is no column {column!r}; there are {', '.join(rows[0])}")
         wanted = str(value).lower()
         rows = [row for row in rows if (str(row[column]).lower() == wanted) == (sign == "=")]
+    if len(rows) < limit:
+        _warn_if_cut(what, found)
     return rows[:limit]
+
+
+def _warn_if_cut(what: str, rows: int) -> None:
+    if rows >= LIST_LIMIT:
+        warnings.warn(f"{what}: only the first {LIST_LIMIT:,} were looked at, and there may be more", RuntimeWarning, stacklevel=3)
 
 
 def _check_ignored(what: str, given: dict[str, Any]) -> None:
