@@ -80,7 +80,7 @@ class _Drawn:
 
 
 def _prefixes(task: bytes, numbers: Sequence[int]) -> set[bytes]:
-    """What the ids of a task's children may begin with."""
+    """Prefixes of the ids that a task's children may have."""
     tries = {first_attempt(0, number) + attempt for number in {0, *numbers} for attempt in range(TRIES)}
     return {child_prefix(task[:JOB_BYTES], task, 0, salt_of(attempt)) for attempt in tries}
 
@@ -136,7 +136,7 @@ def calls_of_actors(attempts: Sequence[Attempt], now: float, seconds: float) -> 
 
 
 IDLE = {"rate": 0.0, "p50": None, "p99": None, "run_p50": None, "run_p99": None}
-"""The same of an actor without calls."""
+"""The figures of an actor without calls."""
 
 
 def _percentiles(times: list[float], prefix: str = "") -> dict[str, float | None]:

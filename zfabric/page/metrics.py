@@ -27,7 +27,7 @@ CONTENT_TYPE = text_format.CONTENT_TYPE_LATEST
 BOUNDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 """Boundaries of running times, in seconds."""
 OWN = "program_"
-"""What the names of a program's own metrics begin with, so that they never meet the cluster's."""
+"""Prefix of the names of a program's own metrics, so that they differ from those of the cluster."""
 GAUGES = frozenset(
     (
         *("events_bytes", "in_flight_rows", "inline_bytes", "lease_age_seconds", "lineage_bytes", "lineage_rows", "lineage_unwritten"),

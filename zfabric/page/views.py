@@ -61,9 +61,9 @@ class Views:
         self.running_times: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
         """Of a function and a kind: counts by the boundaries of ``metrics``, and the sum in seconds."""
         self.call_times: dict[str, tuple[list[int], list[float]]] = {}
-        """The same of calls of actors by method, with the time in the actor's queue."""
+        """Times of actors' calls by method, with the time in the actor's queue."""
         self.waiting_times: dict[str, tuple[list[int], list[float]]] = {}
-        """The same of sampled tasks that waited to begin, or for arguments."""
+        """Times that sampled tasks waited to begin, or for arguments."""
         self._before: tuple[float, int] | None = None
         self._ended: deque[tuple[float, Counter[tuple[str, str]]]] = deque()
         """How many tasks of each function (job and name) had ended, at the times of the last answers."""
@@ -128,7 +128,7 @@ class Views:
         return sorted(found, key=lambda status: status["node"] != own["node"]) or [own]
 
     def _of_node(self, status: dict[str, Any] | None, now: float) -> dict[str, Any]:
-        """What the table of nodes shows of a node's status. ``copying`` is in bytes per second; it is None before the second answer."""
+        """The row of a node's status in the table of nodes. ``copying`` is in bytes per second; it is None before the second answer."""
         if status is None:
             return {"silent": True}
         tasks, node = status["tasks"], status["node"]
@@ -173,7 +173,7 @@ class Views:
         before.append((now, ended))
 
     def measured(self) -> dict[str, Any]:
-        """What metrics are made of: the nodes, and of this one alone its status, functions, and workers by state."""
+        """The data of metrics: the nodes, and the status, functions and workers by state of this node alone."""
         nodes = self._client.query("nodes")
         about = ("at", next(bytes.fromhex(node["node"]) for node in nodes if node["here"])) if len(nodes) > 1 else ()
         workers = Counter(worker["state"] for worker in self._client.query(*about, "workers"))
@@ -216,7 +216,7 @@ class Views:
         return self._stream
 
     def _running(self) -> list[dict[str, Any]]:
-        """What workers run now and has no attempt in the stream yet."""
+        """Tasks that workers run now and that have no attempt in the stream yet."""
         rows = [row for row in self._client.query("workers") if row["task_id"] or row["depth"]]
         named = {node.name for node in self._nodes}
         only = next(iter(named)) if len(named) == 1 else ""
@@ -348,7 +348,7 @@ class Views:
         return told
 
     def _forgotten(self, task: str) -> dict[str, Any]:
-        """What the task stream has of a task or call whose record is gone. Empty if that is nothing."""
+        """The row of the task stream for a task or call whose record is gone; empty if there is none."""
         ran = [each for each in (self._stream.attempts if self._stream is not None else ()) if each.task.hex() == task]
         if not ran:
             return {}
@@ -365,7 +365,7 @@ class Views:
         return told | self._of_task(ran[-1].task)
 
     def _of_task(self, identifier: bytes) -> dict[str, Any]:
-        """What is known of a task besides its explanation: its attempts, arguments, error, and lines of output."""
+        """The attempts, arguments, error and lines of output of a task, beside its explanation."""
         ran = [each for each in (self._stream.attempts if self._stream is not None else ()) if each.task == identifier]
         failures = self._client.query("failures", 1, identifier)
         around = self._client.query("neighbours", identifier) or {"nodes": [], "edges": []}
@@ -455,14 +455,14 @@ def _of_nodes(nodes: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def _of_machine(memory: Any) -> list[dict[str, str]]:
-    """What is wrong with this machine."""
+    """Problems of this machine."""
     if memory.available >= (1 - ALMOST_FULL) * memory.total:
         return []
     return [_problem("the machine is short of memory", "workers may be killed and their tasks run again; run fewer at once")]
 
 
 def _problems_of(status: dict[str, Any]) -> list[dict[str, str]]:
-    """What is wrong on a node now, with what to do about it."""
+    """Problems of a node at present, each with a remedy."""
     found = []
     where = f" on {status['name']}" if "name" in status else ""
     store, counts = status["store"], status["statistics"]

@@ -161,4 +161,4 @@ FROM_PEERS: dict[bytes, frozenset[type[Any]]] = {
 """Messages that a process may send to another process of its node, by the receiving role."""
 
 FROM_AGENTS: frozenset[type[Any]] = frozenset({m.Want, m.Credit, m.StopWant, m.Chunk, m.Queued, m.Redirect, m.Unavailable, m.Ping, m.Pong})
-"""Messages that the transfer agents of other nodes may send to that of this one. They have sockets of their own."""
+"""Messages that transfer agents of other nodes may send to this node's agent. They have sockets of their own."""

@@ -28,7 +28,7 @@ _ADMITTED = {
 """Types of messages by who sends them: a node of the table, one that joins, the head to one that joins."""
 
 _OF_LEASES = (m.Join, m.RenewLease)
-"""What leaves a node that is silent."""
+"""Messages that a silent node still sends."""
 
 
 class ClusterConnection:
@@ -146,7 +146,7 @@ class ClusterConnection:
 
     @property
     def sources(self) -> list[tuple[Any, int]]:
-        """What to poll."""
+        """The sockets to poll."""
         return self.transport.sources
 
     @property

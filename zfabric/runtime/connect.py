@@ -21,9 +21,9 @@ LOCAL = "local"
 DAEMON_SECONDS = 15.0
 """Seconds within which a restarted daemon must publish its socket."""
 REGISTER_SECONDS = 60.0
-"""The same for that of a new node: an overloaded machine takes long, and if the node ends, that is noticed at once."""
+"""Seconds to wait for the daemon of a new node: an overloaded machine takes long, and the end of the node is noticed at once."""
 PRELOAD_SECONDS = 300.0
-"""The same if the node first imports modules named by its configuration ("preload")."""
+"""Seconds to wait if the node first imports modules named by its configuration ("preload")."""
 
 
 def attach(

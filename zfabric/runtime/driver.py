@@ -40,7 +40,7 @@ SIGINT, SIGTERM, SIGALRM = int(signal.SIGINT), int(signal.SIGTERM), int(signal.S
 NO_HANDLERS = (int, type(None))
 """Types of what ``getsignal`` returns if no handler is in Python."""
 DEFAULT = int(signal.SIG_DFL)
-"""What it returns for the default action. Small ints are the same object everywhere, so ``is`` compares them."""
+"""The value of ``getsignal`` for the default action. Small ints are the same object everywhere, so ``is`` compares them."""
 
 _NOTHING = object()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -62,7 +62,7 @@ class DeferredSignals:
         self._program: Any = _NOTHING
         """The program's handler of SIGINT at the last check; ``_NOTHING`` if it had none in Python."""
         self._others: dict[int, Any] = {}
-        """The same for further signals."""
+        """Handlers of further signals."""
         self._arrived: list[int] = []
         """Signals that have arrived and are handled at the end of the call."""
         self._handler = self._handle

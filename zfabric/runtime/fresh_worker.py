@@ -26,7 +26,7 @@ _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from zfabric.runtime.fresh
 
 
 def requirements_of(environment: Iterable[tuple[str, str]]) -> Requirements | None:
-    """What the environment of a worker asks to be installed, or None."""
+    """The packages that the environment of a worker asks for, or None."""
     whole = dict(environment).get(RUNTIME_ENV_VARIABLE)
     if whole is None:
         return None

@@ -34,7 +34,7 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
 
 
 class Crew(Protocol):
-    """What runs calls outside the main thread: threads or an event loop."""
+    """The part that runs calls outside the main thread: threads or an event loop."""
 
     def hand_out(self) -> None:
         """Start as many queued calls as may run. Called by the main thread."""

@@ -200,7 +200,7 @@ class TaskContext(NamedTuple):
     gpu_ids: tuple[int | str, ...]
     actor_id: bytes = b""
     demand: Demand = ()
-    """The resources that it holds; in a call, those of its actor."""
+    """The resources that the task holds, or the actor of the call."""
     name: str = ""
     """The name in its options, or empty."""
     cancelled: bool = False

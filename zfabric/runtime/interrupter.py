@@ -106,7 +106,7 @@ class Interrupter:
             raise TaskInterrupt(f"{short(item.row[0])} is to be stopped")
 
     def closed(self, function: _Function) -> _Function:
-        """The same function, which runs to its end without interrupts when user code calls it."""
+        """Make a function run to its end without interrupts when user code calls it."""
         return self.fences.closed(function, self.catch_up)
 
     def run_as_user(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

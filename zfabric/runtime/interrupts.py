@@ -78,7 +78,7 @@ class Fences(threading.local):
         self.mine = Fence()
 
     def closed(self, function: _Function, catch_up: Callable[[Fence], None]) -> _Function:
-        """The same function, which runs to its end without interrupts when user code calls it; ``catch_up`` raises one that was missed."""
+        """Make a function run to its end without interrupts when user code calls it. ``catch_up`` first raises a missed one."""
 
         @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:

@@ -29,7 +29,7 @@ _COMMENT = "# A key of a zfabric cluster. Whoever can read it can run code on th
 
 
 class ClusterKeys(NamedTuple):
-    """What a key file has."""
+    """The content of a key file."""
 
     server: bytes
     """The public key of the head."""

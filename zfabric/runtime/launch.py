@@ -28,7 +28,7 @@ WORKER_ENTRY = "zfabric.runtime.worker:run"
 IMPORTS = ("zmq", "msgpack", "lmdb", "cloudpickle", "zfabric.runtime.daemon", "zfabric.runtime.worker")
 """Modules that are loaded once per node and shared by all its processes."""
 IMPORTS_OF_CLUSTERS = ("zfabric.runtime.cluster_connection", "zfabric.runtime.transfer")
-"""The same for a node of a cluster: what its daemon and its transfer agent need besides."""
+"""Modules that the daemon and the transfer agent of a node of a cluster need besides."""
 
 FILES_MIN = 128
 """Fewest files that a process must be allowed to open: the daemon has one or two for each process of the cluster."""

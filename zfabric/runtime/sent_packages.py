@@ -26,7 +26,7 @@ class SentPackages:
 
     def __init__(self, connection: WorkerConnection, get: Get) -> None:
         self.paths: list[str] = []
-        """What ``enter`` has put at the beginning of ``sys.path``."""
+        """Paths that ``enter`` has put at the beginning of ``sys.path``."""
         self._connection = connection
         self._get = get
         self._root = f"{connection.session.directory}/environments"

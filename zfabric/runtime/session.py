@@ -70,7 +70,7 @@ def is_cluster_address(address: str) -> bool:
 
 
 class ClusterSettings(NamedTuple):
-    """What makes a session a node of a cluster of several.
+    """Settings that make a session a node of a cluster of several.
 
     ``head`` says whether it is the head, which has the registry. The daemon listens at ``host`` and ``port`` (0: any free one).
     ``address`` is the head's ("tcp://host:port"), or the directory of its session if that has just been started; ``key_file`` is the file
@@ -91,11 +91,11 @@ class ClusterSettings(NamedTuple):
     advertised: str = ""
     """Where other nodes reach the daemon, "host:port", if that is not where it listens: behind a router that translates addresses."""
     advertised_transfer: str = ""
-    """The same for the transfer agent."""
+    """Where other nodes reach the transfer agent, "host:port", if that is not where it listens."""
 
 
 class JoinedNode(NamedTuple):
-    """What a node that has joined a cluster keeps for its next daemon: its number, and the address at which others reach it.
+    """The membership of a node in a cluster, for its next daemon: its number, and the address at which others reach it.
 
     ``addresses`` are those of all nodes, as of the last node table; ``table`` is that table, packed as a row, in hexadecimal digits.
     """
@@ -111,7 +111,7 @@ class JoinedNode(NamedTuple):
 
 
 class Specification(NamedTuple):
-    """What a launcher sends to the supervisor that it starts.
+    """The specification that a launcher sends to the supervisor that it starts.
 
     ``directory`` is the session's. ``kind`` is "embedded" (ends with the launcher) or "started" (ends when it is stopped).
     ``launcher`` and ``launcher_started`` name the launching process. ``arena_size`` is -1 for that of ``config``, 0 for

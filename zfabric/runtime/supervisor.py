@@ -76,7 +76,7 @@ class Supervisor:
         self._template = 0
         self._agent = 0
         self._agent_arguments: tuple[bytes, str] | None = None
-        """What the daemon has requested a transfer agent with, if it has."""
+        """The daemon's request for a transfer agent, if there was one."""
         self._transfer: socket.socket | None = None
         """The listening socket of transfer agents: its port outlives them."""
         self._daemon_starts = 0

@@ -89,7 +89,7 @@ class Faults(NamedTuple):
 
 
 class NodeConnection:
-    """A connection that the daemon of one node has dialled to that of another. ``ended`` is called when the dialler notices its end."""
+    """A connection that one node's daemon has dialled to another's. ``ended`` is called when the dialler notices its end."""
 
     def __init__(self, dialler: bytes, acceptor: bytes, ended: Callable[[NodeConnection], None]) -> None:
         self.dialler = dialler

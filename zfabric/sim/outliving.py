@@ -64,7 +64,7 @@ class OutlivingAuthor:
         statements.append(("sleep", self.random.choice((0.0, 0.1, 1.0, 3.0, 4.5))))
 
     def _get_all(self, statements: list[Any], slots: dict[int, _Ref]) -> None:
-        """Get values, open some of those that have refs inside, and get these."""
+        """Get values, and the values of refs inside some of them."""
         rng = self.random
         agenda = list(slots.items())
         rng.shuffle(agenda)

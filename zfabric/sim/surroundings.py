@@ -158,7 +158,7 @@ class Surroundings(Time, Protocol):
         """All living processes but daemons."""
 
     def between_nodes(self, daemon: Any, node: bytes, envelopes: list[Envelope]) -> None:
-        """Observe what a daemon sends to that of another node."""
+        """Observe what a daemon sends to the daemon of another node."""
 
     def incarnation(self) -> bytes:
         """Return a new incarnation. Incarnations are numbered, so that traces can be read."""

@@ -419,7 +419,7 @@ class World(Agenda):
         self.invariants.after_turn(daemon)
 
     def between_nodes(self, daemon: SimDaemon, node: bytes, envelopes: list[Envelope]) -> None:
-        """Observe what a daemon sends to that of another node."""
+        """Observe what a daemon sends to the daemon of another node."""
         self.invariants.between_nodes(daemon, node, envelopes)
 
     # -- faults --

@@ -99,17 +99,17 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         self._own = _made(initializer, initargs)
         """The initializer of calls of ``Parallel`` that are given none."""
         self._initialize: Initializer | None = None
-        """That of the present call."""
+        """The initializer of the present call."""
         self._run = zf.remote(_run_batch).options(**options)
         self._named: dict[str, Any] = {}
-        """The same remote function with names for listings."""
+        """Remote functions that run a batch under a name for listings, by name."""
         self._lock = threading.Lock()
         self._stored = StoredArrays()
         self._shared_from: float = LARGE
         self._open: dict[_Batch, None] = {}
         """Batches whose outcome joblib waits for."""
         self._waiting: deque[_Batch] = deque()
-        """Those of them that wait until fewer are submitted."""
+        """Batches that wait until fewer are submitted."""
         self._room: int | None = None
         """How many more batches may be submitted; None for no limit but the cluster's."""
         self._limit: int | None = None

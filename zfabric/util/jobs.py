@@ -52,7 +52,7 @@ ANSWER_SECONDS = 30.0
 
 
 class JobStatus(enum.StrEnum):
-    """What has become of a job."""
+    """The state of a job."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -245,7 +245,7 @@ def _own_addresses() -> tuple[str, ...]:
 
 
 def _without_process(job: str) -> dict[str, Any]:
-    """What a client knows about a job that has not begun."""
+    """The description of a job that has not begun."""
     return {**dict.fromkeys(("start_time", "end_time", "driver_exit_code", "pid")), "submission_id": job, "entrypoint": "", "metadata": {}}
 
 

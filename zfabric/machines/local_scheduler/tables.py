@@ -129,7 +129,7 @@ class Tables:
         self.submitted_here: list[m.Rows] = []
         """Rows of other nodes' jobs that processes of this one have submitted since the last turn."""
         self.finished: list[TaskRecord] = []
-        """Tasks that have ended since the last turn, of those that were entrusted without an outcome."""
+        """Tasks that were entrusted without an outcome and have ended since the last turn."""
         self.first_held: list[BorrowedRecord] = []
         """Objects of other nodes that a process of this one began to hold since the last turn."""
         self.to_borrow: list[BorrowedRecord] = []

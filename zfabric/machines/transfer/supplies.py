@@ -182,7 +182,7 @@ class Supplies:
             self._share(delivery.supply, delivery.reader)
 
     def _share(self, supply: Supply, holder: bytes) -> None:
-        """A node has a copy now: send it its share of those that are queued for the value."""
+        """Send a node that has a copy now its share of the readers that are queued for the value."""
         queued = [each for each in supply.readers.values() if not each.served]
         others = len(supply.readers) - len(queued)
         for delivery in queued[: len(queued) // (others + 2)]:

@@ -71,7 +71,7 @@ def persist(*collections: Any, **settings: Any) -> tuple[Any, ...]:
 
 
 def _persist(collections: Any, **settings: Any) -> tuple[Any, ...]:
-    """What Dask calls for ``x.persist(scheduler=get)``."""
+    """Persist for Dask, which calls it for ``x.persist(scheduler=get)``."""
     return persist(*collections, **settings)
 
 

@@ -46,7 +46,7 @@ _stored: WeakValueDictionary[str, StoredValue] = WeakValueDictionary()
 
 
 def stored_value(ref: zf.ObjectRef) -> StoredValue:
-    """What stands for the value of a ref in graphs."""
+    """The placeholder of a ref's value in graphs."""
     made = StoredValue(ref)
     return _stored.setdefault(made.key, made)
 
@@ -61,11 +61,11 @@ class Graph:
         """By key. An alias has the number of what it stands for."""
         self._nodes: list[Any] = []
         self.needs: list[tuple[int, ...]] = []
-        """What each task takes, once each."""
+        """Numbers of the tasks whose values each task takes, once each."""
         self.users: list[list[int]] = []
         """The tasks that take its value."""
         self.kinds: list[str] = []
-        """What tasks that do the same to other values have in common: the beginning of the key. Empty for data."""
+        """The kind of each task: the beginning of its key, which tasks that do the same to other values share. Empty for data."""
         self.picks: list[bool] = []
         """Whether it takes a part of one value: where that is made it costs next to nothing."""
         self.by_key: dict[Any, Any] = convert_legacy_graph(dsk if isinstance(dsk, Mapping) else dsk.__dask_graph__())
@@ -205,7 +205,7 @@ def _with_refs_outside(task: Any) -> Any:
 
 
 def kind_of(key: Any) -> str:
-    """What the keys of tasks that do the same to other values have in common."""
+    """The beginning that the keys of tasks share which do the same to other values."""
     return key_split(key) or "task"
 
 

@@ -223,7 +223,7 @@ class _Callbacks:
         self._graph = graph
         self._dsk = graph.by_key
         self._state: dict[str, Any] = {}
-        """What Dask's own schedulers keep of a graph, by its names."""
+        """The state that Dask's own schedulers have of a graph, by its names."""
         self._started: list[Any] = []
 
     def __enter__(self) -> _Callbacks:

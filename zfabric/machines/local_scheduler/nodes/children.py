@@ -27,7 +27,7 @@ class Children:
         self.tables = tables
         self.entrusting = entrusting
         self._of: dict[bytes, list[bytes]] = {}
-        """Ids of children, by the prefix of their ids; of those that a thread of its own submitted, by the parent's id."""
+        """Ids of children, by the prefix of their ids. A child that a thread of its parent submitted is found by the parent's id."""
         self._count = 0
         self._most = CHILDREN_MIN
 

@@ -149,7 +149,7 @@ class Failover:
             rows.pop(task_id, None)
 
     def begin_anew(self, node: bytes) -> None:
-        """Forget what a node reported whose daemon is new: the next one knows nothing of those that are dead."""
+        """Forget what a node had reported before its daemon was restarted: the new daemon has nothing of dead nodes."""
         for takeover in self._takeovers.values():
             self._forget_reports(takeover, node)
             takeover.reported.add(node)

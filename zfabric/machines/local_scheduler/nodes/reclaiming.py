@@ -32,7 +32,7 @@ class Reclaiming:
             self._asked = b""
 
     def end_of_turn(self) -> None:
-        """If this node has room and nothing to run, ask the node with the most tasks for the last half of those that it was given."""
+        """If this node has room and nothing to run, reclaim from the node with the most tasks the last half of its tasks."""
         if self._asked in self.tables.nodes:
             return
         given = [node for node in self.tables.nodes.values() if node.reclaimable and node.inflight]

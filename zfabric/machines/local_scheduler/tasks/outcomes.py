@@ -244,7 +244,7 @@ class Outcomes:
             self.contain(record, refs)
 
     def contain(self, record: AnyObject, refs: tuple[bytes, ...]) -> None:
-        """Retain the objects inside a value, in place of those that were inside it before."""
+        """Retain the objects inside a value, and release the objects that were inside it before."""
         before, record.contained = record.contained, refs
         if refs:
             self.references.pin(refs)
