@@ -135,6 +135,18 @@ def test_a_value_that_failed_once_and_fails_again_for_the_next_daemon_is_counted
     assert node.scheduler.tables.inline.total == 3 * len(error)
 
 
+def test_a_failure_that_is_repeated_to_the_next_daemon_is_forgotten_with_its_last_ref(node: Restarted) -> None:
+    """It was released as if it were a plain value, and stayed among the failures that are listed."""
+    error = pack_failure("TaskCancelledError", "it was cancelled")
+    node.rejoin((row(0),), held=(m.OfferResults(((ref(0), m.FAILED, error, ()),)),))
+    tables = node.scheduler.tables
+    assert tables.failures.keys() == tables.tasks.keys() == {task_id(0)}
+    node.turn()
+    node.send(CLIENT + DRIVER, m.Release((ref(0),)))
+    assert not tables.tasks
+    assert not tables.failures
+
+
 def test_values_sealed_before_and_after_their_writer_registered_are_distinguished(node: Restarted) -> None:
     """Room that a process reports as unused when it registers may have a value a moment later; earlier reports concern other room."""
     before, after = ((ref(900 + number, 2**31), (4096 * number, 100), (), False) for number in (1, 2))

@@ -220,8 +220,10 @@ class Tables:
 
     def note_failure(self, record: AnyObject) -> None:
         """Enter the task of a record that has an error in place of its value."""
-        if record.task is not None:
-            self.failures[record.task.id] = record.task
+        task = record.task
+        if task is not None:
+            task.facts()  # So it does not leave by the short way of plain tasks, which looks for no failure (``References.release``).
+            self.failures[task.id] = task
 
     def values(self) -> list[AnyObject]:
         """Records of all tasks and objects."""
