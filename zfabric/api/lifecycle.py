@@ -241,7 +241,7 @@ def init(
             config = {**submitted.get("config", {}), **(config or {})}
         settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, namespace, config)
         environment = inherited(runtime_env or {}, environment_of(submitted.get("runtime_env") or {}))
-        running = address == AUTO  # Any that runs: the one that this program was told to use comes first, as in Ray.
+        running = address == AUTO  # Any cluster that runs. As in Ray, the address in the environment comes first.
         where = (None if running else address) or os.environ.get(ADDRESS_VARIABLE)
         if not where and (running or not given):
             where = next((cluster.address for each in reversed(local_clusters) if (cluster := each()) is not None), address)

@@ -14,10 +14,9 @@ import msgpack
 
 from zfabric.protocol.ids import FIRST_RETURN, call_value
 from zfabric.protocol.messages import OK
-from zfabric.protocol.options import NODE_ID, SPREAD
 from zfabric.sim.actors import GONE
+from zfabric.sim.ledgers import somewhere
 from zfabric.sim.network import Faults
-from zfabric.sim.node import node_identifier
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import (
     ACTOR,
@@ -84,13 +83,14 @@ class DetachedAuthor:
         body: list[Any] = [("sleep", rng.choice((0.0, 0.01, 0.3))), self._detach(0), ("sleep", rng.choice((0.0, 0.0, 0.02, 1.0)))]
         if rng.random() < 0.4:
             total = self._use(body, 1, 0, total)
-        statements.append(("call", (slot,), PLAIN, (label, False, tuple(body), ((0, (0,)),)), self._where(), (), ()))
+        statements.append(("call", (slot,), PLAIN, (label, False, tuple(body), ((0, (0,)),)), somewhere(self.random, self.nodes), (), ()))
         return mix(total, 0)
 
     def _detach(self, slot: int) -> tuple[Any, ...]:
         rng = self.random
         logged = (("checkpoint_every", rng.choice((0, 2))),) if rng.random() < 0.3 else ()
-        return "detach", slot, (rng.randrange(MODULUS), False, (), ((0, ()),)), (("max_restarts", -1), *logged, *self._where())
+        spec = rng.randrange(MODULUS), False, (), ((0, ()),)
+        return "detach", slot, spec, (("max_restarts", -1), *logged, *somewhere(rng, self.nodes))
 
     def _use(self, statements: list[Any], slot: int, actor: int, total: int = 0) -> int:
         """Write a call of an actor. Whoever has its outcome relies on the actor. Return the total with its value."""
@@ -103,14 +103,6 @@ class DetachedAuthor:
             return total
         statements += [("get", ((slot, mix(label, 0)),)), ("rely", actor)]
         return mix(total, mix(label, 0))
-
-    def _where(self) -> tuple[tuple[str, Any], ...]:
-        number = self.random.randrange(self.nodes + 2)
-        if not number:
-            return ()
-        if number > self.nodes:
-            return (("strategy", SPREAD),)
-        return (("strategy", (("soft", NODE_ID, "in", (node_identifier(number).hex(),)),)),)
 
 
 class Detached:

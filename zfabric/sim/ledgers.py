@@ -33,6 +33,16 @@ def with_deaths(faults: Faults, seed: int) -> Faults:
     return faults._replace(nodes=nodes._replace(restarts=0) if rng.random() < 0.5 else nodes)
 
 
+def somewhere(rng: random.Random, nodes: int) -> tuple[tuple[str, Any], ...]:
+    """Options of a task or an actor: on any node, spread, or rather on a certain one of ``nodes``."""
+    number = rng.randrange(nodes + 2)
+    if not number:
+        return ()
+    if number > nodes:
+        return (("strategy", SPREAD),)
+    return (("strategy", (("soft", NODE_ID, "in", (node_identifier(number).hex(),)),)),)
+
+
 class LedgerAuthor:
     """Writes one program, for a cluster of ``nodes``."""
 
@@ -75,16 +85,8 @@ class LedgerAuthor:
         return Program(tuple(statements), self.tasks)
 
     def _actor(self, slot: int) -> tuple[Any, ...]:
-        options = (("max_restarts", -1), ("checkpoint_every", self.random.choice((0, 0, 1, 3, 20))), *self._strategy())
+        options = (("max_restarts", -1), ("checkpoint_every", self.random.choice((0, 0, 1, 3, 20))), *somewhere(self.random, self.nodes))
         return "make", slot, ACTOR, (self.random.randrange(MODULUS), False, (), ((0, ()),)), options, ()
-
-    def _strategy(self) -> tuple[tuple[str, Any], ...]:
-        number = self.random.randrange(self.nodes + 2)
-        if not number:
-            return ()
-        if number > self.nodes:
-            return (("strategy", SPREAD),)
-        return (("strategy", (("soft", NODE_ID, "in", (node_identifier(number).hex(),)),)),)
 
     def _invoke(self, statements: list[Any], slot: int, actor: int, large: bool = False) -> int:
         """Write a call. Return its value."""
@@ -109,7 +111,7 @@ class LedgerAuthor:
             body.append(self._look(each, number))
             total = total if self.errors else mix(total, number)
         spec = (label, False, tuple(body), ((0, ()),))
-        statements.append(("call", (slot,), PLAIN, spec, (*self._strategy(), ("contains", (actor,))), (), (actor,)))
+        statements.append(("call", (slot,), PLAIN, spec, (*somewhere(self.random, self.nodes), ("contains", (actor,))), (), (actor,)))
         return mix(total, 0)
 
     def _look(self, slot: int, number: int, unlogged: bool = False) -> tuple[Any, ...]:

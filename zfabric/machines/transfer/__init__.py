@@ -1,4 +1,4 @@
-"""The transfer agent: copies large values from other nodes into the arena of its own, and serves those that are there.
+"""The transfer agent copies large values of other nodes into the arena of its node, and sends values of this arena to other nodes.
 
 ``pulls`` is the reader's side and ``supplies`` the source's; ``machine`` receives the messages for both.
 """

@@ -161,7 +161,7 @@ class AllowYields(NamedTuple):
 class RunningTasks(NamedTuple):
     """worker -> local scheduler, between ``Register`` and ``Ready``. The worker's tasks: rows ``(task row, attempt, begun, stopped)``.
 
-    ``stopped`` is the reason if the attempt was told to stop (``Interrupt``), else empty: no other living process may have it.
+    No other living process may have the same attempt. ``stopped`` is the reason if it was told to stop (``Interrupt``), else empty.
     ``gpus`` are the GPUs that the worker was given. No other worker gets them while it lives.
     """
 
