@@ -35,6 +35,8 @@ HELD_MAX = 4 * 2**20
 PIECE = 256 * 2**10
 PORTS = range(20_000, 30_000)
 """Where nodes listen: no port that the kernel gives to others."""
+_HELD_PORTS: list[socket.socket] = []
+"""Keeps what ``free_port`` has bound."""
 OUTSIDE = "outside"
 """Whoever is no node."""
 
@@ -383,12 +385,17 @@ class RelayedCluster(LocalCluster):
 
 
 def free_port() -> int:
-    """A port at which nobody listens."""
+    """A port at which nobody listens. No other process gets it from here: it stays bound, and nodes may listen there nevertheless."""
     while True:
-        port = random.choice(PORTS)
-        with socket.socket() as probe, suppress(OSError):
+        port, probe = random.choice(PORTS), socket.socket()
+        try:
             probe.bind((HOST, port))
-            return port
+        except OSError:
+            probe.close()
+            continue
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # After it is bound: two that ask at once do not get the same.
+        _HELD_PORTS.append(probe)
+        return port
 
 
 if __name__ == "__main__":

@@ -350,9 +350,8 @@ def test_what_cannot_join_is_refused_with_the_reason(cluster: zf.LocalCluster, m
 
 
 def test_the_command_line_starts_lists_and_stops_the_nodes_of_a_cluster() -> None:
-    with a_place() as place, socket.socket() as probe:
-        probe.bind(("127.0.0.1", free_port()))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
+    with a_place() as place, socket.create_server(("127.0.0.1", int(port))) as probe:
         config = {"XDG_CONFIG_HOME": f"{place.directory}/config"}
         taken = place.run("start", "--head", "--port", port, "--num-cpus", 1, code=2, **config).stderr
         assert f"cannot listen on host 127.0.0.1, port {port}: Address already in use; choose another port" in taken
