@@ -28,6 +28,47 @@ def test_tasks_begin_in_order_and_their_outcomes_are_sent_together(worker: Worke
     assert sent_by(worker) == []
 
 
+def test_the_report_of_a_lone_task_is_the_one_that_a_batch_of_one_would_have(worker: Worker) -> None:
+    give(worker, 1)
+    item = worker.begin()
+    assert isinstance(item, Item)
+    report = worker.report_alone(item, m.OK, (b"value",), 1.5, 0.25)
+    assert not worker.stack
+    assert sent_by(worker) == []  # Nothing is reported twice.
+    give(worker, 1)
+    assert begin(worker) == 1
+    worker.finish(worker.stack[-1], m.OK, (b"value",), None, 1.5, 0.25)
+    assert sent_by(worker) == [report]
+
+
+def test_a_task_is_not_reported_alone_where_others_follow_or_must_go_before_it(worker: Worker) -> None:
+    give(worker, 1, 2)
+    first = worker.begin()
+    assert isinstance(first, Item)
+    assert worker.report_alone(first, m.OK, (b"value",), 0.0, 0.1) is None  # One frame for both.
+    (second_row,) = worker.queue
+    worker.queue.clear()
+    worker.inline.append(second_row)
+    assert worker.report_alone(first, m.OK, (b"value",), 0.0, 0.1) is None  # Likewise on top of a task that waits.
+    worker.inline.clear()
+    assert worker.report_alone(first, m.ERROR, (b"error",), 0.0, 0.1) is None
+    assert worker.report_alone(first, m.OK, ((0, 100),), 0.0, 0.1) is None  # A place in the arena.
+    worker.interrupts[first.row[0]] = (0, "cancelled")
+    assert worker.report_alone(first, m.OK, (b"value",), 0.0, 0.1) is None
+    worker.interrupts.clear()
+    worker.report_output()
+    assert worker.report_alone(first, m.OK, (b"value",), 0.0, 0.1) is None  # Its output is known before it ends.
+    assert sent_by(worker) == [m.OutputWritten()]
+    finish(worker)
+    give(worker, 2)
+    second = worker.begin()
+    assert isinstance(second, Item)
+    assert worker.report_alone(second, m.OK, (b"value",), 0.0, 0.1) is None  # The first one is reported with it.
+    finish(worker)
+    (completed,) = sent_by(worker)
+    assert [task_id for task_id, *_ in completed.rows] == [row(1)[0], row(2)[0]]
+
+
 def test_rows_that_wait_alone_keep_their_attempt_when_later_ones_have_another(worker: Worker) -> None:
     later = 1 << 20
     give(worker, 1)

@@ -13,7 +13,7 @@ from time import sleep
 from zfabric.adapters.processes import flush_output
 from zfabric.exceptions import FabricError, NotInitializedError
 from zfabric.machines.worker import Invocation, Item
-from zfabric.protocol.ids import JOB_BYTES, WORKER
+from zfabric.protocol.ids import JOB_BYTES, LOCAL_SCHEDULER, WORKER
 from zfabric.protocol.messages import Row
 from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.attempts import AttemptRunner
@@ -222,8 +222,14 @@ class TaskLoop:
             held = self._end_call(item, status, outputs, extra, started, ended - started, answered)
             unreported = worker.unreported
         else:
-            answered = bool(item.driver) and extra is None and self._answer(item, status, outputs, ended)  # type: ignore[union-attr]
-            unreported = worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
+            answered, unreported = False, -1
+            if extra is None and not worker.queue:  # Nothing follows, so somebody may wait for this outcome.
+                if item.driver:  # type: ignore[union-attr]
+                    answered = self._answer(item, status, outputs, ended)
+                elif self._report_alone(item, status, outputs, started, ended):  # type: ignore[arg-type]
+                    answered, unreported = True, 0
+            if unreported < 0:
+                unreported = worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
         if self._retained and not held:
             self._retained.pop(item.row[0], None)
         if self._unreported_writes:
@@ -245,6 +251,16 @@ class TaskLoop:
         if not self._connection.armed and (following is not None or worker.queue or worker.inline or worker.mailbox.queue):
             self._connection.arm_flusher()
         return following
+
+    def _report_alone(self, item: Item, status: int, outputs: Row, started: float, ended: float) -> bool:
+        """Record and send the outcome of a task by itself, if nothing else is to be sent. Return whether it was. The lock is held."""
+        if self._machine.has_unsent:
+            return False
+        report = self._worker.report_alone(item, status, outputs, started, ended - started)
+        if report is None:
+            return False
+        self._transport.send_envelopes(self._connection.daemon, [(LOCAL_SCHEDULER, WORKER, report)], ended)
+        return True
 
     def _answer(self, item: Item | Invocation, status: int, outputs: Row, now: float) -> bool:
         """Send an outcome straight to the process that waits for it, if that is permitted. Return whether it was. The lock is held."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from operator import itemgetter
 
+from zfabric.machines.worker.items import Item
 from zfabric.protocol import messages as m
-from zfabric.protocol.messages import Row
+from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.trace import pack_times
 
 _task_id = itemgetter(0)
@@ -42,6 +43,14 @@ class CompletionBatch:
         )
         self.attempts, self.statuses, self.outputs, self.extras, self.rows, self.times = [], [], [], [], [], []
         return completed
+
+
+def lone_report(item: Item, outputs: Row, started: float, seconds: float) -> m.Completed:
+    """The message about a single attempt without error, as ``take`` makes it."""
+    row = item.row
+    function = row[1]
+    times = pack_times((function,), (started, seconds))
+    return m.Completed((item.attempt,), (OK,), (outputs,), row[0], (), ((function, 1, seconds),), times)
 
 
 def _durations(functions: list[bytes], seconds: list[float]) -> tuple[Row, ...]:

@@ -15,7 +15,7 @@ from zfabric.config import Config
 from zfabric.machines.worker.actor_queues import CallQueue
 from zfabric.machines.worker.baton import FAREWELL, Baton
 from zfabric.machines.worker.call_trace import CallTrace, MeasuredCallTrace
-from zfabric.machines.worker.completions import CompletionBatch
+from zfabric.machines.worker.completions import CompletionBatch, lone_report
 from zfabric.machines.worker.drivers import Drivers
 from zfabric.machines.worker.items import Invocation, Item, actor_of
 from zfabric.machines.worker.mailbox import Callee, Mailbox
@@ -130,6 +130,21 @@ class Worker:
         if item.options or item.row[3] or not node_of_caller(item.caller):
             return None
         return Send(self.scheduler, m.CallOutcomes((mailbox.retain(item.row[0], item.caller, status, outputs, ()),)))
+
+    def report_alone(self, item: Item, status: int, outputs: Row, started: float, seconds: float) -> m.Completed | None:
+        """Record the outcome of an attempt, and return the report of it, to be sent at once: nothing is to be sent with it or before it.
+
+        None, and nothing is recorded, if the outcome is more than one small value, or if anything else has ended, runs beside it or follows
+        it here: then ``finish`` records it. No refs are inside.
+        """
+        if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self._ended.rows or self._effects or self.interrupts:
+            return None
+        if self.queue or self.inline or self.running_calls or self.mailbox.actors or self.yields.open or self.yields.unsent:
+            return None
+        if self.baton is not None:
+            return None
+        self.stack.pop()
+        return lone_report(item, outputs, started, seconds)
 
     def finish(
         self,
