@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from relay import free_port
 
 import zfabric as zf
 from zfabric.cli.main import program
+from zfabric.runtime.connect import await_registered
 from zfabric.runtime.keys import read_keys, read_server_pair
 from zfabric.runtime.session import Session, find_sessions
 from zfabric.util import state
@@ -92,6 +94,37 @@ def run_on_both(cluster: zf.LocalCluster) -> list[tuple[str, int, int]]:
     return rows
 
 
+def have_registered(cluster: zf.LocalCluster) -> bool:
+    """Whether each node may give tasks to every other one."""
+    nodes = {node.node_id for node in cluster.nodes}
+    return all({node, *query("at", bytes.fromhex(node), "registered")} == nodes for node in nodes)
+
+
+class Registering:
+    """A client of a cluster whose nodes register with each other, one pair at each question. One of them does not answer."""
+
+    def __init__(self, nodes: tuple[str, ...], silent: str) -> None:
+        self.silent = silent
+        self.later = [pair for pair in permutations(nodes, 2) if silent not in pair]
+        self.registered: list[tuple[str, str]] = []
+
+    def query(self, what: str, node: bytes, query: str) -> list[str]:
+        """The nodes that have registered with one."""
+        assert (what, query) == ("at", "registered")
+        if node.hex() == self.silent:
+            raise zf.FabricError("no answer")
+        self.registered += self.later[:1]
+        del self.later[:1]
+        return [there for here, there in self.registered if here == node.hex()]
+
+
+def test_nodes_are_waited_for_until_each_has_registered_with_every_other() -> None:
+    client: Any = Registering(nodes := ("aa", "bb", "cc", "dd"), "cc")
+    await_registered(client, nodes)
+    assert not client.later
+    assert len(client.registered) == 6, "the one that does not answer is not waited for"
+
+
 def test_two_nodes_run_a_job_and_end_it(driver: zf.LocalCluster, capfd: pytest.CaptureFixture[str]) -> None:
     rows = run_on_both(driver)
     assert len({value for _, _, value in rows}) == 1, "all workers share a hash seed"
@@ -146,7 +179,7 @@ def test_a_program_that_one_node_can_run_sends_nothing_to_others() -> None:
 
     config = {"spill_after": 600.0}  # No start of a worker is long enough that others would be asked for help.
     with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config=config) as cluster, zf.init(cluster.address):
-        eventually(lambda: sent()["to_nodes_Ready"], "the nodes have registered with each other")
+        assert have_registered(cluster)
         before = sent()
         assert before["to_nodes_RegisterNode"] == 1, "messages are counted once"
         counter = zf.remote(Counting).remote()
@@ -172,7 +205,6 @@ def test_options_say_on_which_node_tasks_run(driver: zf.LocalCluster) -> None:
         remote = zf.remote(where).options(scheduling_strategy=strategy)
         return [node for node, _, _ in zf.get([remote.remote(0.0) for _ in range(count)], timeout=60)]
 
-    run_on_both(driver)  # The nodes have registered with each other.
     first, second = (node.node_id for node in driver.nodes)
     assert sorted(nodes_of(6, "SPREAD")) == sorted([first, second] * 3)
     for soft in (False, True):
@@ -301,6 +333,7 @@ def test_nodes_leave_in_order_and_the_end_of_the_head_is_that_of_the_others() ->
     with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 600.0}) as cluster:
         with zf.init(cluster.address):
             added = cluster.add_node()
+            assert have_registered(cluster)
             cluster.remove_node(added)
             with pytest.raises(zf.FabricError, match="is no node of this LocalCluster"):
                 cluster.remove_node(added)

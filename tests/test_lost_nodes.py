@@ -273,7 +273,7 @@ def test_a_node_whose_key_reaches_another_too_late_is_let_in_once_it_has_come(no
     head, second, _ = nodes.nodes
     before = refused_keys(second)
     nodes.relay.fault(head.name, second.name, CUT, "control")
-    joiner = nodes.add_node()
+    joiner = nodes._launch(False)._wait()  # As by add_node(), which waits for the answer of the second node, though not for ever.
     eventually(lambda: refused_keys(second) > before, "it has dialled, and was a stranger there")
     nodes.relay.heal()
     with zf.init(joiner.address):

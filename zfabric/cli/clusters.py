@@ -20,7 +20,7 @@ from zfabric.cli.sessions import about, chosen_session, connected, seconds
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError
 from zfabric.protocol.names import is_text
-from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, drain_node, node_resources
+from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, drain_node, node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
 from zfabric.runtime.session import STARTED, ClusterSettings, Session, find_sessions, started_session, user_directory
@@ -188,6 +188,8 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
             until = time.monotonic() + client.config.worker_start_seconds
             while all(row["state"] == "starting" for row in client.query("workers")) and time.monotonic() < until:
                 time.sleep(0.01)  # A tool polls: the daemon does not notify it.
+            if launched.session.membership() is not None:
+                await_registered(client, [row["node"] for row in client.query("nodes")])
         finally:
             client.close()
         description = launched.session.describe()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from zfabric.config import Config
@@ -22,6 +23,8 @@ DAEMON_SECONDS = 15.0
 """Seconds within which a restarted daemon must publish its socket."""
 REGISTER_SECONDS = 60.0
 """Seconds to wait for the daemon of a new node: an overloaded machine takes long, and the end of the node is noticed at once."""
+REGISTERED_SECONDS = 5.0
+"""Seconds to wait for nodes to register with each other: on a machine that is not overloaded it takes milliseconds."""
 PRELOAD_SECONDS = 300.0
 """Seconds to wait if the node first imports modules named by its configuration ("preload")."""
 
@@ -179,6 +182,23 @@ def find_session(address: str) -> Session:
     if not session.alive():
         raise ConnectionLostError(f"the session at {address!r} has ended")
     return session
+
+
+def await_registered(client: DriverClient, nodes: Iterable[str]) -> None:
+    """Wait until these nodes of the client's cluster, by id as text, have registered with each other.
+
+    Until then a node gives the others no tasks. Nodes that do not answer are not waited for, and ``REGISTERED_SECONDS`` are the most.
+    """
+    waiting, until = set(nodes), clock() + REGISTERED_SECONDS
+    while len(waiting) > 1:
+        registered = {}
+        for node in waiting:
+            with suppress(FabricError):  # It has died, or is held up.
+                registered[node] = {node, *client.query("at", bytes.fromhex(node), "registered")}
+        waiting &= registered.keys()
+        if all(waiting <= each for each in registered.values()) or clock() >= until:
+            break
+        time.sleep(0.002)  # A tool polls: the daemon does not notify it.
 
 
 def drain_node(

@@ -134,6 +134,7 @@ class LocalCluster:
                 self._launch(index == 0)
             for node in self.nodes:
                 node._wait()
+            self._await_registered()
             local_clusters.append(self._reference)
         except BaseException:  # Ctrl-C too.
             self.shutdown()
@@ -172,18 +173,20 @@ class LocalCluster:
         labels: Mapping[str, str] | None = None,
         object_store_memory: float | None = None,
     ) -> LocalNode:
-        """Start one more node and return it once it has joined.
+        """Start one more node and return it once it and the others have registered with each other.
 
         It has ``num_cpus`` CPUs, ``num_gpus`` GPUs, further ``resources``, ``labels``, and an object store of ``object_store_memory``
         bytes; for what is None it is like the other nodes. Raises ConfigError or OptionError for invalid settings.
         """
         node = self._launch(False, num_cpus, num_gpus, resources, labels, object_store_memory)
         try:
-            return node._wait()
+            node._wait()
+            self._await_registered()
         except BaseException:  # Ctrl-C too.
             self.nodes.remove(node)
             node._close()
             raise
+        return node
 
     def remove_node(self, node: LocalNode, drain: bool = False) -> None:
         """End ``node`` in order. The end of the first one, the head, is the end of the cluster.
@@ -212,6 +215,15 @@ class LocalCluster:
             node._request_end()
         for node in reversed(nodes):
             node._close()
+
+    def _await_registered(self) -> None:
+        """Wait until the nodes, without those that are paused or dead, give each other tasks."""
+        nodes = [node.node_id for node in self.nodes if node.alive() and not node._paused]
+        if len(nodes) > 1:
+            from zfabric.runtime.connect import attach, await_registered  # They load ZeroMQ, which no program needs before its cluster.
+
+            with contextlib.closing(attach(self._living_head()._launched.session, kind="tool")) as client:
+                await_registered(client, nodes)
 
     def _launch(
         self,

@@ -100,6 +100,7 @@ class Reports:
             "measure calls": self._measure_calls,
             "copied bytes": self._copied_bytes,
             "nodes": self._nodes,
+            "registered": self._registered,
             "cluster_resources": self._resources,
             "available_resources": self._available,
             "explain": self._explain,
@@ -426,6 +427,10 @@ class Reports:
             }
             for node, number, name, address, _, _, resources, labels, pid in sorted(self.tables.node_table.values(), key=lambda row: row[1])
         ]
+
+    def _registered(self, now: float) -> list[str]:
+        """The other nodes that have registered with this one: it may give them tasks."""
+        return [node.token.hex() for node in self.tables.nodes.values() if node.process is not None and node.process.ready]
 
     def _own_resources(self) -> dict[str, float]:
         return amounts(tuple(sorted(self.pool.total.items())))
