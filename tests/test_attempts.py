@@ -51,6 +51,18 @@ def test_a_queued_task_gets_an_attempt_number_of_the_new_daemon(node: Restarted)
     assert node.dispatched() == [(OLD, 1, FIRST)]
 
 
+def test_nothing_is_due_again_and_again_while_a_worker_neither_registers_nor_dies(node: Restarted) -> None:
+    node.send(b"X" + OWN, m.ArenaFound((), ()))
+    node.send(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
+    for _ in range(5):
+        node.now = node.scheduler.next_deadline() or 0.0
+        node.scheduler.tick(node.now)
+        node.turn()
+        assert (node.scheduler.next_deadline() or 0.0) > node.now
+    assert node.scheduler.tables.recovering
+    assert node.now > 10.0 + node.config.worker_start_seconds
+
+
 def test_a_running_task_retains_its_attempt_number_and_its_retry_gets_a_new_one(node: Restarted) -> None:
     node.rejoin((row(0),), (WORKER, m.RunningTasks(((row(0), THIRD, True, ""),))))
     assert node.dispatched() == []

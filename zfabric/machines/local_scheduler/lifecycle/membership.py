@@ -273,7 +273,9 @@ class Membership:
                 worker.started_at = now
 
     def next_deadline(self) -> float | None:
-        """When the next starting worker is late."""
+        """When the next starting worker is late. While the scheduler recovers that is none: see ``Rejoining.tick``."""
+        if self.tables.recovering:
+            return None
         first = None
         for worker in self.tables.workers.values():
             if worker.state == STARTING and worker.pid and (first is None or worker.started_at < first):
