@@ -526,10 +526,14 @@ def test_the_head_makes_an_actor_once_and_goes_on_with_its_job_if_the_home_of_th
     peer.answer = lambda message: None  # type: ignore[method-assign]
     hear(peer, A, query)
     assert told(peer, A) == [m.JobLives(JOB, True)], "the home of the job knows it before the process that asked"
+    assert peer.workers() == [], "it is not made before the next daemon would find it"
+    assert "waits for the control store" in peer.scheduler.explain(task_id(7)).reason  # type: ignore[union-attr]
     (write,) = [each for _, each in peer.take(m.Write) if each.token and any(table == "task" for table, *_ in each.puts)]
     peer.answer = written  # type: ignore[method-assign]
     peer.full = ""
     peer.answer(write)
+    assert peer.workers() != []
+    assert [number for _, number, _ in peer.dispatched()] == [7]
     assert told(peer, A) == [m.Answer(5, True, "")]
     hear(peer, A, query._replace(token=6))
     assert told(peer, A) == [m.Answer(6, True, "")]

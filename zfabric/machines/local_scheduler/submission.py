@@ -108,7 +108,11 @@ class Submission:
             self.tables.submitted_here.append(message.rows)
 
     def enter(self, row: m.Row, job: JobRecord, now: float) -> None:
-        """Accept the row of an actor that no process of this node has submitted."""
+        """Accept the row of a detached actor that no process of this node has submitted.
+
+        Its row is written before it is made. Nobody here would repeat it to the next daemon of this node, which would otherwise not know
+        that it is being made, on another node perhaps, when it is asked for the actor again.
+        """
         self.blocks.now = now
         function = job.functions[row[FUNCTION_ID]]
         task = self.tables.tasks[row[TASK_ID]] = TaskRecord(row, function, b"", self.tables.first_attempt)
@@ -116,13 +120,16 @@ class Submission:
         task.holders = None
         if self.tables.config.lineage:
             task.block = self.blocks.add(row)
-        self._admit(task, now)
+        self._admit(task, now, durable_first=True)
         job.submitted += 1
         self.tables.became_ready += 1
         self.tables.counts["tasks_submitted"] += 1
 
-    def _admit(self, task: TaskRecord, now: float) -> None:
-        """Admit a task that is not plain: several values, options of its own, a deadline, dependencies, or an actor to make."""
+    def _admit(self, task: TaskRecord, now: float, durable_first: bool = False) -> None:
+        """Admit a task that is not plain: several values, options of its own, a deadline, dependencies, or an actor to make.
+
+        A detached actor that is to be ``durable_first`` is not made before its row is written.
+        """
         row = task.row
         if task.function.plain and not row[3] and len(row[4]) == 1 and row[4][0][0] == "strategy" and row[4][0][1]:
             self.admission.admit_with_strategy(task, row[4][0][1])
@@ -141,4 +148,4 @@ class Submission:
         if task.function.actor is None:
             self.admission.resolve(task)
         elif self.actors.submitted(task, task.function.queue.job):
-            (self.admission.resolve_named if self.names.claim(task) else self.admission.resolve)(task)
+            self.admission.resolve(task, self.names.claim(task) + (durable_first and self.actors.await_durable(task.id)))

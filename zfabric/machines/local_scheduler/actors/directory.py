@@ -90,6 +90,8 @@ class ActorDirectory:
         self.retiring: dict[ActorRecord, None] = {}
         self._not_durable: set[bytes] = set()
         """Detached actors whose rows are not committed yet."""
+        self._durable_first: set[bytes] = set()
+        """Those of them that are not made before that."""
         self.to_write: list[bytes] = []
         """Detached actors whose rows are to be written at the end of this turn."""
 
@@ -200,10 +202,20 @@ class ActorDirectory:
         """Whether the row of a detached actor is written, as far as it can be."""
         return actor_id not in self._not_durable
 
+    def await_durable(self, actor_id: bytes) -> bool:
+        """Have the task that makes a detached actor wait for its row. Return whether that is not written yet."""
+        if actor_id in self._not_durable:
+            self._durable_first.add(actor_id)
+        return actor_id in self._durable_first
+
     def _written(self, now: float, actor_ids: tuple[bytes, ...], answer: m.Written) -> None:
         """Let detached actors live whose rows are durable. (If the disk is full, they are as durable as other actors.)"""
         self._not_durable.difference_update(actor_ids)
+        awaited = self._durable_first.intersection(actor_ids)
+        self._durable_first -= awaited
         for record in filter(None, map(self.records.get, actor_ids)):
+            if record.id in awaited:
+                self.outcomes.resolved(record.task)
             if record.state == CREATING and record.worker is not None:
                 self._set_alive(record)
 

@@ -67,9 +67,7 @@ class ActorNames:
         if message.holder != message.actor_id:
             self.actors.refuse_name(task)
             return
-        task.facts().unresolved -= 1
-        if task.facts().unresolved <= 0:
-            self.outcomes.make_ready(task)
+        self.outcomes.resolved(task)
 
     def on_freed(self, freed: ActorNameFreed) -> None:
         """Notify the head that an actor of this node does not need its name any more."""

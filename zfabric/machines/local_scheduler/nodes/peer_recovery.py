@@ -175,10 +175,7 @@ class PeerRecovery:
         self.recovery.find_lost_actors()
         waiting, self.tables.unsettled = self.tables.unsettled or {}, None
         for task in waiting:
-            if task.state == WAITING:
-                task.facts().unresolved -= 1
-                if task.facts().unresolved <= 0:
-                    self.outcomes.make_ready(task)
+            self.outcomes.resolved(task)
         for source, message in held:
             if type(message) is not m.RetainedValues:
                 self.step(now, source, message)

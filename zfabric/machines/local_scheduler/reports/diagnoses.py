@@ -108,7 +108,10 @@ class Diagnoses:
             missing = [identifier for identifier in task.row[3] if _is_pending(tables.find(identifier))]
             names = ", ".join(f"{brief(identifier)} ({self._maker(identifier)})" for identifier in missing[:5])
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            return Diagnosis(subject, state, f"waits for {len(missing)} of its arguments: {names}{more}", tuple(facts))
+            reason = f"waits for {len(missing)} of its arguments: {names}{more}"
+            if not missing:  # For the name or the row of an actor, or for what other nodes report to a restarted scheduler.
+                reason = "waits for the control store, or for other nodes, and for none of its arguments"
+            return Diagnosis(subject, state, reason, tuple(facts))
         if task.state == READY:
             return Diagnosis(subject, state, self._why_queued(task), tuple(facts))
         if task.rare is not None and task.rare.running_on is not None:

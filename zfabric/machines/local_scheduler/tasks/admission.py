@@ -90,13 +90,12 @@ class Admission:
             task.facts().deadline = now + timeout
             self.stopping.expect(task, now + timeout)
 
-    def resolve(self, task: TaskRecord) -> None:
-        """Pin the objects that a row names, and count the dependencies without a value."""
-        self._resolve(task, 0)
+    def resolve(self, task: TaskRecord, others: int = 0) -> None:
+        """Pin the objects that a row names, and count the dependencies without a value.
 
-    def resolve_named(self, task: TaskRecord) -> None:
-        """Resolve a task that makes an actor, which waits for its name, too."""
-        self._resolve(task, 1)
+        ``others`` counts what else the task waits for; ``Outcomes.resolved`` is called for each.
+        """
+        self._resolve(task, others)
 
     def resolve_later(self, task: TaskRecord) -> None:
         """Resolve a task that other nodes may run, as far as this restarted scheduler knows: it waits until they all have registered."""

@@ -612,6 +612,14 @@ class Outcomes:
         else:
             queue.tasks.append(task)
 
+    def resolved(self, task: TaskRecord) -> None:
+        """Note that one thing is there for which a task waits, if it still waits."""
+        if task.state == WAITING:
+            facts = task.facts()
+            facts.unresolved -= 1
+            if facts.unresolved <= 0:
+                self.make_ready(task)
+
     # -- running again --
 
     def again(self, task: TaskRecord, front: bool = True) -> None:
