@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from msgpack import ExtraData
 
 from zfabric.config import FRAME_BYTES_MIN
 from zfabric.machines.common.naming import Namer
@@ -24,6 +25,7 @@ from zfabric.protocol import pieces
 from zfabric.protocol.codec import encode
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, call_value
+from zfabric.protocol.messages import OK
 from zfabric.sim import __main__ as command
 from zfabric.sim import network, shrinking
 from zfabric.sim.actors import ActorAuthor
@@ -503,6 +505,16 @@ def test_a_node_that_died_while_it_was_stopped_is_excused_until_the_first_turn_o
     while node.resuming:
         world.step()
     assert not world.invariants.is_behind(node)
+
+
+def test_what_stands_for_the_value_of_a_handle_is_not_judged_as_a_value() -> None:
+    world = World(0, faults=STEADY, program=Program((), 0))
+    sent = m.Results(((b"actor in a world", OK, (b"actor",)),))
+    world.daemon.scheduler.tables.actors[b"actor in a world"] = world  # type: ignore[assignment]
+    world.invariants.sent(world.daemon, sent)
+    world.daemon.scheduler.tables.actors.clear()
+    with pytest.raises(ExtraData):
+        world.invariants.sent(world.daemon, sent)
 
 
 def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -27,6 +27,9 @@ from zfabric.sim.programs import LOST, unpack_value
 from zfabric.sim.surroundings import NodeView
 from zfabric.sim.workers import WorkerProcess
 
+_OF_HANDLES = (b"", b"actor")
+"""What stands for the value of a handle: to an actor of another node; to one that has lived through the restart of a daemon."""
+
 
 class Invariants:
     """Checks the tasks and values of one world."""
@@ -203,8 +206,10 @@ class Invariants:
         record = daemon.scheduler.tables.find(identifier)
         if record is not None and record.task is not None and record.task.function.actor is not None:
             return  # Nobody gets the value of a handle.
-        if value == b"" and any(identifier[:TASK_BYTES] in node.daemon.scheduler.tables.actors for node in self.world.nodes if node.up):
-            return  # The same of a handle to an actor of another node.
+        if value in _OF_HANDLES and any(
+            identifier[:TASK_BYTES] in node.daemon.scheduler.tables.actors for node in self.world.nodes if node.up
+        ):
+            return  # The same of a handle to an actor of another node, or of one that its process has dropped since.
         if value is None and record is not None:
             status = record.status  # The process is to fetch the value, and receives this.
         before = self._outcomes.setdefault(record, status) if record is not None else status
