@@ -96,6 +96,9 @@ EXPECTED_OF_ACTORS = (
 EXPECTED_OF_DRAINS = ("node drained", "DrainActor", "ActorDrained", "CopyValues", "ValuesCopied", "LifeEnded", "RelayedCalls")
 """The same for programs with actors on nodes that are drained."""
 
+EXPECTED_OF_GROUPED_ACTORS = ("PrepareBundles", "CommitBundles", "GroupState", "FreeBundles", "LifeEnded", "RelayedCalls", "RelayedYields")
+"""The same for programs with actors in placement groups."""
+
 EXPECTED_OF_CIRCLES = ("WaitDetails", "HostDelays", "circle refused", "circle warned", "circle broken", "worker died", "daemon restarted")
 """The same for programs whose actors wait for each other."""
 
@@ -268,7 +271,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--detached", action="store_true", help="programs with detached actors, which another driver looks for")
     parser.add_argument("--streams", action="store_true", help="programs with tasks (and with --actors, methods) that yield")
     parser.add_argument("--durable", action="store_true", help="programs with durable values, which outlive nodes and daemons")
-    parser.add_argument("--groups", action="store_true", help="programs with tasks in placement groups")
+    parser.add_argument("--groups", action="store_true", help="programs with tasks (and with --actors, actors) in placement groups")
     parser.add_argument("--elsewhere", action="store_true", help="programs whose driver waits for one task on another node after the other")
     parser.add_argument(
         "--variant", choices=sorted(VARIANTS), metavar="NAME", help="break the machines in this way; seeds that fail are then a success"
@@ -373,6 +376,8 @@ def survey(
         if elsewhere
         else EXPECTED_OF_DRAINS
         if drains
+        else EXPECTED_OF_GROUPED_ACTORS
+        if groups and actors
         else EXPECTED_OF_BARE
         if bare
         else EXPECTED_OF_DETACHED

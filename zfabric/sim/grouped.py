@@ -10,15 +10,25 @@ import random
 from collections.abc import Generator
 from typing import Any
 
-from zfabric.protocol.options import ANY_BUNDLE, RESOURCE_UNIT, GroupTerm, Strategy, group_strategy
+from zfabric.protocol.options import ANY_BUNDLE, LOGGED, RESOURCE_UNIT, GroupTerm, Strategy, group_strategy
+from zfabric.sim.actors import GONE
+from zfabric.sim.network import Faults
 from zfabric.sim.processes import Process
-from zfabric.sim.programs import ACTOR, MODULUS, PLAIN, Program, mix
+from zfabric.sim.programs import ACTOR, CRASHED, FOREVER, LOST, MODULUS, PLAIN, Program, mix
 
 BUNDLE = (("slot", RESOURCE_UNIT // 4),)
 """The resources of each bundle."""
 DEMANDS = (BUNDLE, (("slot", RESOURCE_UNIT // 8),), ())
 """What tasks in a group ask for."""
 IN_GROUP = "in group"
+SHARE = (("share", RESOURCE_UNIT),)
+"""What every node has for the groups of actors. (Programs with actors ask for a whole "slot" at times.)"""
+SMALL = (("share", RESOURCE_UNIT // 4),)
+"""The resources of each bundle of actors."""
+OF_ACTORS = 9
+"""The number of the group of actors."""
+ACTOR_SLOT = 12_000
+"""The first slot of actors in groups: no author uses it."""
 LAST_SLOT = 10_000
 """The first slot that no author uses."""
 
@@ -44,6 +54,47 @@ def grouped(program: Program, seed: int, nodes: int) -> Program:
         statements += [("sleep", rng.choice((0.0, 0.01, 0.2))), ("ungroup", 0)]
         statements.append(("peek", ((LAST_SLOT, mix(label, 0), ("PlacementGroupRemovedError",)),)))
     return Program(tuple(statements), program.tasks + 1)
+
+
+def with_grouped_actors(program: Program, seed: int, faults: Faults) -> Program:
+    """Have a program's root make actors in a group of their own, call them, and read streams that they yield, among its other statements.
+
+    They are made again where their bundle is reserved next. Of those that may restart once the node is only drained, which does not count.
+    """
+    rng = random.Random(f"{seed}/actors in groups")
+    killers = faults.worker_crashes or faults.pressure or faults.start_failures or faults.nodes.deaths or faults.loss
+    drained = faults.nodes.drains > 0
+    errors = tuple(sorted(GONE | LOST)) if faults.daemons_die and killers else ()
+    bundles = rng.choice((1, 2, 3, 4))
+    steps: list[list[Any]] = [[("group", OF_ACTORS, (SMALL,) * bundles, rng.choice(("PACK", "SPREAD", "SPREAD", "STRICT_PACK")))]]
+    for slot in range(ACTOR_SLOT, ACTOR_SLOT + 20 * bundles, 20):
+        bundle = (slot - ACTOR_SLOT) // 20
+        demand = (("demand", SMALL),) if rng.random() < 0.7 else ()
+        logged = (("checkpoint_every", rng.choice((0, 2))),) if rng.random() < 0.3 else ()
+        restarts = 1 if drained and not killers else -1
+        where = (("strategy", (IN_GROUP, OF_ACTORS, bundle)),)
+        steps.append([("make", slot, ACTOR, (slot, False, (), ((0, ()),)), (("max_restarts", restarts), *demand, *logged, *where), ())])
+        for number in range(1, rng.choice((2, 4, 8))):
+            pause = (("sleep", rng.choice((0.01, 0.2, 1.0))),) if rng.random() < 0.5 else ()
+            label = rng.randrange(MODULUS)
+            retries = LOGGED if logged else -1
+            steps.append(
+                [("invoke", (slot + number,), slot, (label, False, pause, ((0, ()),)), (), (), (), retries, "method", bool(logged))]
+            )
+            look = ("peek", ((slot + number, mix(label, 0), errors),)) if errors else ("get", ((slot + number, mix(label, 0)),))
+            steps.append([look, ("sleep", rng.choice((0.0, 0.0, 0.3)))])
+        if not logged and rng.random() < 0.4:
+            label, count = rng.randrange(MODULUS), rng.choice((1, 3, 8))
+            spec = (label, False, (("yield", label, count, 0, rng.choice((0.0, 0.01, 0.3))),), ((0, ()),))
+            steps.append([("invoke", (slot + 10,), slot, spec, (("stream", rng.choice((1, 2, 4))),), (), (), -1)])
+            allowed = tuple(sorted(GONE | LOST | CRASHED)) if killers or faults.daemons_die else ()
+            steps.append([("follow", slot + 10, label, count, count + 1, allowed)])
+    statements = list(program.statements)
+    waits_for_cancel = repr(FOREVER) in repr(statements)
+    places = sorted(len(statements) if waits_for_cancel else rng.randrange(len(statements) + 1) for _ in steps)
+    for place, step in reversed(list(zip(places, steps, strict=True))):
+        statements[place:place] = step
+    return Program(tuple(statements), program.tasks)
 
 
 def _options(rng: random.Random, group: int, bundles: int) -> tuple[Any, ...]:

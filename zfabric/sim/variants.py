@@ -818,6 +818,19 @@ def _committed_too_early(right: Any) -> Any:
     return go_on
 
 
+def _actors_outside_of_bundles(right: Any) -> Any:
+    """An actor in a placement group has resources of its node, and not of its bundle."""
+
+    def host(self: Dispatcher, worker: Any, task: Any) -> None:
+        right(self, worker, task)
+        if worker.demand and worker.pool is not self.pool:
+            worker.pool.release(worker.demand)
+            worker.pool = self.pool
+            self.pool.acquire(worker.demand)
+
+    return host
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-reported-again": ((Client, "rejoin", _pins_not_reported_again),),
     "release-before-hold": ((Client, "take_before_releases", _release_first),),
@@ -916,8 +929,14 @@ GROUPED: dict[str, tuple[Patch, ...]] = {
     "groups-outlive-their-job": ((Bundles, "job_ended", _nothing), (Groups, "job_ended", _nothing)),
 }
 """Variants whose mistake needs placement groups."""
-WITH_GROUPS = frozenset(GROUPED)
+ACTORS_GROUPED: dict[str, tuple[Patch, ...]] = {
+    "actors-outside-of-bundles": ((Dispatcher, "host", _actors_outside_of_bundles),),
+}
+"""Variants whose mistake needs actors in placement groups."""
+WITH_GROUPED_ACTORS = frozenset(ACTORS_GROUPED)
+WITH_GROUPS = frozenset(GROUPED) | WITH_GROUPED_ACTORS
 VARIANTS.update(GROUPED)
+VARIANTS.update(ACTORS_GROUPED)
 
 SCRIPTED: dict[str, tuple[Patch, ...]] = {
     "no-fence": ((Peers, "of_registered", _dead_nodes_heard), (Delegations, "on_ended", _ends_of_the_dead_accepted)),
@@ -1040,7 +1059,7 @@ _OF_SEVERAL |= WITH_LONE_TASKS
 def kind_of(name: str) -> dict[str, Any]:
     """The kind of worlds that find a variant: arguments of ``World``."""
     return {
-        "actors": name in WITH_ACTORS | WITH_RELAYED_LOGS | WITH_DRAINS,
+        "actors": name in WITH_ACTORS | WITH_RELAYED_LOGS | WITH_DRAINS | WITH_GROUPED_ACTORS,
         "circles": name in WITH_CIRCLES,
         "groups": name in WITH_GROUPS,
         "streams": name in WITH_STREAMS,

@@ -33,7 +33,7 @@ from zfabric.sim.drivers import Driver
 from zfabric.sim.durables import with_deaths as with_deaths_of_nodes
 from zfabric.sim.durables import with_durable_puts
 from zfabric.sim.elsewhere import ElsewhereAuthor
-from zfabric.sim.grouped import grouped
+from zfabric.sim.grouped import SHARE, grouped, with_grouped_actors
 from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.ledgers import LedgerAuthor, has_ledgers, with_deaths
@@ -140,6 +140,8 @@ class World(Agenda):
                     apart["placers"] = random.Random(f"{seed}/global schedulers").choice((1, 2, 3))
                 elif durable:
                     self.faults = with_deaths_of_nodes(self.faults, seed)
+        self.more = SHARE if groups and actors else ()
+        """Resources that each node has, besides the usual ones."""
         self.layout: Layout | None = None
         """Its nodes, where the driver's has no CPUs."""
         self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
@@ -186,7 +188,7 @@ class World(Agenda):
             else:
                 self.program = enlarged(slowed_down(self.program, seed), seed)
         if groups and program is None:
-            self.program = grouped(self.program, seed, nodes)
+            self.program = with_grouped_actors(self.program, seed, self.faults) if actors else grouped(self.program, seed, nodes)
         if streams and program is None:
             self.program = with_streams(self.program, seed, self.faults)
             if actors:
@@ -265,7 +267,7 @@ class World(Agenda):
     def start_node(self, number: int, pieces: int) -> None:
         """Start a node, which joins the cluster."""
         cpus = self.layout.cpus if self.layout is not None else (self.cpus,) * number
-        more = LATE if self.layout is not None and number == len(cpus) else ()
+        more = LATE if self.layout is not None and number == len(cpus) else self.more
         self.nodes.append(Node(self, f"{self.seed}/node{number}", cpus[number - 1], pieces, number, more))
 
     def _start_driver(self) -> None:

@@ -27,6 +27,8 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
         for name, amount in worker.demand:
             of_pool[name] = of_pool.get(name, 0) + (0 if worker.lent and name == "CPU" else amount)
     reserved = [bundle for bundles in tables.bundles.values() for bundle in bundles.values()]
+    if any(worker.demand and worker.queue is not None and worker.queue.group and worker.pool is pool for worker in tables.workers.values()):
+        raise InvariantViolation("what runs in a placement group has resources of the node, and not of its bundle")
     of_bundles = dict(total_of([bundle.demand for bundle in reserved]))
     if any(amount > pool.total.get(name, 0) for name, amount in of_bundles.items()):
         raise InvariantViolation("bundles of placement groups have more than the node has")
