@@ -223,6 +223,14 @@ def test_calls_of_other_nodes_reach_it_and_its_end_goes_behind_their_outcomes(ho
     assert not host.scheduler.tables.guests
 
 
+def test_its_home_is_told_with_its_end_that_it_ended_itself(host: Host) -> None:
+    """What it said of that before may have been lost with the daemon of its home, which would make it again."""
+    host.send(CLIENT + host.worker, m.ActorExiting(ACTOR_ID))
+    died(host, host.worker, None)
+    (end,) = [each for each in host.told(HOME_A) if type(each) is m.LifeEnded]
+    assert end.ending == "it ended itself (exit_actor)"
+
+
 def test_processes_here_call_it_directly(host: Host) -> None:
     caller = host.delegated(3, HANDLE)
     host.send(CLIENT + caller, m.Hold((HANDLE,)))

@@ -873,6 +873,19 @@ def test_an_actor_of_which_its_creator_tells_the_next_daemon_still_has_its_name(
     assert [each.id for each in node.scheduler.actors.named.values()] == [task_id(1)]
 
 
+def test_the_death_of_an_actor_elsewhere_is_not_processed_before_the_end_of_the_task_that_made_it() -> None:
+    """Both are sent while this daemon awaits a third node. Otherwise the actor would live here for ever, without a process."""
+    node = Anew()
+    node.rejoin(((task_id(1), ACTOR_CLASS, b"", (), (("max_restarts", -1),)),))
+    node.register(A, m.RunningDelegated(((task_id(1), OF_SELF),)))
+    made = m.Completed.of(((task_id(1), OF_SELF, m.OK, (b"actor",)),), (), ())
+    death = m.LifeEnded(task_id(1), OF_SELF, b"", "its process ended with signal 9", "", (7, 9, 0, 0), "", -1)
+    hear(node, A, m.Ended(1, tuple(made), ()), death)
+    node.register(C)
+    record = node.scheduler.tables.actors[task_id(1)]
+    assert (record.state, record.restarts) == (m.CREATING, 1)
+
+
 def test_children_of_a_task_whose_function_is_lost_are_stopped() -> None:
     """Its worker ends, and its home runs it again: the next attempt submits its children anew."""
     node = Anew(elsewhere=True)

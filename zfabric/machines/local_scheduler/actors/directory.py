@@ -50,6 +50,7 @@ RETIRE_SECONDS = 30.0
 """Seconds that an actor without handles may take to finish its calls."""
 LAST_HANDLE = "its last handle has gone"
 NODE_DRAINED = "its node was drained"
+EXITED = "it ended itself (exit_actor)"
 DETACHED = b"detached"
 """The holder of the handles of detached actors: no process has this incarnation."""
 STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
@@ -386,7 +387,7 @@ class ActorDirectory:
         """Handle ``exit_actor``."""
         record = self.records.get(message.actor_id)
         if record is not None:
-            record.killed = "it ended itself (exit_actor)"
+            record.killed = EXITED
 
     def on_actor_ended(self, now: float, source: Address, message: m.ActorEnded) -> None:
         """Handle the end of an actor in a shared process; its other actors live on."""

@@ -8,7 +8,7 @@ If the home dies, the process ends.
 from __future__ import annotations
 
 from zfabric.machines.local_scheduler.actor_records import GuestRecord
-from zfabric.machines.local_scheduler.actors.directory import NODE_DRAINED, ActorDirectory, how_it_died
+from zfabric.machines.local_scheduler.actors.directory import EXITED, NODE_DRAINED, ActorDirectory, how_it_died
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.records import WorkerRecord
@@ -128,6 +128,7 @@ class Guests:
         """Handle ``exit_actor``: the actor's home is not to make it again."""
         guest = self.records.get(message.actor_id)
         if guest is not None:
+            guest.ending = EXITED  # The daemon of its home may die with this message.
             self.tables.send_to_node(guest.home, message)
         else:
             self.actors.on_actor_exiting(now, source, message)

@@ -53,6 +53,7 @@ HELD = frozenset(
         m.RelayedBlock,
         m.RelayedCheckpoint,
         m.ReadLog,
+        m.LifeEnded,
     }
 )
 """Messages of other nodes that wait until all have registered. ``FetchValues`` waits until the homes of all objects are known as well,
