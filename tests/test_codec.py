@@ -723,8 +723,36 @@ def test_columns_of_a_trace_of_calls_have_one_length() -> None:
     ],
 )
 def test_columns_of_completions_have_one_length_and_the_right_types(columns: tuple[Any, ...], accepted: bool) -> None:
-    fields = (*columns[:4], (), (), columns[4])
-    assert accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"W", "Completed", fields]]])) == accepted
+    for durations in ((), ((FUNCTION, 1, 0.5),)):  # With these, one attempt has a check of its own.
+        fields = (*columns[:4], (), durations, columns[4])
+        assert accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"W", "Completed", fields]]])) == accepted
+
+
+@pytest.mark.parametrize(
+    "duration", [(FUNCTION, 1), ("f", 1, 0.5), (FUNCTION, 1.0, 0.5), (FUNCTION, 1, "0.5"), (FUNCTION, 1, 0.5, 0), 7, None]
+)
+def test_the_duration_of_a_lone_completion_is_checked_too(duration: Any) -> None:
+    for seconds, accepted in (((FUNCTION, 1, 0.5), True), ((FUNCTION, 1, 1), True), (duration, False)):
+        fields = ((0,), (0,), ((b"v",),), TASK, (), (seconds,), TIMES)
+        assert accepted_or_malformed(msgpack.packb([1, 0, [[b"L", b"W", "Completed", fields]]])) == accepted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (("strategy", (("hard", "zone", "in", (b"x", {})),)),),
+        (("strategy", (("hard", "zone", "in", "a"),)),),
+        (("strategy", (("hard", "zone", "in"),)),),
+        (("strategy", 7),),
+        (("strategy", (("hard", "zone", "in", ("a",)),), 1),),
+        (("strategy", (("hard", "zone", "in", ("a",)),)), ("num_returns", -1)),
+        (("num_returns", -1),),
+    ],
+)
+def test_a_strategy_that_came_before_lets_no_other_options_through(options: Any) -> None:
+    for each, accepted in (((("strategy", (("hard", "zone", "in", ("a",)),)),), True), (options, False)) * 2:
+        frame = msgpack.packb([1, 0, [[b"L", b"C", "Submit", [[(TASK, FUNCTION, b"arguments", (), each)]]]]])
+        assert accepted_or_malformed(frame) == accepted
 
 
 @pytest.mark.parametrize("numbers", [(-1, 1, 1), (0, -1, 1), (0, 1, -1), (0, 1, LOG_NUMBERS_MAX)])

@@ -88,28 +88,30 @@ STRATEGIES_MOST = 1000
 """Most strategies that are remembered as well formed."""
 _strategies: set[Any] = set()
 """Strategies that were found to be well formed: most rows that have one have one of a few."""
+_lone_strategies: set[Any] = set()
+"""Options that were found to be well formed and are a strategy alone."""
 
 _TASK_WIDTHS = {4, 5}
 _TASK_KINDS = (None, None, BYTES, TUPLE, OPTIONS)
 
 
+_PLAIN_ROWS = frozenset(
+    ((bytes, bytes, bytes, tuple), (bytes, bytes, bytes, tuple, tuple), (bytes, bytes, bytes, tuple, type(None))),
+)
+
+
 def _is_plain_row(row: Any) -> bool:
     """Whether a row is that of a task without dependencies, as most are of a program that waits for each task. Options are not checked."""
-    return (
-        type(row) is tuple
-        and (len(row) == 4 or (len(row) == 5 and type(row[4]) in OPTIONS))
-        and row[3] == ()
-        and type(row[0]) is type(row[1]) is type(row[2]) is bytes
-        and len(row[0]) == TASK_BYTES
-        and len(row[1]) == FUNCTION_BYTES
-    )
+    if type(row) is not tuple or tuple(map(type, row)) not in _PLAIN_ROWS:
+        return False
+    return not row[3] and len(row[0]) == TASK_BYTES and len(row[1]) == FUNCTION_BYTES
 
 
 def check_task_rows(name: str, rows: tuple[Any, ...]) -> None:
     """Check task rows, with or without options."""
     if len(rows) == 1 and _is_plain_row(rows[0]):
-        if len(rows[0]) > 4:
-            check_options(name, rows[0][4] or ())
+        if len(rows[0]) > 4 and rows[0][4]:
+            _check_lone_options(name, rows[0][4])
         return
     columns = check_columns(name, rows, _TASK_WIDTHS, _TASK_KINDS)
     check_ids(name, columns[0], TASK_BYTES)
@@ -123,6 +125,18 @@ def check_task_rows(name: str, rows: tuple[Any, ...]) -> None:
             if options != last:  # Most calls set what the one before it has set.
                 check_options(name, options)
                 last = options
+
+
+def _check_lone_options(name: str, options: tuple[Any, ...]) -> None:
+    """Check the options of one row. In a program that waits for each task, they are mostly a strategy that came before."""
+    try:
+        if options in _lone_strategies:
+            return
+    except TypeError:  # There are mappings inside.
+        pass
+    check_options(name, options)
+    if len(options) == 1 and options[0][0] == "strategy" and len(_lone_strategies) < STRATEGIES_MOST:
+        _lone_strategies.add(options)
 
 
 def check_options(name: str, options: tuple[Any, ...]) -> None:
@@ -204,9 +218,25 @@ def _dispatch(name: str, fields: tuple[Any, ...]) -> None:
     check_columns(name, fields[1], {4}, (INT, INT, TUPLE, TUPLE))
 
 
+_LONE_DURATION = frozenset(((bytes, int, float), (bytes, int, int)))
+
+
+def _is_lone_end(attempts: Any, statuses: Any, outputs: Any, task_id: bytes, durations: Any) -> bool:
+    """Whether these are the columns of one attempt, as of a program that waits for each task: a third of the checks below."""
+    return (
+        len(statuses) == len(outputs) == len(durations) == 1
+        and len(task_id) == TASK_BYTES
+        and type(attempts[0]) is type(statuses[0]) is int
+        and type(outputs[0]) is type(durations[0]) is tuple
+        and tuple(map(type, durations[0])) in _LONE_DURATION
+    )
+
+
 def check_completed(name: str, fields: tuple[Any, ...]) -> None:
     """Check the columns of ``Completed``."""
     attempts, statuses, outputs, task_ids, extras, durations, times = fields
+    if len(attempts) == 1 and not extras and len(times) == TIME_BYTES and _is_lone_end(attempts, statuses, outputs, task_ids, durations):
+        return
     if not len(attempts) == len(statuses) == len(outputs) == len(task_ids) / TASK_BYTES:
         raise MalformedFrame(f"{name}: columns are of one length")
     if times and len(times) != len(attempts) * TIME_BYTES:

@@ -155,12 +155,12 @@ def _delegate(name: str, fields: tuple[Any, ...]) -> None:
     about, functions, rows, attempts, values, homes, attempt = fields
     if tuple(map(type, about)) != (bytes, str, bytes) or len(about[0]) != JOB_BYTES or len(about[2]) != NODE_BYTES:
         _refuse(name, "a job is its id, its namespace and its home")
-    check_exports(name, (functions,))
+    if functions:
+        check_exports(name, (functions,))
     check_task_rows(name, rows)
     if not {row[0][:JOB_BYTES] for row in rows} <= {about[0]}:
         _refuse(name, "all tasks are of one job")
-    if attempts == values == homes == ():  # As of most tasks.
-        _attempts(name, attempt)
+    if attempts == values == homes == () and 0 <= attempt <= ATTEMPT_MAX:  # As of most tasks.
         return
     columns = check_columns(name, attempts, {2}, (INT, INT))
     _attempts(name, attempt, *columns[1])
@@ -240,7 +240,8 @@ def _is_plain_end(attempts: Any, statuses: Any, outputs: Any, task_id: Any) -> b
 
 def _ended(name: str, fields: tuple[Any, ...]) -> None:
     number, completed, homes = fields
-    _numbers(name, number)
+    if not 0 <= number <= SIZE_MAX:
+        _numbers(name, number)  # Raises.
     if homes == () and completed[1:2] + completed[4:] == _ENDED_PLAINLY and _is_plain_end(*completed[:4]):
         return
     _homes(name, homes)

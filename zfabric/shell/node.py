@@ -17,7 +17,7 @@ from zfabric.config import Config
 from zfabric.machines.common.tables import Reader
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
-from zfabric.machines.local_scheduler import Ahead, Finders, LocalScheduler, WorkerRecord
+from zfabric.machines.local_scheduler import Finder, LocalScheduler, WorkerRecord
 from zfabric.machines.member import Member
 from zfabric.machines.object_store import ObjectStore
 from zfabric.machines.registry import Registry
@@ -91,6 +91,9 @@ class NodeMachines:
         scheduler, store, control, placer = (role + incarnation for role in roles)
         first_token = int.from_bytes(incarnation[:4], "big") << 32 | 1
         self.scheduler = LocalScheduler(scheduler, node, config, resources, store, control, placer, first_token, daemons)
+        # What finds messages to send ahead, for those messages that a process or a node may send.
+        self._ahead_of_processes = {kind: find for kind, find in self.scheduler.ahead_of_processes.items() if kind in TO_SCHEDULER}
+        self._ahead_of_nodes = {kind: find for kind, find in self.scheduler.ahead_of_nodes.items() if kind in FROM_NODES[LOCAL_SCHEDULER]}
         self.store = ObjectStore(store, scheduler, config, arena_bytes, recovering=daemons > 0)
         self.control = ControlStore(control, config, journal)
         self.placer = GlobalScheduler(placer, config, LeastWait())
@@ -165,7 +168,7 @@ class NodeMachines:
 
         What follows from the first message of a turn leaves at once, by ``send``. All others share frames at its end.
         """
-        tables, alone = self.scheduler.tables, send is not None and self._overtakes_nothing
+        tables, alone = self.scheduler.tables, send is not None and self._overtakes_nothing()
         tables.end_due = False
         try:
             self.machines[LOCAL_SCHEDULER].step(now, source, message)
@@ -187,9 +190,14 @@ class NodeMachines:
 
         A message that somebody waits for leaves first, by ``send``, if this one causes it and ``send`` is there.
         """
-        if to == LOCAL_SCHEDULER and type(message) in RELAYED_OF_NODES:
-            self._relay(now, role + node, message, send)
-            return
+        if to == LOCAL_SCHEDULER:
+            kind = type(message)
+            if kind in RELAYED_OF_NODES:
+                self._relay(now, role + node, message, send)
+                return
+            if send is not None and (find := self._ahead_of_nodes.get(kind)) is not None:
+                self._step_behind(now, role + node, message, find, send)
+                return
         allowed = type(message) in FROM_NODES.get(to, ()) and to in self.machines
         if isinstance(message, m.Heartbeat):
             allowed &= message.node == node  # No node speaks for another.
@@ -200,25 +208,26 @@ class NodeMachines:
         if not allowed:
             self.refused += 1
             return
-        source = role + node
-        ahead = self._find_ahead(self.scheduler.ahead_of_nodes, source, to, message) if send is not None else None
-        if ahead is not None and send is not None:
-            self._send_ahead(ahead.send, send)
         self._stirred.add(to)
         try:
-            self.machines[to].step(now, source, message)
+            self.machines[to].step(now, role + node, message)
+        except Refusal:
+            self.refused += 1
+
+    def _step_behind(self, now: float, source: Address, message: m.Message, find: Finder, send: SendAhead) -> None:
+        """Pass a message to the local scheduler, behind the one that somebody waits for, if ``find`` finds that: only the first message
+        of a turn overtakes nothing."""
+        ahead = find(source, message) if self._overtakes_nothing() else None
+        if ahead is not None:
+            self._send_ahead(ahead.send, send)
+        self._stirred.add(LOCAL_SCHEDULER)
+        try:
+            self.machines[LOCAL_SCHEDULER].step(now, source, message)
         except Refusal:
             self.refused += 1
         if ahead is not None:
             ahead.settle(ahead.send.message, now)
 
-    def _find_ahead(self, finders: Finders, source: Address, to: bytes, message: m.Message) -> Ahead | None:
-        """What may be sent before a message is processed: only the first of a turn overtakes nothing."""
-        if to != LOCAL_SCHEDULER or (find := finders.get(type(message))) is None or not self._overtakes_nothing:
-            return None
-        return find(source, message)
-
-    @property
     def _overtakes_nothing(self) -> bool:
         """Whether nothing waits to be sent, or for the end of the turn."""
         if self._stirred or self._relayed or self._queue or self._outgoing or self._to_nodes:
@@ -227,22 +236,21 @@ class NodeMachines:
 
     def _send_ahead(self, effect: Send, send: SendAhead) -> None:
         to, message = effect
+        send(to[1:], [(to[:1], LOCAL_SCHEDULER, message)])
         if to[:1] == LOCAL_SCHEDULER:
             self.sent_to_nodes[f"to_nodes_{type(message).__name__}"] += 1
-        send(to[1:], [(to[:1], LOCAL_SCHEDULER, message)])
 
     def receive_in_cluster(self, now: float, sender: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead) -> None:
         """``receive`` on a node of a cluster: a message that somebody waits for leaves first, by ``send``, if this one causes it."""
-        source = role + sender
-        if to == LOCAL_SCHEDULER and type(message) in RELAYED_OF_PROCESSES:
-            self._relay(now, source, message, send)
-            return
-        ahead = self._find_ahead(self.scheduler.ahead_of_processes, source, to, message)
-        if ahead is not None:
-            self._send_ahead(ahead.send, send)
+        if to == LOCAL_SCHEDULER:
+            kind = type(message)
+            if kind in RELAYED_OF_PROCESSES:
+                self._relay(now, role + sender, message, send)
+                return
+            if (find := self._ahead_of_processes.get(kind)) is not None:
+                self._step_behind(now, role + sender, message, find, send)
+                return
         self.receive(now, sender, to, role, message)
-        if ahead is not None:
-            ahead.settle(ahead.send.message, now)
 
     def may_send(self, sender: bytes, to: bytes, message: m.Message) -> bool:
         """Whether a process may send this message to that role. Only registered processes may use the arena: their death is noticed."""

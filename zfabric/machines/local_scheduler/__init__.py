@@ -2,8 +2,7 @@
 
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks as Deadlocks
 from zfabric.machines.local_scheduler.machine import LocalScheduler as LocalScheduler
-from zfabric.machines.local_scheduler.nodes.lone_tasks import Ahead as Ahead
-from zfabric.machines.local_scheduler.nodes.lone_tasks import Finders as Finders
+from zfabric.machines.local_scheduler.nodes.lone_tasks import Finder as Finder
 from zfabric.machines.local_scheduler.records import ASSIGNED as ASSIGNED
 from zfabric.machines.local_scheduler.records import LEASED as LEASED
 from zfabric.machines.local_scheduler.records import WAITING as WAITING

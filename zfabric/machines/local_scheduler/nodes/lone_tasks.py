@@ -42,8 +42,10 @@ class Ahead(NamedTuple):
     settle: Callable[[Any, float], None]
 
 
-Finders = Mapping[type[Any], Callable[[Address, Any], Ahead | None]]
-"""For each type of message, what finds a message to send ahead."""
+Finder = Callable[[Address, Any], Ahead | None]
+"""Finds the message to send ahead of the one that has come from this address."""
+Finders = Mapping[type[Any], Finder]
+"""A finder for each type of message that has one."""
 
 
 class LoneTasks:
@@ -77,7 +79,7 @@ class LoneTasks:
         """A process submits one task for a node that has no other task of this one: that node's message."""
         tables = self.tables
         process = tables.processes.get(source[1:])
-        if process is None or not process.ready or len(message.rows) != 1 or self._is_unsettled or tables.orphans or tables.condemned:
+        if process is None or not process.ready or len(message.rows) != 1 or self._is_unsettled() or tables.orphans or tables.condemned:
             return None
         (row,) = message.rows
         job = process.job
@@ -119,7 +121,7 @@ class LoneTasks:
         if function is None or function.actor is not None or function.stream is not None:
             return None
         queue = function.queue
-        if self._is_unsettled or tables.draining or queue.tasks or queue.concurrency or not queue.light or queue.group is not None:
+        if self._is_unsettled() or tables.draining or queue.tasks or queue.concurrency or not queue.light or queue.group is not None:
             return None
         worker = self.dispatcher.idle_at_once(queue)
         if worker is None or worker.process is None or worker.direct is not None or function.id not in worker.functions:
@@ -145,7 +147,7 @@ class LoneTasks:
         if not function.delegated or task.rare is not None or function.actor is not None or function.stream is not None:
             return None
         home = tables.nodes.get(task.submitter)
-        if home is None or function.queue.tasks or self._is_unsettled or not home.registered or tables.delegated_ends:
+        if home is None or function.queue.tasks or self._is_unsettled() or not home.registered or tables.delegated_ends:
             return None
         if self.children or not self.borrowing.is_clear or not self.entrusting.is_clear or tables.relayed_yields:
             return None
@@ -174,7 +176,14 @@ class LoneTasks:
         if not task.function.plain or task.outputs is not None or (task.rare is not None and not task.rare.common):
             return None
         process = tables.processes.get(task.submitter)
-        if process is None or not process.ready or process.results or task.holders is None or self._is_unsettled or self.failover.under_way:
+        if (
+            process is None
+            or not process.ready
+            or process.results
+            or task.holders is None
+            or self._is_unsettled()
+            or self.failover.under_way
+        ):
             return None
         results = m.Results(((task_id, OK, outputs[0]),))
         return Ahead(Send(CLIENT + process.incarnation, results), partial(self._answered, process))
@@ -184,7 +193,6 @@ class LoneTasks:
         if not process.results:
             del self.tables.touched[process]
 
-    @property
     def _is_unsettled(self) -> bool:
         """Whether this scheduler was restarted, and has yet to find out what there is."""
         return self.tables.recovering or self.tables.unsettled is not None
