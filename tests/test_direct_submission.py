@@ -35,12 +35,13 @@ from zfabric.runtime import interface
 class DirectLease(Node):
     """A scheduler whose driver has waited for three tasks and has a direct lease on the worker that ran them."""
 
-    def __init__(self, cpus: int = 1, **config: Any) -> None:
+    def __init__(self, cpus: int = 1, waiting: tuple[Any, ...] = (), **config: Any) -> None:
         super().__init__(cpus, **config)
         self.scheduler.workers.prestart(self.now)
         self.turn()
         self.driver()
         self.workers()
+        self.submit(*waiting)
         for number in range(3):
             self.submit(row(number))
             ((worker, _, _),) = self.dispatched()
@@ -156,6 +157,13 @@ def test_tasks_of_another_shape_end_a_direct_lease() -> None:
     node.submit(row(4, demand=half))
     assert node.dispatched() == [(node.worker, 4, 0)]
     assert node.take(m.DirectAllowed) == [(CLIENT + DRIVER, m.DirectAllowed(node.worker, (), 0))]
+
+
+def test_a_direct_lease_lasts_though_a_task_waits_that_can_never_run_here() -> None:
+    node = DirectLease(waiting=(row(1000, demand=(("GPU", 10000),)),))
+    assert node.allowed == [m.DirectAllowed(node.worker, (FUNCTION,), 0)]
+    node.turn()
+    assert node.take(m.DirectAllowed) == []
 
 
 def test_a_query_for_resources_ends_a_direct_lease() -> None:

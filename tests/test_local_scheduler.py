@@ -833,6 +833,27 @@ def test_each_worker_has_one_task_ahead_if_there_are_enough_and_none_is_too_long
     assert sorted(Counter(worker for worker, _, _ in node.dispatched()).values()) == [1 + ahead // 2] * 2
 
 
+def test_what_can_never_run_here_takes_no_worker_from_others() -> None:
+    """It waits for a node that has what it asks for: leases are topped up, tasks sent ahead, as without it."""
+    node, first, second = two_workers(0.001)
+    node.submit(row(1000, demand=(("GPU", RESOURCE_UNIT),)))
+    node.submit(*(row(number) for number in range(2, 500)))
+    given = node.dispatched()
+    mine = [number for worker, number, _ in given if worker == first]
+    for number in mine[:-1]:
+        takes(node, first, number, 0.001)
+    assert {worker for worker, _, _ in node.dispatched()} == {first}, "it has one task left, and more before that has ended"
+    node, first, second = two_workers(0.02)
+    node.submit(row(1000, demand=(("GPU", RESOURCE_UNIT),)))
+    node.submit(*(row(number) for number in range(2, 6)))
+    assert Counter(worker for worker, _, _ in node.dispatched()) == {first: 2, second: 2}
+    takes(node, first, 2, 0.02)
+    assert node.take(m.TakeBack) == []
+    node.send(CLIENT + DRIVER, m.Cancel((ref(1000),), False, False))
+    later(node, 1.0)
+    assert not any(queue.tasks for queue in node.scheduler.tables.queues.values())
+
+
 def test_a_task_that_was_sent_ahead_is_taken_back_for_an_idle_worker_at_once_and_once() -> None:
     node, first, second = two_workers(0.02)
     node.submit(*(row(number) for number in range(2, 6)))

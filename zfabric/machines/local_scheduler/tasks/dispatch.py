@@ -72,7 +72,6 @@ class Dispatcher:
         self.workers = workers
         self._blocked: dict[bytes, BlockedTask] = {}
         """Blocked tasks by id: an index over the stacks of all workers."""
-        self._starved = False
         self.starved = False
         """Whether some shape that this node can run has ready tasks of which none runs."""
         self._turn = 0
@@ -90,12 +89,12 @@ class Dispatcher:
         blocked = []
         self._looked_at = self.tables.became_ready
         self._unfinished = self.workers.held_up = False
-        queues = [queue for queue in self.tables.queues.values() if queue.tasks and not queue.away]
+        queues = [queue for queue in self.tables.queues.values() if _may_run_here(queue)]
         for worker in self.tables.workers.values():
             if worker.blocked_tasks:
                 blocked.append(worker)
             elif worker.state == LEASED and not worker.inflight:
-                if worker.gpus and worker.queue is not None and worker.queue.tasks and not self._starved and not self.tables.reserving:
+                if worker.gpus and worker.queue is not None and worker.queue.tasks and not self.starved and not self.tables.reserving:
                     continue  # It goes on with the queue's next task, unless others wait for its resources.
                 if worker.direct is None or self.tables.reserving or self.ahead or not worker.direct.reserves(queues, now):
                     self.end_lease(worker, now)
@@ -106,18 +105,16 @@ class Dispatcher:
         for worker in blocked:
             self._serve_blocked(worker, now)
         if not queues:
-            self._starved = self.starved = False
+            self.starved = False
             return
         self._turn += 1
         start = self._turn % len(queues)
-        starved = self.starved = False
-        top_up = (not self._starved or len(queues) == 1) and not self.tables.reserving
+        starved = False
+        top_up = (not self.starved or len(queues) == 1) and not self.tables.reserving
         for queue in queues[start:] + queues[:start]:
             self._serve(queue, now, top_up)
-            if queue.tasks and not queue.leased:
-                starved = True
-                self.starved = self.starved or queue.feasible is not False
-        self._starved = starved
+            starved = starved or (bool(queue.tasks) and not queue.leased)
+        self.starved = starved
         if len(queues) == 1 and queues[0].tasks:
             self.send_ahead(queues[0], now)
 
@@ -272,7 +269,7 @@ class Dispatcher:
 
     def idle_at_once(self, queue: ShapeQueue) -> WorkerRecord | None:
         """The idle worker that a turn would give the only ready task of a queue; None if the turn has more to decide."""
-        if self._starved or self.tables.reserving or not queue.pool.fits(queue.demand):
+        if self.starved or self.tables.reserving or not queue.pool.fits(queue.demand):
             return None
         return self.workers.idle_for(queue)
 
@@ -647,7 +644,7 @@ class Dispatcher:
         tables = self.tables
         if self._blocked or tables.reserving or tables.nodes:
             return True
-        return any(each is not queue and each.tasks and not each.away for each in tables.queues.values())
+        return any(each is not queue and _may_run_here(each) for each in tables.queues.values())
 
     def take_back_ahead(self) -> None:
         """Take back what was sent ahead, each task once, if others could run it now or need its worker: as many as workers are idle."""
@@ -708,6 +705,11 @@ class Dispatcher:
         if running is not None and running.rare is not None and running.rare.stopped == "force" and worker.pid:
             worker.kill_reason = "cancelled"
             self.tables.effects.append(KillProcess(worker.pid, f"task {running.name} was cancelled by force"))
+
+
+def _may_run_here(queue: ShapeQueue) -> bool:
+    """Whether a queue has tasks that this node could run: what it can never run takes no worker from others."""
+    return bool(queue.tasks) and not queue.away and queue.feasible is not False
 
 
 def _cpu_of(demand: Demand) -> Demand:

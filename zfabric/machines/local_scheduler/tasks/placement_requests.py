@@ -45,6 +45,8 @@ class PlacementRequests:
             if queue.feasible:
                 continue
             self.unmet = True
+            while queue.tasks and queue.tasks[0].state != READY:
+                queue.tasks.popleft()  # Nothing else takes out those that were stopped.
             if not queue.tasks:
                 queue.infeasible_since = None
                 continue
