@@ -504,6 +504,11 @@ def test_status_logs_and_timeline_are_of_all_nodes(driver: zf.LocalCluster, tmp_
         (f"node{number}", node.node_id) for number, node in enumerate(driver.nodes, 1)
     ]
     assert all(each["store"]["capacity"] and each["statistics"]["memory_used"] > 0 for each in found["nodes"])
+    assert re.search(r"^job \d+ +of node1, at work here for ", shown("status", "--address", driver.nodes[1].address), re.MULTILINE)
+    workers = json.loads(shown("workers", "--json", "--address", driver.address))
+    assert all(row["memory_bytes"] > 0 for row in workers if row["pid"])
+    headings = {line.partition(":")[0] for line in shown("stack", "--address", driver.nodes[1].address).splitlines() if line[:1] in "dw"}
+    assert headings >= {f"driver {os.getpid()} on node1"} | {f"worker {pid} on node2" for pid in other}
     for pid in other:
         lines = shown("logs", "--address", driver.address, "--worker", str(pid)).splitlines()
         assert lines
@@ -517,10 +522,30 @@ def test_status_logs_and_timeline_are_of_all_nodes(driver: zf.LocalCluster, tmp_
     assert "attempts" in shown("timeline", "--address", driver.address, "-o", str(path))
 
 
+def test_a_task_on_another_node_is_listed_there_and_its_stack_is_shown(driver: zf.LocalCluster, tmp_path: Path) -> None:
+    @zf.remote(num_cpus=0)
+    def held() -> None:
+        (tmp_path / "begun").touch()
+        while not (tmp_path / "end").exists():
+            time.sleep(0.01)
+
+    ref = held.options(scheduling_strategy=on_node(driver.nodes[1])).remote()
+    eventually((tmp_path / "begun").exists, "it runs")
+    assert re.match(r"worker \d+ on node2: .*held, for ", shown("stack", "--address", driver.address, ref.hex()))
+    assert ".held (" in shown("stack", "--address", driver.address, "--seconds", "0.2", ref.hex())
+    home, there = (json.loads(shown("status", "--json", "--address", node.address)) for node in driver.nodes)
+    assert (home["elsewhere"], home["tasks"]["assigned"], there["tasks"]["running"]) == (1, 1, 1)
+    status = shown("status", "--address", driver.address)
+    assert "1 on other nodes" in status
+    assert [line.split()[-3] for line in status.splitlines() if " of 1 " in line] == ["0", "0"], "none is queued"
+    (tmp_path / "end").touch()
+    zf.get(ref, timeout=60)
+
+
 def test_a_node_that_does_not_answer_is_named_by_each_tool(tmp_path: Path) -> None:
     with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 600.0}) as cluster:
         cluster.nodes[1].pause()
-        for arguments in (("status",), ("logs",), ("timeline", "-o", str(tmp_path / "trace.json"))):
+        for arguments in (("status",), ("logs",), ("stack",), ("timeline", "-o", str(tmp_path / "trace.json"))):
             assert "node2" in shown(*arguments, "--address", cluster.address), arguments
         cluster.nodes[1].resume()
 

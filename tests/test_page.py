@@ -667,7 +667,7 @@ def test_what_is_wrong_is_said_first_and_silent_nodes_have_no_figures_of_others(
     stores = {"capacity": 100, "used": 10, "spilled": 5 * 2**20}
     status: dict[str, Any] = {
         "node": "aa", "name": "one", "resources": {"CPU": 1.0}, "available": {"CPU": 1.0}, "workers": 1, "actors": {}, "jobs": [],
-        "tasks": dict.fromkeys(TASK_STATES, 0), "store": stores, "recovering": False, "copied_bytes": 0,
+        "tasks": dict.fromkeys(TASK_STATES, 0), "store": stores, "recovering": False, "copied_bytes": 0, "elsewhere": 0,
         "statistics": {"retries": 1, "workers_died": 2, "disk_free": 5 * 2**20, "disk_total": 100 * 2**20},
     }  # fmt: skip
     answers = {

@@ -400,7 +400,7 @@ def _node_rows(nodes: list[dict[str, Any]]) -> list[tuple[object, ...]]:
                 f"{amount(cpus - free)} of {amount(cpus)}",
                 size(int(each["statistics"].get("memory_used", 0))),
                 f"{size(store['used'] + store['granted'])} of {size(store['capacity'])}" if store else "-",
-                sum(tasks[state] for state in QUEUED),
+                sum(tasks[state] for state in QUEUED) - each["elsewhere"],
                 tasks["running"] + tasks["blocked"],
                 each["workers"],
             )
@@ -434,7 +434,9 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
         rows.append(("object store", size(used), size(store["capacity"]), _bar(used, store["capacity"])))
     print_table(("resource", ">in use", ">of", ""), rows)
     click.echo()
-    tasks = {name: count for name, count in found["tasks"].items() if count}
+    elsewhere = found["elsewhere"]
+    states = {**found["tasks"], "assigned": found["tasks"]["assigned"] - elsewhere, "on other nodes": elsewhere}
+    tasks = {name: count for name, count in states.items() if count}
     finished = int(found["statistics"].get("tasks_finished", 0))
     click.echo(
         "tasks         " + (", ".join(f"{count:,} {name}" for name, count in tasks.items()) or "none") + f"; {finished:,} finished so far"
@@ -449,6 +451,9 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
         click.echo(line + (f", {size(store['spilled'])} on disk" if store["spilled"] else ""))
     for job in found["jobs"]:
         name = f" in namespace {job['namespace']}" if job["namespace"] else ""
+        if job["home"]:
+            click.echo(f"job {job['number']:<9} of {job['home']}, at work here for {seconds(job['seconds'])}")
+            continue
         program = f"program {job['pid']}" if job["pid"] else "detached actors, without a program"
         click.echo(f"job {job['number']:<9} {program}{name}, {job['submitted']:,} tasks submitted in {seconds(job['seconds'])}")
     if not found["jobs"]:

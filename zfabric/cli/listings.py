@@ -280,7 +280,7 @@ def actors(address: str | None, ended: str | None, limit: int, as_json: bool) ->
 def workers(address: str | None, as_json: bool) -> None:
     """List the worker processes, with what they run and for how long."""
     with connected(chosen_session(address)) as client:
-        rows = _with_memory(client, client.query("workers"))
+        rows = [{**row, "memory_bytes": row.pop("memory")} for row in client.query("workers", True)]
     if as_json:
         print_json(rows)
         return

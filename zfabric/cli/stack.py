@@ -6,18 +6,19 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import print_json
 from zfabric.cli.sessions import chosen_session, connected, seconds
-from zfabric.exceptions import GetTimeoutError
+from zfabric.exceptions import FabricError, GetTimeoutError
 from zfabric.protocol.names import brief, is_text
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.sampling import SECONDS_MOST
-from zfabric.runtime.stack_report import process_report, sample_report
+from zfabric.runtime.stack_report import process_report, processes_of, sample_report
+from zfabric.runtime.timeline import Asker, TimelineNode, nodes_of
 
 NATIVE_SECONDS = 30.0
 SAMPLED_MOST = 3600.0
@@ -42,23 +43,22 @@ SHOWN_LEAST = 0.01
 def stack(subject: str | None, everything: bool, native: bool, sampled: float | None, address: str | None, as_json: bool) -> None:
     """Show the stacks of all threads of workers and drivers, with what they run and for how long.
 
-    Show all processes, or the process PID, or the one that runs the task or actor ID.
+    Show all processes of all nodes, or the process PID, or the one that runs the task or actor ID.
 
-    A worker whose C code lets no Python code run is shown, too, without the names of its tasks.
+    A worker of this node whose C code lets no Python code run is shown, too, without the names of its tasks.
     """
     if sampled is not None and (subject is None or native or everything):
         raise click.UsageError("--seconds needs the PID or ID of one process, and goes with neither --native nor --all")
     session = chosen_session(address)
     with connected(session) as client:
-        pids = _pids(client, subject)
+        chosen = _chosen(client, subject)
         if sampled is not None:
-            _show_samples(client, pids, sampled, as_json)
+            _show_samples(chosen, sampled, as_json)
             return
         if native:
-            _show_native(pids)
+            _show_native(chosen)
             return
-        workers = {row["pid"]: row for row in client.query("workers")}
-        found = [process_report(session, client, pid, workers.get(pid), everything) for pid in pids]
+        found = [{"node": each.node.name, **process_report(session, each.node.asker, each.pid, each.worker, everything)} for each in chosen]
     if as_json:
         print_json(found)
     elif not found:
@@ -67,23 +67,45 @@ def stack(subject: str | None, everything: bool, native: bool, sampled: float | 
         click.echo("\n\n".join(map(_text, found)))
 
 
-def _pids(client: DriverClient, subject: str | None) -> list[int]:
+class Chosen(NamedTuple):
+    """A process that is shown. ``worker`` is its row, if it is a worker; ``far`` says that it is on another node than the asked one."""
+
+    node: TimelineNode
+    pid: int
+    worker: dict[str, Any] | None
+    far: bool
+
+
+def _chosen(client: DriverClient, subject: str | None) -> list[Chosen]:
+    """The processes of all nodes, or those with a pid, or the one of an id."""
+    nodes = nodes_of(client)
     if subject is None:
-        return list(client.query("processes", b""))
-    if subject.isdecimal() and int(subject) in client.query("processes", b""):
-        return [int(subject)]
+        return _processes(nodes)
+    if subject.isdecimal() and (named := [each for each in _processes(nodes) if each.pid == int(subject)]):
+        return named
     found: Any = client.query("find", subject) if is_text(subject) else ()
     if len(found) > 1:
         raise click.UsageError(f"{subject!r} can mean {len(found)} things; `zfabric explain` lists them")
-    pids = list(client.query("processes", bytes.fromhex(found[0]["id"]))) if found else []
-    if not pids:
-        why = "it runs nowhere now" if found else "no process, task or actor here is called so"
+    chosen = _processes(nodes, bytes.fromhex(found[0]["id"])) if found else []
+    if not chosen:
+        why = "it runs nowhere now" if found else "no process, task or actor of this cluster is called so"
         raise click.ClickException(f"there is no stack of {subject!r}: {why}")
-    return pids
+    return chosen
+
+
+def _processes(nodes: list[TimelineNode], subject: bytes = b"") -> list[Chosen]:
+    """The processes of nodes; one that does not answer is named, and left out."""
+    found = []
+    for node in nodes:
+        try:
+            found += [Chosen(node, pid, worker, node is not nodes[0]) for pid, worker in processes_of(node, subject)]
+        except FabricError as error:
+            click.echo(f"node {node.name}: {error}", err=True)
+    return found
 
 
 def _text(process: dict[str, Any]) -> str:
-    lines = [f"{process['kind']} {process['pid']}"]
+    lines = [f"{process['kind']} {process['pid']}" + (f" on {process['node']}" if process["node"] else "")]
     if process["kind"] == "worker":
         task = f", {process['task']}" if process["task"] else ""
         lines[0] += f": {process['state']}{task}, for {seconds(process['seconds'])}"
@@ -105,33 +127,38 @@ def _run(run: dict[str, Any]) -> str:
     return f"{run['name']} ({brief(bytes.fromhex(run['task_id']))}) for {seconds(run['seconds'])}"
 
 
-def _show_native(pids: list[int]) -> None:
+def _show_native(chosen: list[Chosen]) -> None:
     program = shutil.which("py-spy")
     if program is None:
         raise click.ClickException("--native needs py-spy, which is not installed here: pip install py-spy; without it, see Python frames")
-    for pid in pids:
-        try:
-            done = subprocess.run([program, "dump", "--native", "--pid", str(pid)], capture_output=True, text=True, timeout=NATIVE_SECONDS)
-        except subprocess.TimeoutExpired:
-            click.echo(f"{pid}: py-spy did not end within {NATIVE_SECONDS:.0f} s\n")
+    for each in chosen:
+        if each.far:
+            click.echo(f"{each.pid}: it is on {each.node.name}; run `zfabric stack --native` there\n")
             continue
-        click.echo(done.stdout or f"{pid}: py-spy failed: {done.stderr.strip()}\n")
+        try:
+            done = subprocess.run(
+                [program, "dump", "--native", "--pid", str(each.pid)], capture_output=True, text=True, timeout=NATIVE_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            click.echo(f"{each.pid}: py-spy did not end within {NATIVE_SECONDS:.0f} s\n")
+            continue
+        click.echo(done.stdout or f"{each.pid}: py-spy failed: {done.stderr.strip()}\n")
 
 
-def _show_samples(client: DriverClient, pids: list[int], whole: float, as_json: bool) -> None:
+def _show_samples(chosen: list[Chosen], whole: float, as_json: bool) -> None:
     """Show where processes spend the next seconds, the one after the other: a task or an actor is in one."""
-    workers = {row["pid"] for row in client.query("workers")}
-    found = [_samples_of(client, pid, pid in workers, whole) for pid in pids]
+    found = [{"node": each.node.name, **_samples_of(each.node.asker, each.pid, each.worker is not None, whole)} for each in chosen]
     if as_json:
         print_json(found)
         return
     for each in found:
         counts = {(row["thread"], *row["frames"]): row["samples"] for row in each["stacks"]}
-        click.echo(f"process {each['pid']}, {each['seconds']:g} s")
+        on = f" on {each['node']}" if each["node"] else ""
+        click.echo(f"process {each['pid']}{on}, {each['seconds']:g} s")
         click.echo("\n".join(_tree(counts, sum(counts.values()), 0)) or "  runs no Python code of the program")
 
 
-def _samples_of(client: DriverClient, pid: int, is_worker: bool, whole: float) -> dict[str, Any]:
+def _samples_of(client: Asker, pid: int, is_worker: bool, whole: float) -> dict[str, Any]:
     """Sample a process for as long as it takes: an answer covers a part of the time."""
     counts: Counter[tuple[Any, ...]] = Counter()
     left, idle = whole, 0

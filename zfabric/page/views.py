@@ -22,7 +22,7 @@ from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.log_files import LocalLogFiles, LogFiles, RemoteLogFiles
 from zfabric.runtime.session import Session
-from zfabric.runtime.stack_report import process_report, sample_report
+from zfabric.runtime.stack_report import process_report, processes_of, sample_report
 from zfabric.runtime.timeline import TimelineNode, members
 
 ROWS = 200
@@ -137,7 +137,7 @@ class Views:
         return {
             "silent": False,
             "available": status["available"],
-            "queued": sum(tasks[state] for state in ("assigned", "ready", "infeasible", "waiting")),
+            "queued": sum(tasks[state] for state in ("assigned", "ready", "infeasible", "waiting")) - status["elsewhere"],
             "running": tasks["running"] + tasks["blocked"],
             "processes": status["workers"],
             "store_used": status["store"].get("used", 0),
@@ -323,9 +323,7 @@ class Views:
         found = []
         for of in members(self._client):
             if node in ("", of.name):
-                workers = {row["pid"]: row for row in of.asker.query("workers") if row.get("node", of.name) == of.name}
-                pids = of.asker.query("processes", b"")
-                found += [(of, each, workers.get(each)) for each in pids if pid in (None, each)]
+                found += [(of, each, worker) for each, worker in processes_of(of) if pid in (None, each)]
         if pid is not None and not found:
             raise ValueError(f"no process of this cluster has the pid {pid}")
         return found

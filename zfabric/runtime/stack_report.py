@@ -9,11 +9,21 @@ from typing import Any
 from zfabric.exceptions import FabricError, GetTimeoutError
 from zfabric.runtime.session import Session
 from zfabric.runtime.stacks import Frame, Thread, dump_path, dumped_threads, frames_of_program, is_idle_loop
-from zfabric.runtime.timeline import Asker
+from zfabric.runtime.timeline import Asker, TimelineNode
 
 ANSWER_SECONDS = 2.5
 """How long a process may take to answer, in seconds: a driver polls for requests once a second."""
 DUMP_SECONDS = 2.0
+
+
+def processes_of(node: TimelineNode, subject: bytes = b"") -> list[tuple[int, dict[str, Any] | None]]:
+    """Return the processes of a node, each with its row if it is a worker: the one of ``subject``, an id, or all drivers and workers.
+
+    Raises FabricError if the node does not answer.
+    """
+    pids = node.asker.query("processes", subject)
+    workers = {row["pid"]: row for row in node.asker.query("workers") if row.get("node", node.name) == node.name} if pids else {}
+    return [(pid, workers.get(pid)) for pid in pids]
 
 
 def process_report(session: Session, client: Asker, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:

@@ -72,11 +72,19 @@ class _At:
         return self._client.query("at", self._node, what, *arguments, timeout=timeout)
 
 
-def members(client: Asker) -> list[TimelineNode]:
-    """Return the nodes of the cluster that answer, the asked one first."""
+def nodes_of(client: Asker) -> list[TimelineNode]:
+    """Return all nodes of the cluster, the asked one first. Clocks are not compared, and a node may be silent."""
     rows = client.query("nodes")
     if len(rows) < 2:
         return [TimelineNode(client, rows[0].get("name", ""), rows[0].get("number", 0))]
+    return [_node_of(client, row) for row in sorted(rows, key=lambda row: not row["here"])]
+
+
+def members(client: Asker) -> list[TimelineNode]:
+    """Return the nodes of the cluster that answer, the asked one first, with their clocks."""
+    rows = client.query("nodes")
+    if len(rows) < 2:
+        return nodes_of(client)
     best: dict[str, tuple[float, float]] = {}
     for _ in range(ROUND_TRIPS):
         for clock in client.query("clock"):
@@ -86,8 +94,12 @@ def members(client: Asker) -> list[TimelineNode]:
         if row["node"] in best:
             error, offset = best[row["node"]]
             shift = offset if abs(offset) > error else 0.0  # Nodes of one machine share its clock.
-            found.append(TimelineNode(client if row["here"] else _At(client, row["node"]), row["name"], row["number"], shift))
+            found.append(_node_of(client, row)._replace(shift=shift))
     return found
+
+
+def _node_of(client: Asker, row: dict[str, Any]) -> TimelineNode:
+    return TimelineNode(client if row["here"] else _At(client, row["node"]), row["name"], row["number"])
 
 
 def trace_events(client: Asker, nodes: list[TimelineNode] | None = None, missing: list[str] | None = None) -> Iterator[dict[str, Any]]:

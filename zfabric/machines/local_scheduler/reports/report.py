@@ -380,6 +380,7 @@ class Reports:
             "resources": amounts(tuple(sorted(self.pool.total.items()))),
             "available": self._available(now),
             "tasks": states,
+            "elsewhere": sum(task.state != DONE for node in self.tables.nodes.values() for task in node.inflight.values()),
             "workers": len(self.tables.workers),
             "actors": self.actor_reports.counts(),
             "jobs": [
@@ -387,6 +388,7 @@ class Reports:
                     "job": job.id.hex(),
                     "number": job.number,
                     "pid": job.driver.pid if job.driver else 0,
+                    "home": self._name_of(job.home) if job.home else "",
                     "submitted": job.submitted,
                     "namespace": job.namespace,
                     "seconds": max(0.0, now - job.started),
@@ -402,12 +404,15 @@ class Reports:
 
     def _copied_bytes(self, now: float) -> dict[str, int]:
         """Bytes that were copied to this node, by the name of the node from which they came; "several" if more than one was asked."""
-        table = self.tables.node_table
         found: dict[str, int] = {}
         for node, many in self.tables.copied_bytes.items():
-            name = "several" if not node else table[node][2] if node in table else node.hex()
+            name = self._name_of(node) if node else "several"
             found[name] = found.get(name, 0) + many
         return found
+
+    def _name_of(self, node: bytes) -> str:
+        table = self.tables.node_table
+        return table[node][2] if node in table else node.hex()
 
     def _nodes(self, now: float) -> list[dict[str, Any]]:
         if not self.tables.node_table:
