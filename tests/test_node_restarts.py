@@ -13,7 +13,7 @@ from faults import descendants, eventually, name_of, on_node
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, died, ref, row, task_id
 
 import zfabric as zf
-from zfabric.machines.common.lineage_blocks import pack_block
+from zfabric.machines.common.lineage_blocks import entrusted_row, pack_block, read_block
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.records import ENDING, BorrowedRecord, Stored
@@ -564,11 +564,11 @@ def test_the_head_ends_a_job_without_detached_actors_with_its_home(peer: Peer) -
 class Anew(Restarted):
     """The third daemon of its node: processes and other nodes register again. It has a job of its own, or works for one of node A."""
 
-    def __init__(self, elsewhere: bool = False) -> None:
+    def __init__(self, elsewhere: bool = False, *others: bytes) -> None:
         super().__init__()
         self.elsewhere = elsewhere
-        table(self)
-        assert [each.peer for each in told(self, A) + told(self, C)] == [m.ANY_DAEMON, m.ANY_DAEMON]
+        table(self, 1, *others)
+        assert [each.peer for each in told(self, A) + told(self, C)] == [m.ANY_DAEMON] * (len(others) or 2)
 
     def answer(self, message: Any) -> None:
         """The control store has the job, and what it exported."""
@@ -921,3 +921,74 @@ def test_the_death_of_an_idle_host_of_actors_is_told_to_nobody() -> None:
     assert node.scheduler.tables.workers[OLD].shared
     node.send(b"X" + OWN, m.ProcessDied(99, 0, 9, 0, ""))
     assert node.take(m.CallerGone) == []
+
+
+class Entrusted(Anew):
+    """The home of a job, to which node A has entrusted the row of task 7."""
+
+    def answer(self, message: Any) -> None:
+        """The control store has the row, too."""
+        if isinstance(message, m.Scan) and message.table == "task":
+            block = pack_block([entrusted_row(row(7), A, ())])
+            self.send(b"S" + OWN, m.Found(message.token, ((task_id(7), block),), False))
+        else:
+            super().answer(message)
+
+
+def test_the_home_of_a_job_stores_the_rows_that_are_entrusted_to_it(peer: Peer) -> None:
+    """Once, however often they come; and no longer than it has them."""
+    peer.driver()
+    for number in (1, 2):
+        hear(peer, A, m.Entrust(number, JOB, EXPORTED, (row(7),), (), ()))
+    peer.now += 1.0
+    peer.turn()
+    puts = [value for _, message in peer.take(m.Write) for table, _, value in message.puts if table == "task"]
+    assert [read_block(value) for value in puts] == [(entrusted_row(row(7), A, ()),)]
+    peer.send(CLIENT + DRIVER, m.Goodbye())
+    assert not any(peer.scheduler.tables.entrusted.values())
+    assert peer.scheduler.blocks.statistics()["lineage_rows"] == 0
+
+
+@pytest.mark.parametrize("dies", ["before", "recovering", "searching"])
+def test_the_next_daemon_of_a_jobs_home_has_the_rows_that_a_dead_node_had_entrusted_to_it(dies: str) -> None:
+    """A value is made again although neither the node has survived on which its task was at home, nor the daemon that had the row."""
+    node = Entrusted(False, C) if dies == "before" else Entrusted()
+    if dies == "recovering":
+        table(node, 2, C)
+    node.rejoin((), held=(m.Hold((ref(7),)), m.Fetch((ref(7),))))
+    if dies == "searching":
+        table(node, 2, C)
+    hear(node, C, again(b"\x01daemonC"))
+    searches = [each for each in told(node, C) if isinstance(each, m.Borrow)]
+    hear(node, C, m.Ready(), *(m.Borrowed(each.number, each.object_ids) for each in searches))
+    hear(node, C, m.Remains(A, (), (), (), True))
+    assert [number for _, number, _ in node.dispatched()] == [7]
+
+
+def test_a_node_that_holds_a_value_of_a_dead_one_finds_the_next_daemon_of_the_jobs_home_that_has_yet_to_be_told_of_the_death() -> None:
+    node = Entrusted()
+    node.rejoin()
+    node.register(C, m.Borrow(1, (ref(7),), True))
+    table(node, 2, C)
+    hear(node, C, m.Remains(A, (), (), (), True), m.FetchValues((ref(7),)))
+    assert [number for _, number, _ in node.dispatched()] == [7]
+
+
+def test_a_row_stays_entrusted_whose_home_lives_until_that_withdraws_it() -> None:
+    """Its home repeats what counts, and withdraws what it does not need any more."""
+    node = Entrusted()
+    node.rejoin((), held=(m.Hold((ref(7),)), m.Fetch((ref(7),))))
+    assert m.Entrusted(0, (task_id(7),)) in node.register(C) + node.register(A)
+    assert node.dispatched() == []
+    assert list(node.scheduler.tables.entrusted[A]) == [task_id(7)]
+    hear(node, A, m.Withdraw((task_id(7),)))
+    node.now += 1.0
+    node.turn()
+    assert [deletes for _, message in node.take(m.Write) if (deletes := [each for each in message.deletes if each[0] == "task"])] == [
+        [("task", task_id(7))]
+    ]
+
+
+def test_a_home_withdraws_rows_that_the_next_daemon_of_the_jobs_home_still_has(peer: Peer) -> None:
+    hear(peer, A, m.Entrusted(0, (task_id(8),)))
+    assert told(peer, A) == [m.Withdraw((task_id(8),))]

@@ -16,6 +16,9 @@ Four rules make that complete:
   appended to its key, which sorts directly behind.
 
 One writer owns the blocks of a parent; the control store only looks into them (``read_rows``).
+
+The home of a job has rows of other homes, too, which are entrusted to it. Such a row has one more option: its home, and the homes of what
+it names.
 """
 
 from __future__ import annotations
@@ -25,11 +28,12 @@ from collections.abc import Callable, Container, Iterator
 import msgpack
 
 from zfabric.protocol.ids import PREFIX_BYTES, TASK_BYTES, pack_counter, unpack_counter
-from zfabric.protocol.messages import Row
+from zfabric.protocol.messages import Row, Rows
 
 TABLE = "task"
 BLOCK_ROWS = 1024
 """Most rows in a block: one run. 1,024 rows pack in about 0.3 ms and make some 100 kB."""
+ENTRUSTED = "entrusted"
 _LAST_SUFFIX = b"\xff"
 _REWRITE_BELOW = 4
 """A written block is written again once fewer than one in this many of its rows are alive."""
@@ -73,6 +77,26 @@ def read_block(value: bytes) -> tuple[Row, ...]:
     return rows
 
 
+def entrusted_row(row: Row, home: bytes, homes: Rows) -> Row:
+    """A row of another home, as it is stored: ``homes`` are rows ``(object, home)`` of what it names."""
+    options = row[4] if len(row) > 4 and row[4] else ()
+    return (*row[:4], (*options, (ENTRUSTED, (home, homes))))
+
+
+def split_row(row: Row) -> tuple[Row, bytes, Rows]:
+    """A stored row without its mark, its home, and the homes of what it names. Of a row that is at home here the home is empty.
+
+    >>> row = (bytes(16), bytes(16), b"", (), (("name", "Ada"),))
+    >>> split_row(entrusted_row(row, b"node B", ())) == (row, b"node B", ()) and split_row(row) == (row, b"", ())
+    True
+    """
+    options = row[4] if len(row) > 4 else None
+    if not options or options[-1][0] != ENTRUSTED:
+        return row, b"", ()
+    home, homes = options[-1][1]
+    return (*row[:4], options[:-1]) if len(options) > 1 else row[:4], home, homes
+
+
 def read_rows(task_ids: tuple[bytes, ...], floor: Floor) -> Iterator[tuple[bytes, Row]]:
     """``(task id, row)`` for those of ``task_ids`` whose rows are kept. Neighbours cost one decoded block together."""
     decoded: dict[bytes, dict[bytes, Row]] = {}
@@ -90,7 +114,7 @@ def read_rows(task_ids: tuple[bytes, ...], floor: Floor) -> Iterator[tuple[bytes
                 rows = decoded[found[0]] = {row[0]: row for row in read_block(found[1])}
             row = rows.get(task_id)
             if row is not None:
-                yield task_id, row
+                yield task_id, split_row(row)[0]
                 break
             before = _before(found[0])
             if before is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
+from zfabric.machines.common.lineage_blocks import LineageBlock
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.resources import NO_POOL, ResourcePool
 from zfabric.machines.local_scheduler.group_records import GroupPool
@@ -307,6 +308,8 @@ class EntrustedRow(NamedTuple):
     homes: Rows
     unfinished: bool = False
     """Whether it is to run if its home dies, even if nothing refers to its values."""
+    block: LineageBlock | None = None
+    """Where it is stored for the next daemon of this node."""
 
 
 class RelayedStream(NamedTuple):

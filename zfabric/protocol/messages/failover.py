@@ -31,7 +31,8 @@ class Entrust(NamedTuple):
 class Entrusted(NamedTuple):
     """home of a job -> home of tasks. The sender has the rows of the ``Entrust`` with this number.
 
-    While the sender registers, ``task_ids`` are the tasks whose rows it has from the receiver's former daemon.
+    While the sender registers, ``task_ids`` are the tasks whose rows it has: from the receiver's former daemon, or stored by its own.
+    Rows that the receiver does not need any more it withdraws.
     """
 
     number: int

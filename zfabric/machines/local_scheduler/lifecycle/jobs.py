@@ -149,6 +149,10 @@ class Jobs:
                 deletes.append(("object", identifier))
         for retained in tables.retained_rows.values():
             retained.difference_update([each for each in retained if each[:JOB_BYTES] == job.id])
+        for rows in tables.entrusted.values():
+            for identifier, entrusted in rows.items():
+                if identifier[:JOB_BYTES] == job.id and entrusted.block is not None:
+                    self.blocks.drop(identifier, entrusted.block)
         by_task: list[dict[bytes, Any]] = [tables.streams, tables.orphans, *tables.entrusted.values()]
         for table in by_task:
             for identifier in [each for each in table if each[:JOB_BYTES] == job.id]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zfabric.machines.common.lineage_blocks import BlockWriter, LineageBlock
+from zfabric.machines.common.lineage_blocks import BlockWriter, LineageBlock, split_row
 from zfabric.machines.common.log_format import CHECKPOINT, LOG
 from zfabric.machines.common.row_format import unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
-from zfabric.machines.local_scheduler.records import FunctionRecord
+from zfabric.machines.local_scheduler.records import EntrustedRow, FunctionRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
@@ -72,15 +72,23 @@ class RetainedRows:
             job.functions[identifier] = function
 
     def adopt_rows(self) -> dict[bytes, tuple[m.Row, LineageBlock]]:
-        """Restore task rows of living jobs, with their blocks. The caller drops those that are not needed."""
+        """Restore task rows of living jobs, with their blocks. The caller drops those that are not needed.
+
+        Rows that are entrusted to this node stay so, unless their home is dead, and this node is their home.
+        """
         tables, blocks = self.tables, self.blocks
         rows: dict[bytes, tuple[m.Row, LineageBlock]] = {}
         for key, value in self._rows:
             block = blocks.adopt(key, value)
             for task_id, row in list(block.rows.items()):
                 job = tables.jobs.get(task_id[:JOB_BYTES])
-                if job is None or job.ended or task_id in rows:
+                row, home, homes = split_row(row)
+                lives = home in tables.nodes or tables.dead.get(home) is False
+                entrusted = tables.entrusted.setdefault(home, {}) if lives else {}
+                if job is None or job.ended or task_id in rows or task_id in entrusted:
                     blocks.drop(task_id, block)
+                elif lives:
+                    entrusted[task_id] = EntrustedRow(row, homes, False, block)
                 else:
                     rows[task_id] = (row, block)
         self._rows = []

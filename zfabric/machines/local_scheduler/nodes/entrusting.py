@@ -34,7 +34,9 @@ class Entrusting:
         self._behind: deque[tuple[int, bytes, m.Message]] = deque()
         """Messages that wait for all ``Entrust`` up to a number: (number, node, message)."""
         self._reported: dict[bytes, bytes] = {}
-        """Homes of jobs that have rows of the daemon before this one, by task."""
+        """Homes of jobs that have rows of an earlier daemon of theirs or of this node, by task."""
+        self._settled = not tables.recovering
+        """Whether it is known which rows are entrusted."""
 
     def entrust(self, object_ids: Iterable[bytes]) -> None:
         """Entrust the rows that make these objects, and the rows that they name, unless the home of the job has them."""
@@ -116,6 +118,8 @@ class Entrusting:
         """The home of a job has rows."""
         self._open.pop(message.number, None)
         self._reported.update(dict.fromkeys(message.task_ids, source[1:]))
+        if self._settled:
+            self.settle()
         self._flush()
 
     def begin_anew(self, node: bytes) -> None:
@@ -140,7 +144,8 @@ class Entrusting:
         self._flush()
 
     def settle(self) -> None:
-        """Withdraw the rows that a daemon before this one had entrusted and that nothing needs any more."""
+        """Withdraw the rows that homes of jobs have from earlier daemons and that nothing needs any more."""
+        self._settled = True
         reported, self._reported = self._reported, {}
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for task_id, home in reported.items():

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from zfabric.config import ROWS_MAX
-from zfabric.machines.common.lineage_blocks import BlockWriter
+from zfabric.machines.common.lineage_blocks import BlockWriter, LineageBlock, entrusted_row
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
@@ -127,11 +127,24 @@ class Failover:
             self.submission.export(job, message.functions)
             homes = {row[0]: row for row in message.homes}
             rows = self.tables.entrusted.setdefault(home, {})
+            self.blocks.now = now
             for row in message.rows:
                 named = tuple(homes[each] for each in _named_in(row) if each in homes)
-                rows[row[0]] = EntrustedRow(row, named)
+                rows[row[0]] = EntrustedRow(row, named, False, self._store(row, home, named, rows.get(row[0])))
             self._set_unfinished(rows, message.unfinished, True)
         self.tables.send_to_node(home, m.Entrusted(message.number))
+
+    def _store(self, row: m.Row, home: bytes, named: m.Rows, known: EntrustedRow | None) -> LineageBlock | None:
+        """Store a row for the next daemon of this node, which may be started when the row's home is dead. It may come again."""
+        if known is not None and known.block is not None:
+            if known.row == row:
+                return known.block
+            self.blocks.drop(row[0], known.block)
+        return self.blocks.add(entrusted_row(row, home, named)) if self.tables.config.lineage else None
+
+    def _drop(self, entrusted: EntrustedRow) -> None:
+        if entrusted.block is not None:
+            self.blocks.drop(entrusted.row[0], entrusted.block)
 
     def _set_unfinished(self, rows: dict[bytes, EntrustedRow], task_ids: m.Ids, unfinished: bool) -> None:
         for task_id in task_ids:
@@ -146,7 +159,8 @@ class Failover:
         """Drop rows that nobody needs any more."""
         rows = self.tables.entrusted.get(source[1:], {})
         for task_id in message.task_ids:
-            rows.pop(task_id, None)
+            if task_id in rows:
+                self._drop(rows.pop(task_id))
 
     def begin_anew(self, node: bytes) -> None:
         """Forget what a node had reported before its daemon was restarted: the new daemon has nothing of dead nodes."""
@@ -329,6 +343,8 @@ class Failover:
         wanted = [each.id[:TASK_BYTES] for each in orphans if each.is_needed or each.named or each.fetchers or each.dependents]
         unfinished = [task_id for task_id, entrusted in rows.items() if entrusted.unfinished]
         tasks = self._restore_tasks(dead, rows, wanted + unfinished, now)
+        for entrusted in [each for task_id, each in rows.items() if task_id not in tasks]:
+            self._drop(entrusted)
         records: list[AnyObject] = [value for task in tasks.values() for value in task.values()]
         records += self._restore_objects(each for each in orphans if self.tables.find(each.id) is each)
         for task in tasks.values():
@@ -382,13 +398,14 @@ class Failover:
             task_id = agenda.pop()
             entrusted, job = rows.get(task_id), self.tables.jobs.get(task_id[:JOB_BYTES])
             if entrusted is not None and task_id not in found and job is not None and entrusted.row[1] in job.functions:
-                found[task_id] = self._restore(entrusted.row, job, dead, now)
+                found[task_id] = self._restore(entrusted, job, dead, now)
                 agenda += [each[:TASK_BYTES] for each in _named_in(entrusted.row)]
         return found
 
-    def _restore(self, row: m.Row, job: JobRecord, dead: bytes, now: float) -> TaskRecord:
-        """Make the record of a task. An attempt that this node runs for the dead one goes on as its own."""
-        tables, function = self.tables, job.functions[row[1]]
+    def _restore(self, entrusted: EntrustedRow, job: JobRecord, dead: bytes, now: float) -> TaskRecord:
+        """Make the record of a task. An attempt that this node runs for the dead one goes on as its own. Its row is stored already."""
+        row, tables = entrusted.row, self.tables
+        function = job.functions[row[1]]
         task = tables.tasks.get(row[0])
         runs = task is not None and task.state == ASSIGNED
         if task is None or not runs:
@@ -414,9 +431,7 @@ class Failover:
             if isinstance(value, ObjectRecord):
                 tables.objects[value.object_id] = value
         self.admission.set_terms(task, now)
-        if tables.config.lineage:
-            self.blocks.now = now
-            task.block = self.blocks.add(row)
+        task.block = entrusted.block
         return task
 
     def _drop_attempt(self, task: TaskRecord) -> None:

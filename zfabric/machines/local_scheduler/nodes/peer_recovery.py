@@ -111,6 +111,9 @@ class PeerRecovery:
             self.jobs.pass_on(dead)
         for job in [each for each in self.tables.jobs.values() if each.home in homes]:
             self.jobs.end_job(job, transition.now)
+        for home in self.tables.entrusted:
+            if home not in self.tables.nodes:
+                self.name_homes(home)
         early, self.rejoining.from_nodes = self.rejoining.from_nodes, []
         for source, message in early:
             self.step(transition.now, source, message)
@@ -126,6 +129,12 @@ class PeerRecovery:
         if waits:
             self._held.append((source, message))
         return waits
+
+    def name_homes(self, node: bytes) -> None:
+        """Note that objects which rows of a dead node make were at home there: this node takes over from it."""
+        for record in filter(self._is_homeless, map(self.tables.find, self.recovery.homeless if not self.settled else ())):
+            if isinstance(record, BorrowedRecord) and record.id[:TASK_BYTES] in self.tables.entrusted.get(node, ()):
+                record.home = node
 
     def begin_anew(self, node: bytes) -> None:
         """Drop what the former daemon of a node has said: its next one repeats what still counts."""
@@ -156,8 +165,8 @@ class PeerRecovery:
             if self.references.paused:
                 self._give_up_search()
                 self.recovery.settle()
-                self.entrusting.settle()
-                self.references.pause(False)
+            self.entrusting.settle()
+            self.references.pause(False)
             held, self._held = self._held, []
             for source, message in held:
                 self.step(now, source, message)
@@ -260,7 +269,11 @@ class PeerRecovery:
             job = self.tables.jobs.get(object_id[:JOB_BYTES])
             if self.tables.find(object_id) is None and job is not None and not job.ended:
                 self.recovery.known_here(object_id)
-                if self.tables.find(object_id) is None:
+                home = next((each for each, rows in self.tables.entrusted.items() if object_id[:TASK_BYTES] in rows), b"")
+                if self.tables.find(object_id) is None and home:  # It is dead, as that node knows already.
+                    self.tables.objects[object_id] = BorrowedRecord(object_id, home)
+                    add_holder(self.tables.objects[object_id], node)
+                elif self.tables.find(object_id) is None:
                     self._lose(object_id)
 
     def search(self, node: bytes) -> None:

@@ -200,6 +200,7 @@ class Peers:
         del self.tables.nodes[node.token]
         self.entrusting.repeat_jobs(self.jobs.pass_on(node.token))
         self.tables.send(self._local_placer, m.ProcessGone(node.token))
+        self.peer_recovery.name_homes(node.token)
         ended = self.executions.home_died(node)
         self.fetching.node_died(node.token)
         self.failover.node_died(node.token, survivors, ended, now)
