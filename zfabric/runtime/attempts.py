@@ -66,7 +66,7 @@ class AttemptRunner:
             if row[2] or item.values or item.gpus:
                 pass
             elif type(item) is Invocation:
-                plain = (self._host.method(item), never) if item.options is None else None
+                plain = (self._host.method(item), never) if not item.options else None
             elif len(row) == 4:
                 plain = self._plain.get(row[1]) if self._functions.thread_limit == 1 else None
             if plain is None:
@@ -94,7 +94,7 @@ class AttemptRunner:
                 value = function(*args, **kwargs)
             finally:
                 self._fence.depth = 1
-            if item.options is not None if isinstance(item, Invocation) else self._streaming:
+            if item.options if isinstance(item, Invocation) else self._streaming:
                 value = self._streams.streamed(item, value)
         except BaseException as error:  # User code may raise anything, SystemExit and our own interrupt included.
             self._fence.depth = 1  # An interrupt may have arrived before the line above was reached.

@@ -112,7 +112,7 @@ class Host:
             found = _of_class(instance, item.method)
         else:
             found = getattr(instance, item.method)
-        if item.options is None:
+        if not item.options:
             return found
         if option(item.options, "dynamic"):
             return interface.collected(found)

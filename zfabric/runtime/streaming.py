@@ -61,7 +61,7 @@ class StreamProducer:
     def _ahead(self, item: Item | Invocation) -> int | None:
         """Return how many values a stream may be ahead of its consumer (0: as configured). None if there is no stream."""
         if type(item) is Invocation:
-            return None if item.options is None else option(item.options, "stream")
+            return option(item.options, "stream") if item.options else None
         ahead = self.functions.streams.get(item.row[1])
         return option(item.row[4], "stream", ahead) if ahead is not None and len(item.row) > 4 else ahead
 

@@ -67,7 +67,7 @@ class UserCode:
         retryable: Callable[[BaseException], bool] = never
         if type(item) is Invocation:
             function = self._host.method(item)
-            if item.options is not None:
+            if item.options:
                 if kinds := option(item.options, "retry_on"):
                     again = _Again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
                     function = again.call if option(item.options, "stream") is None else again.stream
@@ -79,7 +79,7 @@ class UserCode:
             if row[1] not in self._functions.classes:
                 function = self._wrapped(item, function, row[4])
         if row[2] or item.values:
-            return function, retryable, *serialization.load_arguments(row[2], self._values(item))
+            return function, retryable, *serialization.load_arguments(row[2], self._values(item) if item.values else ())
         return function, retryable, (), {}
 
     def _wrapped(self, item: Item | Invocation, function: Callable[..., Any], options: tuple[Row, ...]) -> Callable[..., Any]:
@@ -162,7 +162,7 @@ class UserCode:
         """Serialize what the function returned."""
         row = item.row
         if type(item) is Invocation:
-            name, count = ("", 1) if item.options is None else self._functions.terms(item)
+            name, count = self._functions.terms(item) if item.options else ("", 1)
         else:
             name, count = self._usual_terms[row[1]] if len(row) == 4 else self._functions.terms(item)
         if count == 1:

@@ -23,7 +23,8 @@ class Item:
 class Invocation(NamedTuple):
     """One call of an actor. ``row`` begins like a task's: the id first, the dependencies in the fourth place.
 
-    ``attempt`` is the actor's: when a later life runs the call again, tasks that the call submits get new ids.
+    ``attempt`` is the actor's: when a later life runs the call again, tasks that the call submits get new ids. ``options`` is None only for
+    calls of processes of this node without any, which have short ways to their callers.
     """
 
     row: Row
