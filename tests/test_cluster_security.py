@@ -249,7 +249,7 @@ def await_read(stranger: Any, victim: Victim, daemons: int) -> None:
     """Wait until the head has read all that came on this connection: it answers the hello of one more daemon of that node."""
     last = b"the last"
     for attempt in range(1, FRAMES):  # "Dial again" is the answer to earlier garbage, or to a hello on a connection that was open.
-        stranger.send(Hello(m.PROTOCOL_VERSION, victim.other, last, daemons, attempt, NOBODY, 0).encode())
+        send(stranger, Hello(m.PROTOCOL_VERSION, victim.other, last, daemons, attempt, NOBODY, 0).encode())
         answer = None
         while answer != DIAL_AGAIN:
             assert stranger.poll(60_000), "the head has stopped reading"
@@ -275,7 +275,7 @@ def test_garbage_of_a_node_at_the_transfer_port_is_refused(victim: Victim, conte
 def test_a_nodes_key_with_another_nodes_name_is_sent_away(victim: Victim, context: zmq.Context[Any]) -> None:
     before = victim.statistics().get("refused_name", 0)
     stranger = connection(context, victim.ports["control"], victim.server_key, victim.stolen)
-    stranger.send(Hello(m.PROTOCOL_VERSION, b"somebody", b"daemon..", 9, 1, NOBODY, 0).encode())
+    send(stranger, Hello(m.PROTOCOL_VERSION, b"somebody", b"daemon..", 9, 1, NOBODY, 0).encode())
     assert stranger.poll(60_000)
     assert stranger.recv() == DIAL_AGAIN
     assert victim.statistics()["refused_name"] == before + 1

@@ -50,9 +50,10 @@ def ports_of(supervisor: int) -> list[str]:
     """The TCP addresses at which the processes of a node listen."""
     inodes = set()
     for pid in (supervisor, *descendants(supervisor)):
-        with suppress(OSError):  # A process, or a descriptor, may just have gone.
+        with suppress(OSError):  # A process may just have gone,
             for entry in os.scandir(f"/proc/{pid}/fd"):
-                inodes.add(os.readlink(entry.path))
+                with suppress(OSError):  # or a descriptor.
+                    inodes.add(os.readlink(entry.path))
     return [address for address, inode in listening().items() if f"socket:[{inode}]" in inodes]
 
 
@@ -89,8 +90,13 @@ def driver(cluster: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
 
 def run_on_both(cluster: zf.LocalCluster) -> list[tuple[str, int, int]]:
     """Run tasks until each node has had some; where each ran."""
-    rows = zf.get([zf.remote(where).remote() for _ in range(12)], timeout=60)
-    assert {node for node, _, _ in rows} == {node.node_id for node in cluster.nodes}
+    rows: list[tuple[str, int, int]] = []
+
+    def both() -> bool:
+        rows.extend(zf.get([zf.remote(where).remote() for _ in range(12)], timeout=60))
+        return {node for node, _, _ in rows} == {node.node_id for node in cluster.nodes}
+
+    eventually(both, "both nodes have had some")
     return rows
 
 

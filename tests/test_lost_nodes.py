@@ -70,11 +70,11 @@ def test_a_large_value_arrives_whole_whatever_happens_on_its_way(relayed: Relaye
     size, (head, source, _) = 48 * MiB, relayed.nodes
     ref = large.options(scheduling_strategy=on_node(source)).remote(1, size)
     assert zf.wait([ref], timeout=60, fetch_local=False)[0]
-    relayed.relay.between(source.name, head.name, Fault(rate=24 * MiB), "transfer")
+    relayed.relay.between(source.name, head.name, Fault(rate=6 * MiB), "transfer")  # A busy machine still hurts it in the middle.
     passed = f"{source.name}>{head.name} transfer"
     before = relayed.relay("passed").get(passed, 0)
     waiting = zf.remote(lambda value: int(value[0])).options(scheduling_strategy=on_node(head)).remote(ref)
-    eventually(lambda: relayed.relay("passed").get(passed, 0) - before > 4 * MiB, "the value is on its way")
+    eventually(lambda: relayed.relay("passed").get(passed, 0) - before > MiB, "the value is on its way")
     assert relayed.relay("passed")[passed] - before < size, "it is in the middle"
     if hurt in ("cut", "one way"):
         relayed.relay.fault(source.name, head.name, CUT, "transfer")
@@ -159,13 +159,13 @@ def test_of_a_driver_that_is_killed_nothing_is_left_on_any_node_within_ten_secon
     zf.shutdown()
     with subprocess.Popen([sys.executable, "-c", DRIVER, relayed.address], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
-        assert driver.stdout.readline() == "ready\n"
+        eventually(lambda: driver.stdout.readline() == "ready\n", "it has submitted all, of which some may have printed a line")
         eventually(lambda: len(workers_of(relayed)) >= 3, "its tasks run on all nodes")
         driver.kill()
     eventually(lambda: workers_of(relayed) == [], "its workers have ended everywhere, long before a lease would")
     for node in relayed.nodes:
         with zf.init(node.address):
-            assert [row for what in ("tasks", "objects") for row in query(what)] == []
+            eventually(lambda: not [row for what in ("tasks", "objects") for row in query(what)], "nothing is left")
 
 
 def test_without_the_head_drivers_and_nodes_end_after_two_leases() -> None:
