@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -445,6 +446,15 @@ def run_script(script: str) -> str:
     return done.stdout
 
 
+def targets(directory: Path) -> str:
+    """What the open files of a process are."""
+    found = ""
+    for entry in directory.iterdir():
+        with suppress(OSError):  # It may just have been closed.
+            found += os.readlink(entry) + "\n"
+    return found
+
+
 def test_a_driver_killed_leaves_nothing_of_its_embedded_cluster() -> None:
     script = """
 import numpy as np, time, zfabric as zf
@@ -467,12 +477,12 @@ time.sleep(1000)
         directory, *pids = driver.stdout.readline().split()
         assert len(pids) >= 6
         arena = Path(f"/proc/{Session(directory).describe()['supervisor']}/fd")
-        assert any("zfabric-arena" in os.readlink(entry) for entry in arena.iterdir())
+        eventually(lambda: "zfabric-arena" in targets(arena), "its supervisor has the arena")
     finally:
         driver.kill()
         driver.communicate()
-    eventually(lambda: all(gone(int(pid)) for pid in pids), "all processes have ended", 10)
-    eventually(lambda: not Path(directory).exists(), "the session's directory is gone", 10)
+    eventually(lambda: all(gone(int(pid)) for pid in pids), "all processes have ended")
+    eventually(lambda: not Path(directory).exists(), "the session's directory is gone")
 
 
 def test_a_driver_that_exits_without_shutdown_or_by_an_exception_leaves_nothing() -> None:
@@ -489,8 +499,8 @@ print(session().directory, *session_processes(), flush=True)
             [sys.executable, "-c", script.format(ending=ending)], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
         )
         directory, *pids = done.stdout.split()
-        eventually(lambda pids=pids: all(gone(int(pid)) for pid in pids), "all processes have ended", 10)
-        eventually(lambda directory=directory: not Path(directory).exists(), "the session's directory is gone", 10)
+        eventually(lambda pids=pids: all(gone(int(pid)) for pid in pids), "all processes have ended")
+        eventually(lambda directory=directory: not Path(directory).exists(), "the session's directory is gone")
 
 
 def test_a_killed_supervisor_ends_the_node_and_the_driver_gets_an_error() -> None:
@@ -506,7 +516,7 @@ pids = list(session_processes())
 os.kill(pids[0], 9)
 error = failure(ref)
 assert type(error) is zf.NodeDiedError, repr(error)
-eventually(lambda: all(gone(pid) for pid in pids[1:]), "all have ended", 10)
+eventually(lambda: all(gone(pid) for pid in pids[1:]), "all have ended")
 zf.shutdown()
 zf.init(num_cpus=1, log_to_driver=False)
 assert zf.get(zf.remote(lambda: 5).remote(), timeout=PATIENCE) == 5

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from faults import descendants, eventually, name_of, on_node
 from files import wait_for_file
+from relay import Fault, Relay, RelayedCluster
 
 import zfabric as zf
 from zfabric.config import MiB
@@ -22,7 +23,6 @@ from zfabric.util.local_cluster import LocalNode
 
 LARGE = int(os.environ.get("LARGE_MIB", "0"))
 """A size to be tested, too, in MiB: ``scripts/nightly`` has 1,024."""
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -69,12 +69,6 @@ def process_of(node: LocalNode, name: str) -> int:
     return int(found[0])
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
 class Get(threading.Thread):
     """Gets a ref in a thread, and digests the value."""
 
@@ -97,13 +91,14 @@ class Get(threading.Thread):
         return self.result
 
 
-def stopped_in_the_middle(ref: Any, reader: LocalNode, source: LocalNode) -> Get:
+def stopped_in_the_middle(relay: Relay, ref: Any, reader: LocalNode, source: LocalNode) -> Get:
     """Begin to get a value, and stop the source's agent (SIGSTOP) once some of it has come."""
-    agents = agent_of(reader), agent_of(source)
-    began = [cpu_seconds(pid) for pid in agents]
+    passed = f"{source.name}>{reader.name} transfer"
+    before = relay("passed").get(passed, 0)
+    relay.between(source.name, reader.name, Fault(rate=12 * MiB), "transfer")  # Of a hundred: a busy machine still stops it in the middle.
     getting = Get(ref)
-    eventually(lambda: all(cpu_seconds(pid) >= before + 0.05 for pid, before in zip(agents, began, strict=True)), "bytes")
-    os.kill(agents[1], signal.SIGSTOP)
+    eventually(lambda: relay("passed").get(passed, 0) - before > MiB, "bytes")
+    os.kill(agent_of(source), signal.SIGSTOP)
     assert getting.is_alive()
     return getting
 
@@ -120,12 +115,13 @@ def test_every_byte_arrives_in_both_directions(size: int) -> None:
 
 
 def test_the_source_dies_in_the_middle_and_another_copy_or_the_task_gives_the_value(tmp_path: Path) -> None:
-    with cluster(4, 240, transfer_patience=0.2, node_lease=2.0) as made:
+    options: dict[str, Any] = {"object_store_memory": 240 * MiB, "config": {"transfer_patience": 0.2, "node_lease": 2.0}}
+    with Relay() as relay, RelayedCluster(relay, nodes=4, cpus_per_node=1, **options) as made, zf.init(made.address):
         here, there, third, fourth = made.nodes
         zf.get([on(node, len).remote(b"") for node in made.nodes], timeout=60)  # All nodes have registered.
         again = zf.remote(numbers).options(scheduling_strategy=on_node(there, soft=True)).remote(100)
         expected = zf.get(on(there, digest).remote(again), timeout=120)
-        getting = stopped_in_the_middle(again, here, there)
+        getting = stopped_in_the_middle(relay, again, here, there)
         there.kill()  # The only copy goes with it: the task runs again.
         assert getting.wait() == expected
         assert zf.get(on(third, digest).remote(again), timeout=120) == expected
@@ -134,7 +130,7 @@ def test_the_source_dies_in_the_middle_and_another_copy_or_the_task_gives_the_va
         begun, over = tmp_path / "begun", tmp_path / "over"
         holding = on(fourth, hold).remote(kept, str(begun), str(over))
         eventually(begun.exists, "the copy on the fourth node")
-        getting = stopped_in_the_middle(kept, here, third)
+        getting = stopped_in_the_middle(relay, kept, here, third)
         third.kill()  # Now the fourth node has the only copy: the task cannot run again, since its node is gone.
         assert getting.wait() == expected
         over.touch()
