@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually, gone
+from faults import name_of
 
 from zfabric.adapters.processes import children
 from zfabric.protocol.ids import object_id
@@ -591,7 +592,7 @@ def test_a_daemon_that_is_stopped_gives_a_clear_error(place: Place) -> None:
         description = Path(place.sessions, place.left()[0], "session.json")
         written = description.read_text()
         found = json.loads(written)
-        (daemon,) = (pid for pid in children(found["supervisor"]) if Path(f"/proc/{pid}/comm").read_text() == "zf-daemon\n")
+        (daemon,) = (pid for pid in children(found["supervisor"]) if name_of(pid) == "zf-daemon")
         os.kill(daemon, signal.SIGSTOP)
         try:  # Tools alone are to be so impatient: the program and its workers register on a busy machine.
             description.write_text(json.dumps({**found, "config": {**dict(found["config"]), "register_seconds": 0.5}}))

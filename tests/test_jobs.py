@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from command_line import PATIENCE, Place, a_place
 from conftest import running_cluster
-from faults import eventually
+from faults import eventually, name_of
 
 import zfabric as zf
 from zfabric.adapters.processes import children
@@ -69,9 +69,9 @@ def test_a_program_outlives_whoever_submitted_it_and_is_listed_by_the_next_clust
     Path(place.directory, "long.py").write_text("import time, zfabric as zf\nzf.init()\nprint('on', flush=True)\ntime.sleep(1000)\n")
     run(place, "submit", "--detach", "--id", "cut-off", "long.py")
     output = Path(place.directory, "store", "jobs", "cut-off.log")
-    eventually(lambda: "on" in output.read_text(), "the long one")
+    eventually(lambda: output.exists() and "on" in output.read_text(), "the long one")
     supervisor = int(Session(started["session"]).describe()["supervisor"])
-    (daemon,) = (pid for pid in children(supervisor) if Path(f"/proc/{pid}/comm").read_text() == "zf-daemon\n")
+    (daemon,) = (pid for pid in children(supervisor) if name_of(pid) == "zf-daemon")
     os.kill(daemon, signal.SIGKILL)
     before = {row["submission_id"]: row for row in json.loads(run(place, "jobs", "--json"))}
     assert {job: row["status"] for job, row in before.items()} == {"again": "SUCCEEDED", "cut-off": "RUNNING"}

@@ -149,15 +149,15 @@ def kill_when(actor: Any, count: int) -> None:
 def test_a_chain_of_own_calls_continues_whenever_its_actor_is_killed(shared: Any, every: int) -> None:
     chance = random.Random(every)
     actor = Chain.options(checkpoint_every=every).remote()
-    actor.step.remote(400)
+    actor.step.remote(200)
     at = 0
-    while at < 350:
-        at += chance.randrange(1, 120)
-        kill_when(actor, min(at, 395))
+    while at < 175:
+        at += chance.randrange(1, 60)
+        kill_when(actor, min(at, 195))
         if chance.random() < 0.4:
             kill_daemon()
-    eventually(lambda: len(get(actor.read.remote())[1]) >= 401, "all steps are taken")
-    assert get(actor.read.remote())[1] == list(range(400, -1, -1))
+    eventually(lambda: len(get(actor.read.remote())[1]) >= 201, "all steps are taken")
+    assert get(actor.read.remote())[1] == list(range(200, -1, -1))
 
 
 @pytest.mark.parametrize("every", [0, 3])
