@@ -22,6 +22,7 @@ RETIRED = [
     for words in re.findall(r"^\| (.*?) \| .* \|$", TEXT.partition("## Not these")[2], flags=re.MULTILINE)[1:]
     for word in words.split(",")
 ]
+ANY_RETIRED = re.compile(r"\b(?:{})s?\b".format("|".join(r"\s+".join(word.split()) for word in RETIRED)), re.IGNORECASE)
 REVISED = (
     "README.md",
     "docs/architecture.md",
@@ -79,12 +80,8 @@ def second_meanings(source: str) -> Iterator[str]:
 
 def retired(text: str) -> str | None:
     """The first retired word in a text, as it stands there."""
-    for word in RETIRED:
-        phrase = r"\s+".join(word.split())
-        found = re.search(rf"\b{phrase}s?\b", text, flags=re.IGNORECASE)
-        if found is not None:
-            return found[0]
-    return None
+    found = ANY_RETIRED.search(text)
+    return None if found is None else found[0]
 
 
 def files() -> list[Path]:
