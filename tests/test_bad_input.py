@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from relay import free_port
 from scheduler_alone import FUNCTION, JOB, OWN, Node, row
 
 import zfabric as zf
@@ -99,9 +100,7 @@ def why_not(cluster: ClusterSettings) -> str:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "no-such-host.invalid"])
 def test_where_nobody_is_the_error_names_host_port_and_what_was_tried(host: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     address = endpoint(host, port)
     with pytest.raises(zf.ConnectionLostError) as caught:
         zf.init(address)
@@ -145,9 +144,7 @@ def test_a_name_that_no_server_answers_is_given_up(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_name_is_shown_with_its_number() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with pytest.raises(zf.ConnectionLostError, match=rf"host localhost \(127.0.0.1\), port {port} failed \(Connection refused\)"):
         zf.init(f"tcp://localhost:{port}")
 

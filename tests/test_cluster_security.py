@@ -163,8 +163,12 @@ def test_three_thousand_connections_that_say_nothing_are_closed_and_hinder_nobod
         size, files = before[name]
         eventually(lambda pid=pid, files=files: len(os.listdir(f"/proc/{pid}/fd")) <= files, "it has closed what came")
         assert resident_bytes(pid) - size < GROWTH_MAX
-    counted = victim.statistics()["refused_handshake_not_finished"] - refused
-    assert HALF_OPEN / 2 < counted <= HALF_OPEN, "but for those that the kernel has dropped"
+
+    def counted() -> float:
+        return victim.statistics()["refused_handshake_not_finished"] - refused
+
+    eventually(lambda: counted() > HALF_OPEN / 2, "all are counted but for those that the kernel has dropped; some come late")
+    assert counted() <= HALF_OPEN
     for each in held:
         each.close()
     victim.is_well()

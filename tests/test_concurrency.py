@@ -362,7 +362,7 @@ def test_a_call_in_a_thread_that_does_not_stop_has_an_outcome(how: str) -> None:
     """It goes on, and takes its place until it does end; what it returns then is nobody's."""
     stuck = Stuck.remote()
     value(stuck.ping.remote())
-    hanging = stuck.hang.options(timeout=0.5).remote() if how == "timeout" else stuck.hang.remote()
+    hanging = stuck.hang.options(timeout=2.0).remote() if how == "timeout" else stuck.hang.remote()
     if how == "cancel":
         value(stuck.ping.remote())  # It has begun: calls of one caller begin in order.
         zf.cancel(hanging)
@@ -509,7 +509,7 @@ def test_a_worker_runs_no_more_of_them_than_max_concurrency(where: str) -> None:
 class Slow:
     """Blocks until it is stopped, or until a file exists."""
 
-    @zf.method(timeout=0.2)
+    @zf.method(timeout=1.0)  # In which it begins, also on a busy machine.
     def impatient(self) -> None:
         time.sleep(PATIENCE)  # until its time is up
 

@@ -73,6 +73,7 @@ def test_map_raises_where_the_call_failed() -> None:
 
 def test_map_times_out_and_releases_the_rest(tmp_path: Path) -> None:
     with zf.Executor() as executor:
+        assert executor.submit(_square, 2).result(60) == 4, "there are workers: the time is that of the calls"
         results = executor.map(lambda x: _pass_when(tmp_path, "it") if x else x, range(6), timeout=2)
         assert next(results) == 0
         with pytest.raises(TimeoutError):

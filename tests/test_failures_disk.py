@@ -142,7 +142,7 @@ def test_an_actor_log_that_cannot_be_written_is_reported(cluster: Callable[..., 
     (daemon,) = processes_named("zf-daemon")
     _, hard = resource.prlimit(daemon, resource.RLIMIT_FSIZE)
     resource.prlimit(daemon, resource.RLIMIT_FSIZE, (4096, hard))
-    waits, late = adder.add.remote(), adder.add.options(timeout=0.5).remote()
+    waits, late = adder.add.remote(), adder.add.options(timeout=2.0).remote()
     error = failure(late)
     assert isinstance(error, zf.TaskTimeoutError)
     assert "add has run, and its result waits" in str(error)

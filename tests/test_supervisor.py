@@ -27,7 +27,7 @@ from zfabric.runtime.keys import create_server_pair
 from zfabric.runtime.launch import Launched, launch, stop
 from zfabric.runtime.session import STARTED, Session, find_sessions, kept_sessions, started_session, sweep, user_directory
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 SLEEP = "import time; time.sleep(1000)"
 EVENTS: dict[str, Any] = {kind.__name__: kind for kind in (WorkerSpawned, ProcessDied, ProcessTable)}
 
