@@ -42,7 +42,7 @@ LEASE = 2.0
 """Seconds of ``node_lease`` where nodes die or are held up: short, so that much happens in a case."""
 REST_SECONDS = 30.0
 """How long a cluster may take to release what a program held."""
-GONE_SECONDS = 15.0
+GONE_SECONDS = 30.0
 """How long the last processes may take to end."""
 CASE_SECONDS = 240.0
 """After which a case is taken to hang: stacks are printed, and the run ends."""

@@ -230,7 +230,7 @@ def run(kind: str, cycles: int, report: Callable[[str], None] = lambda text: Non
         for number in range(cycles):
             body()
             report(f"{kind}: {number + 1} of {cycles}")
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 30
         while (left := differences(before, settled(take))) and time.monotonic() < deadline:
             time.sleep(0.2)  # the kernel and the collector take their time
         for name, count in (most() if kind in WITHIN else {}).items():
