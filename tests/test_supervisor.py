@@ -16,6 +16,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from faults import name_of
 
 from zfabric.adapters import processes
 from zfabric.adapters.datagrams import SUFFIX
@@ -111,11 +112,6 @@ class Fabric:
     def close(self) -> None:
         self.daemon_socket.close()
         self.launched.close()
-
-
-def name_of(pid: int) -> str:
-    with open(f"/proc/{pid}/comm") as file:
-        return file.read().strip()
 
 
 @pytest.fixture
