@@ -61,7 +61,11 @@ def wide() -> Any:
 def descriptors(pid: int) -> Counter[str]:
     """The open descriptors of a process by what they are, without the numbers that tell two of a kind apart."""
     found: Counter[str] = Counter()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
+    try:
+        entries = list(Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:  # It has just ended; who counts until nothing changes counts again.
+        return found
+    for entry in entries:
         try:
             target = os.readlink(entry)
         except OSError:
