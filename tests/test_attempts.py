@@ -63,6 +63,15 @@ def test_nothing_is_due_again_and_again_while_a_worker_neither_registers_nor_die
     assert node.now > 10.0 + node.config.worker_start_seconds
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_worker_with_a_task_of_which_nothing_else_survived_is_ended(node: Restarted, begun: bool) -> None:
+    """It would run the task, and what it is given meanwhile would wait for that."""
+    unknown = (task_id(0), b"\x07" * len(FUNCTION), b"", ())
+    node.rejoin((row(1),), (WORKER, m.RunningTasks(((unknown, THIRD, begun, ""),), ())))
+    assert [each.pid for each in node.effects if isinstance(each, KillProcess)] == [99]
+    assert OLD not in [worker for worker, _, _ in node.dispatched()]
+
+
 def test_a_running_task_retains_its_attempt_number_and_its_retry_gets_a_new_one(node: Restarted) -> None:
     node.rejoin((row(0),), (WORKER, m.RunningTasks(((row(0), THIRD, True, ""),))))
     assert node.dispatched() == []

@@ -435,7 +435,7 @@ class Recovery:
         worker = self.tables.worker_of(source)
         if worker is None or worker.process is None:
             return
-        for row, attempt, begun, stopped in message.rows:
+        for row, attempt, _, stopped in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
             if job is None or job.ended:
                 self.workers.end(worker, "its job has ended")
@@ -464,8 +464,8 @@ class Recovery:
                 if stopped:
                     task.facts().stopped = stopped
                 self._entered.append((task, worker))
-            elif begun:  # Nobody waits for it, and tasks sent to this worker would wait for its end.
-                self.workers.end(worker, "it runs a task of which nothing else survived")
+            else:  # Nobody waits for it, and tasks sent to this worker would wait for its end.
+                self.workers.end(worker, "it has a task of which nothing else survived")
                 return
 
     def _enter_submitted(self, source: Address, message: m.Submit) -> None:
