@@ -992,3 +992,18 @@ def test_a_row_stays_entrusted_whose_home_lives_until_that_withdraws_it() -> Non
 def test_a_home_withdraws_rows_that_the_next_daemon_of_the_jobs_home_still_has(peer: Peer) -> None:
     hear(peer, A, m.Entrusted(0, (task_id(8),)))
     assert told(peer, A) == [m.Withdraw((task_id(8),))]
+
+
+def test_a_restarted_daemon_leases_a_worker_once_that_makes_an_actor_of_another_node_and_runs_a_child_of_it() -> None:
+    node = Anew(elsewhere=True)
+    maker = (task_id(5), CLASS[0], b"", ())
+    child = (child_prefix(JOB, task_id(5), 0, salt_of(OF_A)) + bytes(4), FUNCTION, b"", ())
+    node.rejoin_worker(
+        (CLIENT, m.Export((CLASS,))),
+        (CLIENT, m.Submit((child,))),
+        (CLIENT, m.Hold((child[0] + bytes(4),))),
+        (CLIENT, m.RunningTasks(((maker, OF_A, True, ""), (child, OF_SELF, True, "")), ())),
+        (CLIENT, m.Blocked(task_id(5), (child[0] + bytes(4),), (), True)),
+    )
+    node.scheduler.check_invariants()
+    assert list(node.scheduler.tables.workers[OLD].inflight) == [task_id(5), child[0]]

@@ -232,15 +232,12 @@ class Recovery:
         self._pinned = True
         self.logs.recover()
         unreported = self._unreported()
+        self._go_on_for_others(True, now)  # First: what runs on top of the making of an actor has no lease of its own.
         for task, worker in self._entered:
             if worker is None and task.id in unreported:
                 worker, task.attempt = unreported[task.id]
             self._go_on(task, worker, now)
-        for task, worker in self._delegated:
-            self.references.pin(named_by(task))
-            self._assign(task, worker)
-            if task.rare is not None and task.rare.stopped:
-                self.stopping.stop(task, task.rare.stopped, now)
+        self._go_on_for_others(False, now)
         self._each(m.Blocked, lambda source, message: step(now, source, message))
         self._each(m.WaitDetails, lambda source, message: step(now, source, message))
         self._each(m.Yielded, lambda source, message: self._take_yielded(now, source, message))
@@ -609,6 +606,14 @@ class Recovery:
                 (self.admission.resolve if self.tables.unsettled is None else self.admission.resolve_later)(task)
                 if task.function.actor is not None and self.tables.unsettled is not None:
                     self.actors.may_return(task)
+
+    def _go_on_for_others(self, actors: bool, now: float) -> None:
+        """Assign tasks of other nodes to the workers that have them: those that make actors, or all others."""
+        for task, worker in [each for each in self._delegated if (each[0].function.actor is not None) == actors]:
+            self.references.pin(named_by(task))
+            self._assign(task, worker)
+            if task.rare is not None and task.rare.stopped:
+                self.stopping.stop(task, task.rare.stopped, now)
 
     def _stop_void(self, now: float) -> None:
         """Stop what voided attempts had submitted and nobody else refers to: the next attempts submit it anew."""
