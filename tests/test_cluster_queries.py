@@ -164,6 +164,11 @@ def test_an_actor_that_is_found_is_not_looked_for_on_a_silent_node(node: Asked) 
     node.scheduler.tick(node.now)
     node.turn()
     assert node.take(m.Notice) == []
+    node.ask("actor", "", "its name")
+    node.now += 2.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert "from n2, n3: an actor of this name may be there" in node.take(m.Notice)[0][1].text
 
 
 def test_a_node_that_looks_for_no_text_is_answered_with_the_reason(node: Asked) -> None:

@@ -733,6 +733,20 @@ def test_tasks_that_differ_in_their_strategy_alone_share_their_extra_fields_unti
     assert task_id(2) not in tables.tasks
 
 
+def test_a_node_that_does_not_report_the_end_of_a_cancelled_task_is_named() -> None:
+    """It may be dead, and not yet known to be: nobody can say that the task goes on."""
+    home = Home()
+    home.submit(row(1, strategy=on(NODES[1])))
+    home.send(CLIENT + DRIVER, m.Cancel((ref(1),), False, True))
+    for seconds in (home.config.interrupt_every, home.config.stop_patience):
+        home.now += seconds
+        home.scheduler.tick(home.now)
+        home.turn()
+    kind, text, _ = unpack_failure(home.results()[1][1][0])
+    name = home.scheduler.tables.nodes[NODES[1]].name
+    assert (kind, f"and {name} does not report that it has stopped" in text) == ("TaskCancelledError", True), text
+
+
 def test_tasks_that_must_run_there_are_not_looked_at_again_and_again_for_some_to_reclaim() -> None:
     home = Home()
     home.submit(*(row(number, strategy=on(NODES[1])) for number in range(1, 5)))

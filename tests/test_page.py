@@ -154,6 +154,7 @@ def test_the_token_gives_a_cookie_and_without_it_there_is_nothing(page: Page) ->
     for path in ("/", "/api/tasks", "/api/events", "/static/main.js", f"/{TOKEN}wrong", "/nothing"):
         assert page.request(path)[0] == 403, path
     assert page.request("/", Cookie="zfabric_page=wrong")[0] == 403
+    assert b"Authorization: Bearer TOKEN" in page.request("/metrics")[2]
 
 
 def test_another_name_for_this_machine_is_refused(page: Page) -> None:

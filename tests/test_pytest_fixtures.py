@@ -47,6 +47,10 @@ def test_several_nodes(zfabric_nodes):
 def test_nothing_is_left():
     assert not zf.is_initialized()
 
+@pytest.mark.zfabric(3)
+def test_options_have_names(zfabric_cluster):
+    pass
+
 def test_one_at_a_time(zfabric_cluster, zfabric_nodes):
     pass
 """
@@ -68,8 +72,9 @@ def test_clusters_of_tests_and_of_runs(pytester: pytest.Pytester, monkeypatch: p
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_of_their_own=OF_THEIR_OWN, test_shared=SHARED)
     ran = pytester.runpytest_subprocess("-p", "zfabric.util.pytest_fixtures", "-p", "no:cacheprovider", "--strict-markers", timeout=100)
-    ran.assert_outcomes(passed=5, failed=1, errors=1)
+    ran.assert_outcomes(passed=5, failed=1, errors=2)
     ran.stdout.fnmatch_lines(["zfabric_nodes: this process is connected*", "E *assert 1*== 7*", "(node pid=*) a worker's line"])
+    assert "@pytest.mark.zfabric(3,): its options have names" in ran.stdout.str()
 
 
 def test_an_installed_zfabric_costs_a_run_of_pytest_nothing_heavy() -> None:

@@ -52,12 +52,13 @@ def waits(_: str, given: str) -> str:
 def test_tasks_by_state_and_by_name() -> None:
     refs = [doubled.remote(i) for i in range(5)] + [fails.remote()]
     zf.wait(refs, num_returns=6, timeout=PATIENCE)
-    waiting = never.remote()
+    waiting = never.options(name="a name of its own").remote()
     rows = state.list_tasks(filters=[("name", "=", "doubled")])
     assert [row.state for row in rows] == ["FINISHED"] * 5
     assert {row["task_id"] for row in rows} == {ref.hex()[:-8] for ref in refs[:5]}
     assert [row.state for row in state.list_tasks(filters=[("func_or_class_name", "=", "fails")])] == ["FAILED"]
-    assert [row.state for row in state.list_tasks(filters=[("name", "=", "never")])] == ["PENDING_NODE_ASSIGNMENT"]
+    assert [row.state for row in state.list_tasks(filters=[("name", "=", "a name of its own")])] == ["PENDING_NODE_ASSIGNMENT"]
+    assert state.list_tasks(filters=[("name", "=", "a name of its own")])[0].func_or_class_name == "never"
     assert len(state.list_tasks(filters=[("state", "=", "finished"), ("name", "!=", "never")], limit=3)) == 3
     found = state.get_task(refs[0].hex()[:-8])
     assert found is not None

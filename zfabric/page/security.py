@@ -30,6 +30,7 @@ HEADERS = {
     b"cache-control": b"no-store",
 }
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+REFUSED = "open the address that `zfabric page` has printed: it has the token; a scraper sends that as `Authorization: Bearer TOKEN`"
 EVERYWHERE = ("0.0.0.0", "::")
 """Addresses of a server that listens at all of its machine's."""
 
@@ -84,7 +85,7 @@ class Guard:
             return None  # As Prometheus does it.
         cookies = [part.strip().partition("=") for part in headers.get(b"cookie", b"").decode("latin-1").split(";")]
         if not any(name == COOKIE and hmac.compare_digest(value.encode(), self._session.encode()) for name, _, value in cookies):
-            return PlainTextResponse("open the address that `zfabric page` has printed: it has the token", 403)
+            return PlainTextResponse(REFUSED, 403)
         return None
 
 

@@ -70,6 +70,9 @@ def _running(fixture: str, options: dict[str, Any]) -> Iterator[ClusterContext]:
 def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return the options of the test's markers; the one nearest to the test wins."""
     marks = list(request.node.iter_markers("zfabric"))
+    for mark in marks:
+        if mark.args:
+            raise pytest.UsageError(f"@pytest.mark.zfabric{mark.args}: its options have names, as in @pytest.mark.zfabric(num_cpus=4)")
     return {name: value for mark in reversed(marks) for name, value in mark.kwargs.items()}
 
 

@@ -258,7 +258,7 @@ def _task(row: dict[str, Any]) -> StateRow:
     return StateRow(
         task_id=row["task_id"],
         name=row["name"],
-        func_or_class_name=row["name"],
+        func_or_class_name=row["function"],
         state=TASK_STATES[row["state"]],
         job_id=row["job"],
         attempt_number=row["attempt"],

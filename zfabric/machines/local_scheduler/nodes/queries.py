@@ -106,7 +106,8 @@ class ClusterQueries:
         """Answer what has waited long enough, without the nodes that did not answer."""
         for question in [each for each in self.open if now >= each.until]:
             silent = ", ".join(sorted(self._name(node) for node in question.missing))
-            text = f"no answer within {ANSWER_SECONDS:g} s from {silent}: what is there is missing here"
+            what = "an actor of this name may be there" if question.query.what == "actor" else "what is there is missing here"
+            text = f"no answer within {ANSWER_SECONDS:g} s from {silent}: {what}"
             if question.query.what == AT:
                 self.open.remove(question)
                 text = (

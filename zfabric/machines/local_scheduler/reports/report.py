@@ -263,6 +263,7 @@ class Reports:
         return {
             "task_id": task.id.hex(),
             "name": task.name,
+            "function": task.function.name,
             "state": self.diagnoses.state_of(task),
             "attempt": tries_of(task.attempt),
             "job": task.id[:4].hex(),

@@ -314,9 +314,10 @@ class Outcomes:
             worker.direct.submitted.discard(task.id)
         self.renumber(task)
         self.tables.counts["tasks_given_up"] += 1
-        where = f"on node {worker.name}" if isinstance(worker, NodeRecord) else f"in worker {worker.pid}"
-        text = f"{_stopped_text(task, kind)}, and does not stop: it goes on {where} and holds its resources until it ends"
-        self.fail(task, kind, text, facts)
+        why = f"does not stop: it goes on in worker {worker.pid} and holds its resources until it ends"
+        if isinstance(worker, NodeRecord):  # Its end is reported by that node, which may be dead.
+            why = f"{worker.name} does not report that it has stopped: it holds its resources there until it ends"
+        self.fail(task, kind, f"{_stopped_text(task, kind)}, and {why}", facts)
 
     def still_running(self, task: TaskRecord, worker: WorkerRecord) -> None:
         """Put a task that has its outcome in flight on a worker, which reports to a restarted daemon that it still runs it."""
