@@ -347,6 +347,20 @@ def test_a_timeout_and_an_error_cancel_what_runs(here: None, tmp_path: Path) -> 
     assert Parallel(n_jobs=2)(delayed(increased)(number) for number in range(4)) == [1, 2, 3, 4]
 
 
+def test_failures_that_joblib_reads_no_more_are_not_shown(here: None) -> None:
+    """It reads none after the first error; here, none at all."""
+    client: Any = connected()
+    unread, called = client.machine.unread, threading.Event()
+    before = unread.count
+    backend = ZfabricBackend()
+    for number in range(2):
+        backend.submit(lambda: fail_if(True), lambda _, number=number: called.set() if number else None)  # type: ignore[misc]
+    assert called.wait(PATIENCE)
+    eventually(lambda: not backend._open and not unread.held, "both have ended and are gone")
+    backend.terminate()
+    assert unread.count == before
+
+
 def test_what_cannot_be_pickled_fails_its_call_wherever_it_was_submitted(here: None) -> None:
     lock = threading.Lock()
     for ahead in ("all", 2):  # With 2, the thread that calls joblib back submits it.

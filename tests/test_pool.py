@@ -220,7 +220,10 @@ def test_close_and_terminate(tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused() -> None:
     wrong_counts: list[Any] = [0, 1.5, "12"]
     most = [partial(Pool, 1, maxtasksperchild=count) for count in wrong_counts]
-    for wrong in (lambda: Pool(0), *most, lambda: Pool(1).map(square, [1], chunksize=-1)):
+    chunks = [
+        partial(method, square, [1], chunksize=size) for pool in (Pool(1),) for method in (pool.map, pool.imap) for size in wrong_counts
+    ]
+    for wrong in (*map(partial(partial, Pool), wrong_counts), *most, *chunks):
         with pytest.raises(ValueError, match="at least 1"):
             wrong()
     with pytest.raises(TypeError):

@@ -6,6 +6,7 @@ of a call of ``Parallel``; results are copies, since programs change what they h
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import sys
@@ -246,6 +247,8 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             try:
                 if known and batch.callback is not None:
                     batch.callback(batch)
+                    if batch.ref is not None:
+                        _cancel(batch.ref)  # After another batch's error joblib reads no more, and nobody asks for what this one raised.
             except BaseException:  # joblib's own error: further batches still end.
                 sys.excepthook(*sys.exc_info())
             del batch, following
@@ -265,10 +268,12 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             self._waiting.clear()
             self._room = self._limit
         for ref in refs:
-            try:
-                zf.cancel(ref)
-            except FabricError:  # The cluster is gone, and the task with it.
-                return
+            _cancel(ref)
+
+
+def _cancel(ref: zf.ObjectRef) -> None:
+    with contextlib.suppress(FabricError):  # The cluster is gone, and the task with it.
+        zf.cancel(ref)
 
 
 def _restored(nesting_level: int | None, initialize: Initializer | None, options: dict[str, Any]) -> ZfabricBackend:

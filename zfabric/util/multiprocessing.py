@@ -14,6 +14,7 @@ from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import chain, islice
 from multiprocessing import JoinableQueue, TimeoutError
+from operator import index
 from queue import SimpleQueue
 from types import FunctionType
 from typing import Any
@@ -205,10 +206,10 @@ class Pool:
         ray_address: str | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
     ) -> None:
-        if processes is not None and processes < 1:
-            raise ValueError("a pool has at least 1 process")
-        if maxtasksperchild is not None and (not isinstance(maxtasksperchild, int) or maxtasksperchild < 1):
-            raise ValueError(f"maxtasksperchild is an int, at least 1, or None for no limit, not {maxtasksperchild!r}")
+        if processes is not None:
+            processes = _at_least_one("processes", processes, "None for one per CPU of the cluster")
+        if maxtasksperchild is not None:
+            maxtasksperchild = _at_least_one("maxtasksperchild", maxtasksperchild, "None for no limit")
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         if not zf.is_initialized():
@@ -313,14 +314,14 @@ class Pool:
         self, func: Callable[..., Any], items: list[tuple[Any, ...]], chunksize: int | None, callback: Any, error_callback: Any
     ) -> AsyncResult:
         self._check()
-        size = _chunk(chunksize or -(-len(items) // (CHUNKS_EACH * self._size)) or 1)
+        size = max(1, -(-len(items) // (CHUNKS_EACH * self._size))) if chunksize is None else _at_least_one("chunksize", chunksize)
         calls: Calls = [(item, {}) for item in items]
         pieces = [self._start(func, calls[start : start + size]) for start in range(0, len(calls), size)]
         return AsyncResult(pieces, False, callback, error_callback, self._tell)
 
     def _lazily(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, ordered: bool) -> IMapIterator:
         self._check()
-        chunks = _chunks(iter(iterable), _chunk(chunksize))
+        chunks = _chunks(iter(iterable), _at_least_one("chunksize", chunksize))
         results = IMapIterator((self._start(func, chunk, True) for chunk in chunks), AHEAD_EACH * self._size, ordered)
         self._results.add(results)
         self._unread = [each for each in (*self._unread, (func, chunks)) if getgeneratorstate(each[1]) != GEN_CLOSED]
@@ -460,10 +461,14 @@ def _chunks(items: Iterator[Any], size: int) -> Generator[Calls, None, None]:
         yield chunk
 
 
-def _chunk(size: int) -> int:
-    if size < 1:
-        raise ValueError("chunksize is at least 1")
-    return size
+def _at_least_one(name: str, value: Any, other: str = "") -> int:
+    try:
+        found = index(value)
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise ValueError(f"{name} is an int, at least 1{other and ', or '}{other}, not {value!r}")
+    return found
 
 
 def _call_back(calls: SimpleQueue[Callable[[], None] | None]) -> None:
