@@ -307,8 +307,9 @@ def session_of(port: int) -> str:
                 if not file.read().startswith(("zf-", "python", "pytest", "zfabric")):
                     continue
             for entry in os.scandir(f"/proc/{pid}/fd"):
-                if os.readlink(entry.path) == inode:
-                    return str(os.getsid(int(pid)))
+                with suppress(FileNotFoundError):  # It has just been closed; the connection may be another one.
+                    if os.readlink(entry.path) == inode:
+                        return str(os.getsid(int(pid)))
         except OSError:
             continue  # It has just ended, or belongs to another user.
     return ""

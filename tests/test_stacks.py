@@ -198,7 +198,12 @@ def test_where_a_process_spends_its_time(tmp_path: Path) -> None:
     here(tmp_path / "begun")
     with closing(attach(Session(session_directory()), kind="tool")) as client:
         (pid,) = client.query("processes", ref.binary()[:16])
-        first, second = client.query("stacks", pid, 0.2), sample_report(client, pid, True, 0.2)
+
+        def several() -> Any:  # A busy machine may look once in that time.
+            rows = client.query("stacks", pid, 0.2)
+            return rows if max(samples for _, _, samples in rows) > 1 else None
+
+        first, second = eventually(several, "several samples"), sample_report(client, pid, True, 0.2)
         with pytest.raises(zf.exceptions.FabricError, match=r"0 to 1.5 seconds, not 10.0; ask again"):
             client.query("stacks", pid, 10.0)
     printed = looked(str(pid), "--seconds", "0.3").splitlines()
@@ -209,7 +214,6 @@ def test_where_a_process_spends_its_time(tmp_path: Path) -> None:
     zf.get(ref, timeout=PATIENCE)
     stacks = ["/".join(function for _, _, function in frames) for _, frames, _ in first]
     assert any(stack.endswith("/busy/deeper/deeper/deeper/deeper") for stack in stacks), stacks
-    assert max(samples for _, _, samples in first) > 1
     assert second["idle"] > 0  # The thread that answers is the fabric's.
     most = max(second["stacks"], key=lambda row: row["samples"])  # One of the fabric's threads may have been at work now and then.
     assert most["frames"][0][2] == "busy"
@@ -224,7 +228,7 @@ def test_samples_are_bounded_and_shared(monkeypatch: pytest.MonkeyPatch) -> None
     answered = threading.Event()
     sampler = sampling.Sampler()
     for token in range(3):
-        sampler.ask(b"asker", token, 0.1, lambda asked, rows: (answers.append((asked, rows)), answered.set()))
+        sampler.ask(b"asker", token, 0.5, lambda asked, rows: (answers.append((asked, rows)), answered.set()))
     assert answered.wait(PATIENCE)
     assert [asked for asked, _ in answers] == [[(b"asker", 0), (b"asker", 1), (b"asker", 2)]]
 
