@@ -352,7 +352,7 @@ def test_listings_show_the_progress_of_a_replay(tmp_path: Path) -> None:
     assert (row["state"], row["replaying"]) == ("creating", "0 of 7")
     gate.touch()
     assert get(steps.step.remote(str(gate))) != pid
-    assert "run again" not in str(zf.explain(steps))
+    eventually(lambda: "run again" not in str(zf.explain(steps)), "the daemon has heard of its end")
 
 
 def test_a_log_is_cut_by_checkpoints_and_deleted_with_its_actor() -> None:
