@@ -103,7 +103,7 @@ def test_a_gauge_ends_with_its_process_and_a_counter_does_not(cluster: Any) -> N
     zf.kill(line)
     with pytest.raises(zf.ActorDiedError):
         zf.get(line.grow.remote(8), timeout=PATIENCE)
-    assert not [key for key in scraped(cluster) if key[0] == "program_line_length"]
+    eventually(lambda: not [key for key in scraped(cluster) if key[0] == "program_line_length"], "its process has ended")
 
 
 def test_the_cluster_is_measured_exactly(cluster: Any) -> None:
