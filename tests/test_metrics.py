@@ -155,7 +155,7 @@ def test_a_server_is_scraped_and_running_times_are_counted(cluster: Any) -> None
     scrape()
     zf.get([timed.remote() for _ in range(20)], timeout=PATIENCE)
     labels = (("function", "timed"), ("kind", "task"))
-    assert eventually(lambda: scrape().get(("zfabric_run_seconds_count", labels)), "the runs of the tasks") == 20
+    eventually(lambda: scrape().get(("zfabric_run_seconds_count", labels)) == 20, "the runs of the tasks")
 
     def calls() -> Any:
         zf.get([line.grow.remote(2) for _ in range(5)], timeout=PATIENCE)
