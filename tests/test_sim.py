@@ -104,6 +104,7 @@ FIRST = {
     "detached-not-awaited": 82,
     "heartbeats-not-repeated": 75,
     "placed-for-ever": 128,
+    "yielded-values-are-no-lineage": 15,
 }
 """Where to begin looking for those that take long. Only a hint: the rest of the seeds follows."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, OLD, WORKER, Node, Restarted, died, ref, row, task_id
+from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, OLD, OWN, WORKER, Node, Restarted, died, ref, row, task_id
 
 from zfabric.config import Config
+from zfabric.machines.local_scheduler.records import Stored
 from zfabric.machines.worker.baton import Baton
 from zfabric.machines.worker.items import Invocation, Item
 from zfabric.machines.worker.machine import Worker
@@ -247,6 +248,164 @@ def test_values_of_a_call_that_cannot_be_read_are_its_streams_last_failure() -> 
     node.send(CLIENT + DRIVER, m.Release((end, *names)))
     assert not node.scheduler.tables.streams
     assert not node.scheduler.tables.objects
+
+
+# --- lost values of streams -----------------------------------------------------------------------------------------------------------
+
+PLACE = (640, 100_000)
+
+
+class Fed(Node):
+    """A node whose driver has given the first value of a stream, task 0, to task 1, and dropped everything but what that is to make."""
+
+    def __init__(self, *options: tuple[str, Any], **config: Any) -> None:
+        super().__init__(**config)
+        self.driver()
+        self.send(CLIENT + DRIVER, m.Export(((STREAM, "s", b"payload", (("stream", 2), *options)),)))
+        self.submit((task_id(0), STREAM, b"", ()))
+        (self.worker,) = self.workers()
+        self.send(CLIENT + DRIVER, m.Hold((ref(0, 1),)))
+        self.submit(row(1, ref(0, 1)))
+        self.yields((0, b"a"), (1, b"b"))
+
+    def yields(self, *values: tuple[int, Any], attempt: int = 0) -> None:
+        self.send(WORKER + self.worker, m.Yielded(tuple((task_id(0), attempt, index, value, ()) for index, value in values)))
+
+    def makes(self) -> None:
+        """Both tasks end; nothing refers to the stream any more, and what was made of its value has a copy."""
+        self.yields((2, None))
+        self.complete(self.worker, 0)
+        self.complete(self.worker, 1, 0, m.OK, PLACE)
+        self.send(CLIENT + DRIVER, m.Release((ref(0), ref(0, 1))))
+        self.sent.clear()
+
+    def loses(self, identifier: bytes) -> None:
+        """The driver needs a value of which no copy is left."""
+        self.send(b"O" + OWN, m.ObjectsLost(((identifier, "its bytes are damaged"),)))
+        self.send(CLIENT + DRIVER, m.Fetch((identifier,)))
+
+    def failure(self) -> tuple[str, str]:
+        """Kind and text of the failure that the driver received."""
+        (row,) = [row for _, message in self.take(m.Objects) for row in message.rows]
+        assert row[1] == m.FAILED
+        return unpack_failure(row[2])[:2]
+
+    def is_empty(self) -> bool:
+        tables = self.scheduler.tables
+        return not (tables.tasks or tables.objects or tables.streams or self.scheduler.references.lineage_bytes)
+
+
+def test_what_a_task_made_of_a_streams_value_is_made_again_after_the_generator_is_gone() -> None:
+    node = Fed()
+    node.makes()
+    assert [identifier[-4:] for identifier in node.scheduler.tables.objects] == [ref(0, 1)[-4:]]  # The one that a retained row names.
+    node.loses(ref(1))
+    assert node.dispatched() == [(node.worker, 0, 1)]
+    node.yields((0, b"A"), attempt=1)
+    assert [message.upto for _, message in node.take(m.AllowYields)] == [m.CLOSE]  # Nobody needs the rest.
+    node.yields((1, None), attempt=1)
+    node.complete(node.worker, 0, 1)
+    assert node.dispatched() == [(node.worker, 1, 1)]
+    node.complete(node.worker, 1, 1, m.OK, b"made again")
+    assert node.take(m.Objects)[0][1].rows == ((ref(1), m.OK, b"made again", ()),)
+    assert not node.is_empty()  # It may be lost once more.
+    node.send(CLIENT + DRIVER, m.Release((ref(1),)))
+    assert node.is_empty()
+
+
+def test_a_value_that_is_held_is_made_again_after_the_generator_is_gone() -> None:
+    node = Fed()
+    node.yields((2, None))
+    node.complete(node.worker, 0)
+    node.complete(node.worker, 1)
+    node.send(CLIENT + DRIVER, m.Release((ref(0), ref(1))))
+    node.scheduler.tables.inline.replace(node.scheduler.tables.objects[ref(0, 1)], Stored(9))
+    node.sent.clear()
+    node.loses(ref(0, 1))
+    assert node.dispatched() == [(node.worker, 0, 1)]
+    node.yields((0, b"A"), attempt=1)
+    assert node.take(m.Objects)[0][1].rows == ((ref(0, 1), m.OK, b"A", ()),)
+    node.yields((1, None), attempt=1)
+    node.complete(node.worker, 0, 1)
+    node.send(CLIENT + DRIVER, m.Release((ref(0, 1),)))
+    assert node.is_empty()
+
+
+def test_a_stream_that_has_yielded_a_lost_value_ends_early_and_runs_again() -> None:
+    """It may wait for the reader of that value, so nobody waits for its end. That is not one of its retries."""
+    node = Fed(("max_retries", 1))
+    node.scheduler.tables.inline.replace(node.scheduler.tables.objects[ref(0, 1)], Stored(9))
+    node.sent.clear()
+    node.loses(ref(0, 1))
+    assert [message.upto for _, message in node.take(m.AllowYields)] == [m.CLOSE]
+    node.yields((2, None))
+    node.complete(node.worker, 0)
+    assert node.results() == {}
+    assert node.dispatched()[0] == (node.worker, 0, 1)
+    node.yields((0, b"A"), (1, b"B"), attempt=1)
+    assert node.take(m.Objects)[0][1].rows == ((ref(0, 1), m.OK, b"A", ()),)
+    died(node, node.worker, 0)
+    node.workers()
+    assert node.dispatched()[0][1:] == (0, 2)
+
+
+def test_a_stream_that_has_not_come_to_a_lost_value_goes_on() -> None:
+    node = Fed()
+    node.send(CLIENT + DRIVER, m.Hold((ref(0, 2),)))
+    node.makes()
+    node.loses(ref(1))
+    node.scheduler.tables.inline.replace(node.scheduler.tables.objects[ref(0, 2)], Stored(9))
+    node.loses(ref(0, 2))
+    assert node.dispatched() == [(node.worker, 0, 1)]
+    node.yields((0, b"A"), attempt=1)
+    assert node.take(m.AllowYields) == []
+    node.yields((1, b"B"), attempt=1)
+    assert node.take(m.Objects)[0][1].rows == ((ref(0, 2), m.OK, b"B", ()),)
+    assert [message.upto for _, message in node.take(m.AllowYields)] == [m.CLOSE]
+
+
+@pytest.mark.parametrize("status", [m.ERROR, m.FAILED])
+def test_a_stream_that_fails_as_it_runs_again_fails_what_needs_its_values(status: int) -> None:
+    node = Fed()
+    node.makes()
+    node.loses(ref(1))
+    node.complete(node.worker, 0, 1, status, b"error")
+    assert node.take(m.Objects)[0][1].rows == ((ref(1), status, b"error", ()),)
+    node.send(CLIENT + DRIVER, m.Release((ref(1),)))
+    assert node.is_empty()
+
+
+def test_a_stream_that_yields_less_as_it_runs_again_says_so() -> None:
+    node = Fed()
+    node.makes()
+    node.loses(ref(1))
+    node.yields((0, None), attempt=1)
+    node.complete(node.worker, 0, 1)
+    kind, text = node.failure()
+    assert (kind, "yielded 0 values as it ran again" in text) == ("ObjectLostError", True)
+    assert node.dispatched() == [(node.worker, 0, 1)]
+
+
+def test_a_stream_that_must_not_run_twice_does_not() -> None:
+    node = Fed(("max_retries", 0))
+    node.makes()
+    node.loses(ref(1))
+    kind, text = node.failure()
+    assert (kind, "what an actor or a task with max_retries=0 yields is not" in text) == ("LineageEvictedError", True)
+
+
+def test_a_streams_row_goes_at_the_lineage_cap() -> None:
+    node = Fed(lineage_bytes=100)
+    node.makes()
+    assert task_id(0) not in node.scheduler.tables.tasks
+    assert not node.scheduler.tables.streams
+    node.loses(ref(1))
+    assert node.failure()[0] == "LineageEvictedError"
+    node.send(CLIENT + DRIVER, m.Release((ref(1),)))
+    assert node.is_empty()
+
+
+# --- the worker's side -----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_yields_as_far_as_its_credit() -> None:

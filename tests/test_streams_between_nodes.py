@@ -444,9 +444,19 @@ def test_a_stream_is_lost_with_its_home_and_its_reader_is_told() -> None:
             zf.get(last, timeout=PATIENCE)
 
 
-def test_a_stream_goes_on_elsewhere_if_its_node_dies_and_nothing_is_delivered_twice() -> None:
+@zf.remote
+def doubled(value: Any) -> Any:
+    return 2 * value
+
+
+def test_a_stream_goes_on_elsewhere_if_its_node_dies_and_what_was_made_of_another_is_made_again() -> None:
+    """Nothing is delivered twice. Of the other stream nothing is left but what a task has made of its values."""
     with zf.LocalCluster(nodes=2, cpus_per_node=1, config={"node_lease": LEASE}) as cluster, zf.init(cluster.address):
-        stream = numbers.options(scheduling_strategy=on_node(cluster.nodes[1], soft=True)).remote(40, 20_000, 0.02)
+        there = {"scheduling_strategy": on_node(cluster.nodes[1], soft=True)}
+        made_of = [doubled.options(**there).remote(ref) for ref in numbers.options(**there).remote(3, 20_000)]
+        zf.wait(made_of, num_returns=3, timeout=PATIENCE)
+        stream = numbers.options(**there).remote(40, 20_000, 0.02)
         seen = [zf.get(next(stream), timeout=PATIENCE) for _ in range(5)]
         cluster.nodes[1].kill()
         assert list(map(first, seen + values(stream))) == list(range(40))
+        assert list(map(first, zf.get(made_of, timeout=PATIENCE))) == [0, 2, 4]

@@ -202,7 +202,7 @@ class ObjectFreedError(ObjectLostError):
 
 
 class LineageEvictedError(ObjectLostError):
-    """The object could be made again, but a task's row was deleted at the lineage cap, or a stream's value freed that it needs."""
+    """The object could be made again, but a task's row was deleted at the lineage cap, or what an actor's stream yielded is gone."""
 
 
 # Ray's names for the same things.

@@ -301,6 +301,7 @@ def _do_yield(state: _State, label: int, count: int, size: int, pause: float) ->
 _ACTIONS: dict[str, Any] = {
     "yield": _do_yield,
     "follow": streams.follow,
+    "feed": streams.feed,
     "receive": streams.receive,
     "leave": streams.leave,
     "sleep": _do_sleep,

@@ -10,14 +10,30 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+import msgpack
+
 from zfabric.machines.worker import Invocation
-from zfabric.protocol.ids import TASK_BYTES, object_id
+from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, object_id
 from zfabric.protocol.messages import OK
 from zfabric.protocol.options import SPREAD, option
 from zfabric.sim.actors import GONE
 from zfabric.sim.arena import Content
 from zfabric.sim.network import Faults
-from zfabric.sim.programs import ACTOR, CRASHED, FOREVER, LOST, MODULUS, NOTHING, PLAIN, STREAM, Program, Value, mix, pack_value
+from zfabric.sim.programs import (
+    ACTOR,
+    CRASHED,
+    FOREVER,
+    LOST,
+    MODULUS,
+    NOTHING,
+    PLAIN,
+    STREAM,
+    Program,
+    Value,
+    function_id,
+    mix,
+    pack_value,
+)
 
 Running = Generator[tuple[Any, ...], Any, Any]
 
@@ -25,6 +41,8 @@ FIRST_SLOT = 20_000
 """The first slot of streams: no author uses it."""
 METHOD_SLOT = 25_000
 """The first slot of streams that actors make."""
+FED_SLOT = 28_000
+"""The first slot of streams whose values tasks take."""
 WINDOW = 2
 """How many values a reader requests at once."""
 
@@ -43,6 +61,40 @@ def with_streams(program: Program, seed: int, faults: Faults) -> Program:
             statements[place:place] = step
         tasks += made.tasks
     return Program(tuple(statements), tasks)
+
+
+def with_fed_tasks(program: Program, seed: int, faults: Faults) -> Program:
+    """Have a program's root give values of streams to tasks, drop the stream, and read later what the tasks made of them.
+
+    Whatever dies meanwhile, that is made again: the stream's task, too.
+    """
+    rng = random.Random(f"{seed}/fed")
+    statements = list(program.statements)
+    if repr(FOREVER) in repr(statements) or rng.random() < 0.4:
+        return program
+    nodes = faults.nodes
+    errors = LOST if nodes.deaths and nodes.restarts + faults.daemon_crashes else NOTHING
+    tasks = 0
+    for slot in range(FED_SLOT, FED_SLOT + 100 * rng.choice((1, 1, 2)), 100):
+        label, count = rng.randrange(MODULUS), rng.choice((1, 3, 8))
+        fed = rng.choice((1, count, count))
+        size, large, pause = rng.choice((0, 70_000)), rng.choice((0, 70_000, 70_000)), rng.choice((0.0, 0.3))
+        where: tuple[Any, ...] = (("strategy", SPREAD),)
+        spec = (label, False, (("yield", label, count, size, pause),), ((0, ()),))
+        outs = range(slot + 1, slot + 1 + fed)
+        expected = tuple((each, mix(mix(label, mix(label, index)), 0), tuple(sorted(errors))) for index, each in enumerate(outs))
+        steps: list[list[tuple[Any, ...]]] = [
+            [("call", (slot,), STREAM, spec, (("stream", rng.choice((1, 2, 4))), *where), (), ())],
+            [("feed", slot, label, tuple(outs), large, where, rng.random() < 0.3), ("leave", slot)],
+            [("peek", (each,)) for each in expected] if rng.random() < 0.5 else [("peek", expected)],
+        ]
+        if rng.random() < 0.7:
+            steps[1:2] = [[step] for step in steps[1]]  # The stream goes on for a while.
+        places = sorted(rng.randrange(len(statements) + 1) for _ in steps)
+        for place, step in reversed(list(zip(places, steps, strict=True))):
+            statements[place:place] = step
+        tasks += 1 + fed
+    return Program(tuple(statements), program.tasks + tasks)
 
 
 def with_streaming_methods(program: Program, seed: int, faults: Faults) -> Program:
@@ -165,6 +217,22 @@ def follow(state: Any, slot: int, label: int, count: int, take: int, errors: tup
             break
         _drop(state, window.popleft())
     for name in window:
+        _drop(state, name)
+
+
+def feed(state: Any, slot: int, label: int, outs: tuple[int, ...], size: int, options: tuple[Any, ...], waits: bool) -> Running:
+    """Give each of the first values of a stream to a task, and drop it, at once or when it exists."""
+    process, task_id = state.process, state.slots[slot][:TASK_BYTES]
+    for index, out in enumerate(outs):
+        name = object_id(task_id, index + 1)
+        process.machine.references.add(name)
+        state.held.append(name)
+        process.machine.objects.want((name,))
+        if waits:
+            yield ("wait", (name,), 1, None)
+        arguments = msgpack.packb(((label, False, (), ((size, ()),)), ()))
+        state.take(out, process.submit(function_id(PLAIN), arguments, (name,), options, 1) + FIRST_RETURN)
+        process.world.states["value of a stream passed on"] += 1
         _drop(state, name)
 
 

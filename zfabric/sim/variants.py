@@ -965,8 +965,17 @@ WITH_RELAYED_LOGS = frozenset(RELAYED_LOGS)
 VARIANTS.update(RELAYED_LOGS)
 
 
+def _forgotten_when_yielded(right: Any) -> Any:
+    def _free_yielded(self: References, record: Any, stream: Any) -> None:
+        record.named = 0
+        right(self, record, stream)
+
+    return _free_yielded
+
+
 STREAMED: dict[str, tuple[Patch, ...]] = {
     "permission-not-passed-on": ((RemoteStreams, "on_allow_yields", _nothing),),
+    "yielded-values-are-no-lineage": ((References, "_free_yielded", _forgotten_when_yielded),),
 }
 """Variants whose mistake needs streams that are made on other nodes."""
 WITH_STREAMS = frozenset(STREAMED)

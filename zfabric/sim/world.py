@@ -52,7 +52,7 @@ from zfabric.sim.node_faults import (
 from zfabric.sim.outliving import OutlivingAuthor
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import FOREVER, LONG, Author, Program
-from zfabric.sim.streams import with_streaming_methods, with_streams
+from zfabric.sim.streams import with_fed_tasks, with_streaming_methods, with_streams
 from zfabric.sim.surroundings import Clock
 from zfabric.sim.workers import WorkerProcess
 
@@ -190,7 +190,7 @@ class World(Agenda):
         if groups and program is None:
             self.program = with_grouped_actors(self.program, seed, self.faults) if actors else grouped(self.program, seed, nodes)
         if streams and program is None:
-            self.program = with_streams(self.program, seed, self.faults)
+            self.program = with_fed_tasks(with_streams(self.program, seed, self.faults), seed, self.faults)
             if actors:
                 self.program = with_streaming_methods(self.program, seed, self.faults)
         if durable and program is None:

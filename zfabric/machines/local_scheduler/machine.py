@@ -112,6 +112,7 @@ from zfabric.machines.local_scheduler.transitions import (
     RemakeWanted,
     StreamMakerEnded,
     StreamUnreferenced,
+    StreamWanted,
 )
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess, Send
@@ -419,6 +420,7 @@ class LocalScheduler:
             CallsEndReceived: self.remote_callers.on_end_received,
             StreamMakerEnded: self.streams.on_maker_ended,
             StreamUnreferenced: self.streams.on_unreferenced,
+            StreamWanted: self.streams.on_wanted,
             NodeFoundDead: self.fetching.on_node_found_dead,
             AgentReady: self.copies.on_agent_ready,
             Recovered: self.peer_recovery.on_recovered,

@@ -324,7 +324,22 @@ class RelayedStream(NamedTuple):
 class StreamRecord:
     """The values that a streaming task or call yields. The stream's own object, ``owner``, stands for its end."""
 
-    __slots__ = ("actor", "ahead", "allowed", "closed", "count", "declared", "end", "owner", "pending", "unclaimed", "upto")
+    __slots__ = (
+        "actor",
+        "ahead",
+        "allowed",
+        "closed",
+        "count",
+        "cut",
+        "declared",
+        "end",
+        "owner",
+        "pending",
+        "reached",
+        "unclaimed",
+        "upto",
+        "values",
+    )
 
     def __init__(self, owner: AnyObject, ahead: int, actor: bytes) -> None:
         self.owner = owner
@@ -345,9 +360,15 @@ class StreamRecord:
         self.unclaimed: set[int] = set()
         """Values that no process has held yet: the stream itself retains them."""
         self.pending: dict[int, ObjectRecord] = {}
-        """Values that were requested and do not exist yet."""
+        """Values that were requested and do not exist yet, or are to be made again."""
+        self.values = 0
+        """Number of its values that have records: while there are any, the row of its task is retained."""
         self.closed = False
-        """Whether the last ref to the stream was dropped before its task was done."""
+        """Whether the last ref to the stream was dropped."""
+        self.reached = (0, 0)
+        """(attempt, number of values that it has yielded) of the task, as far as is known."""
+        self.cut: int | None = None
+        """The attempt of the task that is to end early and to run again, since values are lost that it had yielded."""
 
     @property
     def name(self) -> str:
@@ -356,8 +377,21 @@ class StreamRecord:
 
     @property
     def whole(self) -> bool:
-        """Whether all values of a task or call that succeeded have arrived: some may have been lost with an earlier daemon."""
-        return self.closed or (self.declared is not None and self.declared <= self.count <= min(self.pending, default=self.count))
+        """Whether all values of a task or call that succeeded have arrived: some may have been lost, or its attempt have ended early."""
+        is_there = self.closed or (self.declared is not None and self.declared <= self.count)
+        return is_there and self.count <= min(self.pending, default=self.count)
+
+    @property
+    def upto_now(self) -> int:
+        """How far its maker may go now: to the end of what it yields at present if nobody reads it and no lost value is wanted."""
+        is_over = self.closed and not self.pending
+        attempt = self.owner.attempt if isinstance(self.owner, TaskRecord) else None
+        return m.CLOSE if is_over or (self.cut is not None and self.cut == attempt) else self.upto
+
+    def take_unclaimed(self) -> list[bytes]:
+        """Ids of the values that the stream itself has retained, and retains no longer."""
+        unclaimed, self.unclaimed = self.unclaimed, set()
+        return [self.value(index) for index in sorted(unclaimed)]
 
     def value(self, index: int) -> bytes:
         """Id of value ``index``."""

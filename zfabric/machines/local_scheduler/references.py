@@ -20,6 +20,7 @@ from zfabric.machines.local_scheduler.records import (
     BorrowedRecord,
     Elsewhere,
     Stored,
+    StreamRecord,
     TaskRecord,
 )
 from zfabric.machines.local_scheduler.tables import Tables
@@ -266,7 +267,8 @@ class References:
         """
         if not self.tables.nodes or record.home or record.status != OK:
             return False
-        if not (is_put(record.object_id) if record.task is None else self.tables.runs_once(record.task)):
+        task = self.tables.makes(record)
+        if not (is_put(record.object_id) if task is None else self.tables.runs_once(task)):
             return False
         if record.object_id not in self._inputs:
             size = len(record.value) if type(record.value) is bytes else record.value.size if type(record.value) is Stored else 0
@@ -284,10 +286,13 @@ class References:
             self._empty(record)
         if task is not None and task.function.actor is not None:
             self.tables.transitions.append(ActorUnreferenced(task))
-        if self.tables.streams and record.object_id[:TASK_BYTES] in self.tables.streams:
+        stream = self.tables.streams.get(record.object_id[:TASK_BYTES]) if self.tables.streams else None
+        if stream is not None:
             self.tables.transitions.append(StreamUnreferenced(record))
         if isinstance(record, BorrowedRecord):
             self._free_borrowed(record)
+        elif stream is not None and record is not stream.owner:
+            self._free_yielded(record, stream)
         elif task is None:
             self.tables.objects.pop(record.object_id, None)
             if record.durable == DURABLE:  # type: ignore[union-attr]
@@ -296,6 +301,16 @@ class References:
                 self._forget_orphan(record.object_id)
         elif task.state == DONE and self.tables.tasks.get(task.id) is task:  # Its job may have ended meanwhile.
             self._maybe_forget(task)
+
+    def _free_yielded(self, record: AnyObject, stream: StreamRecord) -> None:
+        """Forget a value of a stream, unless rows name it that are retained and its task could make it again."""
+        task = stream.owner.task
+        if record.named > 0 and record.status == OK and task is not None and not self.tables.runs_once(task):
+            return
+        if self.tables.objects.pop(record.object_id, None) is record:
+            stream.values -= 1
+        if task is not None and task.state == DONE and not stream.values:
+            self.tables.spare.append(task)
 
     def _free_borrowed(self, record: BorrowedRecord) -> None:
         """Give up the hold on an object of another node. If rows name it that are retained, its home is to retain its row."""
@@ -362,7 +377,8 @@ class References:
             if value.holders is not None or value.pins > 0 or value.fetchers:
                 return
             named = named or value.named > 0
-        if not named:
+        stream = self.tables.streams.get(task.id) if self.tables.streams else None
+        if not named and (stream is None or not stream.values):
             self._forget(task)
         elif task.rare is None or not task.rare.lineage_weight:
             weight = ROW_BYTES + len(task.row[2]) + sum(len(each.value) for each in task.values() if type(each.value) is bytes)
@@ -375,6 +391,9 @@ class References:
         if self.tables.tasks.pop(task.id, None) is None:
             return
         self.tables.failures.pop(task.id, None)
+        stream = self.tables.streams.pop(task.id, None) if self.tables.streams else None
+        if stream is not None:
+            self.unpin(stream.take_unclaimed())
         if task.rare is not None and task.rare.entrusted:
             self.tables.withdrawn.append(task)
         for value in task.values():

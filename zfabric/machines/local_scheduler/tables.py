@@ -334,6 +334,17 @@ class Tables:
         job = self.jobs.get(identifier[:JOB_BYTES])
         return None if job is None or job.ended else job.home
 
+    def makes(self, record: AnyObject) -> TaskRecord | None:
+        """The task that makes a value, or that yields it."""
+        stream = self.streams.get(record.object_id[:TASK_BYTES]) if self.streams and record.task is None else None
+        return record.task if stream is None else stream.owner.task
+
+    def value_of(self, stream: StreamRecord, identifier: bytes) -> ObjectRecord:
+        """Make the record of a value of a stream."""
+        record = self.objects[identifier] = ObjectRecord(identifier, None, None)
+        stream.values += 1
+        return record
+
     def runs_once(self, task: TaskRecord) -> bool:
         """Whether a task must not run again once it may have begun. What makes an actor may: its restarts are counted elsewhere."""
         return task.function.actor is None and task.option("max_retries", self.config.max_retries) == 0

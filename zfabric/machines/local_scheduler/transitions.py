@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zfabric.machines.local_scheduler.records import AnyObject, JobRecord, ProcessRecord, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import AnyObject, JobRecord, ProcessRecord, StreamRecord, TaskRecord, WorkerRecord
 from zfabric.protocol import messages as m
 
 
@@ -122,6 +122,13 @@ class StreamMakerEnded(NamedTuple):
     payload: bytes
 
 
+class StreamWanted(NamedTuple):
+    """Values of a stream are lost and wanted: its task is to run again."""
+
+    stream: StreamRecord
+    reason: str
+
+
 class StreamUnreferenced(NamedTuple):
     """A stream, or a value of it that does not exist yet, is no longer needed."""
 
@@ -181,6 +188,7 @@ Transition = (
     | CallerNotified
     | CallsEndReceived
     | StreamMakerEnded
+    | StreamWanted
     | StreamUnreferenced
     | NodeFoundDead
     | AgentReady

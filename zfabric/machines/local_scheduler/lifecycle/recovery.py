@@ -221,6 +221,7 @@ class Recovery:
         for task, _ in self._entered:
             self._take_stored(task)
             self._restore_all((named_by(task),))
+            self._restore_yielded(task)
         self._restore_all(named_by(task) for task, _ in self._delegated)
         for record in self._values():
             self._restore_all((record.contained,))
@@ -266,6 +267,16 @@ class Recovery:
         for task in self.tables.tasks.values():
             if row_names(task.row) and not task.function.delegated:
                 self.references.retain_row(task)
+        for stream in self.tables.streams.values():
+            stream.values = 0
+        for record in self.tables.objects.values() if self.tables.streams else ():
+            self._count_value(record)
+
+    def _count_value(self, record: ObjectRecord) -> None:
+        """Count a value that has a record for the stream that it is of."""
+        stream = self.tables.streams.get(record.id[:TASK_BYTES])
+        if stream is not None and stream.owner is not record and not record.home:
+            stream.values += 1
 
     def find_lost_actors(self) -> None:
         """Restart the actors, or record their death, that neither a process of this node nor another node has reported."""
@@ -691,6 +702,7 @@ class Recovery:
     def _orphan(self, object_id: bytes) -> ObjectRecord:
         """Make the record of a value that has no known row."""
         record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+        self._count_value(record)
         self._note_orphan(object_id)
         return record
 
@@ -724,4 +736,12 @@ class Recovery:
             for identifier in named_by(task):
                 if identifier in self._stored and self.tables.find(identifier) is None:
                     self._known(identifier)
+            self._restore_yielded(task)
             self.references.retain_row(task)
+
+    def _restore_yielded(self, task: TaskRecord) -> None:
+        """Restore values of streams that a row names, and of which nothing is left: their tasks make them again if they are needed."""
+        for identifier in named_by(task) if self.tables.streams else ():
+            stream = self.tables.streams.get(identifier[:TASK_BYTES])
+            if stream is not None and stream.owner.task is not None and self.tables.find(identifier) is None:
+                self.tables.value_of(stream, identifier).status = OK

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from zfabric.machines.local_scheduler.records import (
+    ASSIGNED,
     DONE,
     PENDING,
     READY,
@@ -33,11 +34,11 @@ from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
-from zfabric.machines.local_scheduler.transitions import StreamMakerEnded, StreamUnreferenced
+from zfabric.machines.local_scheduler.transitions import StreamMakerEnded, StreamUnreferenced, StreamWanted
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import LOCAL_SCHEDULER, TASK_BYTES, WORKER, Address, daemons_of, index_of, object_id, short
-from zfabric.protocol.messages import CLOSE, FAILED, OK
+from zfabric.protocol.messages import FAILED, OK
 
 
 class Streams:
@@ -96,13 +97,49 @@ class Streams:
             self._rebuild(stream)
 
     def _rebuild(self, stream: StreamRecord) -> None:
-        """Run a task again of which an earlier daemon knew the end, and of which values are missing."""
-        if isinstance(stream.owner, TaskRecord) and stream.owner.state == DONE and stream.end is None and stream.pending:
-            self.rebuilding.make_available(stream.owner, "values of its stream went with the node's daemon")
+        """Run a task again of which values are missing that went with an earlier daemon."""
+        task = stream.owner
+        if not isinstance(task, TaskRecord) or not stream.pending:
+            return
+        if task.state != DONE:
+            self._cut(stream, task)
+        elif stream.end is None:
+            self.rebuilding.make_available(task, "values of its stream went with the node's daemon")
+
+    def _cut(self, stream: StreamRecord, task: TaskRecord) -> None:
+        """If a task runs, and has yielded values that are wanted and lost, have it end early and run again.
+
+        It may wait for the reader of such a value, so nobody waits for its end.
+        """
+        if task.state != ASSIGNED or stream.reached[0] != task.attempt or stream.reached[1] <= min(stream.pending):
+            return
+        if not self.tables.runs_once(task):
+            stream.cut = task.attempt
+            self._allow(stream)
+            return
+        text = f"a value of the stream of {stream.name} is lost, and max_retries=0 forbids that it runs again"
+        for index in sorted(each for each in stream.pending if each < stream.reached[1]):
+            self.outcomes.settle_value(stream.pending.pop(index), FAILED, pack_failure("ObjectLostError", text))
+
+    def on_wanted(self, wanted: StreamWanted) -> None:
+        """Run the task of a stream again for lost values."""
+        stream, task = wanted.stream, wanted.stream.owner
+        if not isinstance(task, TaskRecord) or not stream.pending:
+            return
+        if self.tables.tasks.get(task.id) is not task:
+            text = f"{stream.name} is lost: {wanted.reason}, and its task's row went at the lineage cap"
+            self._end(stream, FAILED, pack_failure("LineageEvictedError", text))
+        elif task.state == DONE:
+            why = self.rebuilding.rebuild(task, wanted.reason)
+            if why:
+                kind = "LineageEvictedError" if "lineage cap" in why else "ObjectLostError"
+                self._end(stream, FAILED, pack_failure(kind, f"what {stream.name} yielded is lost: {why}"))
+        else:
+            self._cut(stream, task)
 
     def _expect(self, stream: StreamRecord, index: int, identifier: bytes) -> None:
         """Make the record of a requested value that does not exist: pending, dropped, or beyond the end."""
-        record = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+        record = self.tables.value_of(stream, identifier)
         if stream.end is not None and index >= stream.end:
             self._end_at(record, stream)
         elif index < stream.count:
@@ -148,17 +185,29 @@ class Streams:
                 self._lose(stream)
                 self.outcomes.drop_copy(worker, object_id(task_id, index + 1), value)
             elif value is None:
-                stream.declared = index
+                stream.reached = (attempt, index)
+                if stream.cut is None or stream.cut != attempt:
+                    self._declare(stream, index)
                 if worker.remote and stream.actor:  # Its daemon may be new, and nothing was allowed since.
                     stream.allowed = None
                     touched[stream] = None
             else:
+                stream.reached = (attempt, index + 1)
                 if index == 0:
                     stream.allowed = None  # The stream begins (again): its maker has received no ``AllowYields``.
                 self._accept(worker, stream, index, value, contained)
                 touched[stream] = None
         for stream in touched:
             self._allow(stream)
+
+    def _declare(self, stream: StreamRecord, count: int) -> None:
+        """An attempt has yielded all its values. Those that an earlier one had yielded beyond cannot be waited for."""
+        stream.declared = count
+        if stream.actor or self.tables.recovering or self.tables.unsettled is not None:
+            return
+        for index in sorted(each for each in stream.pending if count <= each < stream.count):
+            text = f"{stream.name} yielded {count} values as it ran again, and more before: value {index} is lost"
+            self.outcomes.settle_value(stream.pending.pop(index), FAILED, pack_failure("ObjectLostError", text))
 
     def _accept(self, worker: WorkerRecord, stream: StreamRecord, index: int, value: Any, contained: tuple[bytes, ...]) -> None:
         identifier = stream.value(index)
@@ -167,7 +216,7 @@ class Streams:
         if fresh:
             stream.count = index + 1
         if record is None and fresh and not stream.closed:
-            record = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+            record = self.tables.value_of(stream, identifier)
         if record is None or record.status != PENDING:
             if value is not True:
                 self.outcomes.drop_copy(worker, identifier, value)
@@ -175,9 +224,13 @@ class Streams:
             stream.pending.pop(index, None)
             self.outcomes.set_value(record, value, contained, worker.process.incarnation if worker.process else b"", False)
             self.outcomes.announce(record)
-        if record is not None and fresh and record.holders is None and record.pins <= 0:
+        if record is None or record.holders is not None or record.pins > 0:
+            return
+        if fresh and not stream.closed:
             record.pins += 1
             stream.unclaimed.add(index)
+        else:
+            self.tables.spare.append(record)
 
     def _relay(self, worker: WorkerRecord, home: bytes, row: m.Row) -> None:
         """Have a value sent to another node at the end of the turn. This node retains a large one for it."""
@@ -230,7 +283,7 @@ class Streams:
         worker = self._worker_of(stream)
         if worker is None or worker.process is None:
             return
-        upto = CLOSE if stream.closed else stream.upto
+        upto = stream.upto_now
         known = stream.allowed[1] if stream.allowed is not None and stream.allowed[0] == worker.token else stream.ahead
         if known != upto:
             stream.allowed = (worker.token, upto)
@@ -267,12 +320,15 @@ class Streams:
             return
         if stream.end is None and status == OK and not stream.whole:  # Of a call; a task would run again.
             status, payload = FAILED, _lost(stream)
-        if stream.end is None and status != OK and not stream.closed:
+        if status != OK and (stream.closed or stream.end is not None):  # It ran again for these.
+            for index in sorted(each for each in stream.pending if stream.end is None or each < stream.end):
+                self.outcomes.settle_value(stream.pending.pop(index), status, payload if type(payload) is bytes else b"")
+        elif stream.end is None and status != OK:
             stream.count = min((stream.count, *stream.pending))  # A reader sees it at the first value that went with an earlier daemon.
             identifier = stream.value(stream.count)
             record = stream.pending.pop(stream.count, None)
             if record is None:
-                record = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+                record = self.tables.value_of(stream, identifier)
                 record.pins += 1
                 stream.unclaimed.add(stream.count)
             stream.count += 1
@@ -300,17 +356,21 @@ class Streams:
         if record is not owner:
             if record.status == PENDING:
                 stream.pending.pop(index_of(record.object_id) - 1, None)
+                self._allow(stream)
+                if record.named > 0 and stream.owner.task is not None:  # It was to be made again for a task that does not run now.
+                    record.status = OK
+                    return
                 text = f"nobody reads {short(record.object_id)} any more"
                 self.outcomes.settle_value(record, FAILED, pack_failure("ObjectFreedError", text))
             return
         stream.closed = True
         if owner.status == PENDING or stream.actor:
             self._allow(stream)  # The call may go on although its caller, which would have reported the end, has exited.
-        for index in list(stream.unclaimed):
-            self._release(stream, index)
-        if owner.status != PENDING:
-            del self.records[owner.object_id[:TASK_BYTES]]
-        elif isinstance(owner, TaskRecord) and owner.state in (WAITING, READY):
+        self.references.unpin(stream.take_unclaimed())
+        if not isinstance(owner, TaskRecord):
+            if owner.status != PENDING:
+                del self.records[owner.object_id[:TASK_BYTES]]
+        elif owner.state in (WAITING, READY) and not stream.values:  # Else it may run again for what was made of them.
             self.outcomes.stopped(owner, "cancelled")
 
     # -- after a restart of the daemon --

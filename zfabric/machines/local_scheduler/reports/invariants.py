@@ -9,7 +9,7 @@ from zfabric.machines.local_scheduler.groups.planning import total_of
 from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, PENDING, READY, WAITING, FunctionRecord
 from zfabric.machines.local_scheduler.reports.diagnoses import failed
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.protocol.ids import short
+from zfabric.protocol.ids import TASK_BYTES, short
 from zfabric.protocol.machine import InvariantViolation
 
 
@@ -46,6 +46,8 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
     for record in tables.values():
         if record.named < 0:
             raise InvariantViolation(f"{short(record.object_id)} is named by {record.named} rows")
+    if tables.streams:
+        _check_streams(tables)
     for task in tables.tasks.values():
         if (task.state == DONE and failed(task)) != (tables.failures.get(task.id) is task):
             raise InvariantViolation(f"{short(task.id)} has failed, or not, and the table of failures has it otherwise")
@@ -69,6 +71,15 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
             raise InvariantViolation(f"{short(task.id)} waits for nothing")
         if task.state == READY and task not in tables.queue_of(task).tasks:
             raise InvariantViolation(f"{short(task.id)} is ready and in no queue")
+
+
+def _check_streams(tables: Tables) -> None:
+    """The row of a stream's task is retained by this count."""
+    records = Counter(record.id[:TASK_BYTES] for record in tables.objects.values() if not record.home)
+    for task_id, stream in tables.streams.items():
+        count = records[task_id] - (stream.owner.object_id in tables.objects and not stream.owner.home)
+        if stream.values != count:
+            raise InvariantViolation(f"the stream {short(task_id)} has {count} values and not {stream.values}")
 
 
 def _check_turn(tables: Tables) -> None:

@@ -201,7 +201,7 @@ class Outcomes:
         elif status == FAILED:
             self._finish(task, FAILED, outputs[0] if outputs else pack_failure("FabricError", "the worker gave no reason"))
         elif task.function.stream is not None and (stream := self.tables.streams.get(task.id)) is not None and not stream.whole:
-            self.again(task)  # Some values were lost with an earlier daemon.
+            self._once_more(task)  # Some values were lost, with an earlier daemon or since it yielded them.
         else:
             self._accept_values(worker, task, outputs, extra)
 
@@ -626,6 +626,9 @@ class Outcomes:
     def again(self, task: TaskRecord, front: bool = True) -> None:
         """Run a task once more, as its next attempt."""
         task.facts().retries += 1
+        self._once_more(task, front)
+
+    def _once_more(self, task: TaskRecord, front: bool = True) -> None:
         self.tables.counts["retries"] += 1
         self._detach(task)
         self.renumber(task)

@@ -22,7 +22,7 @@ from zfabric.machines.local_scheduler.records import (
 from zfabric.machines.local_scheduler.references import References, drop_holder, holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
-from zfabric.machines.local_scheduler.transitions import RemakeWanted, StreamMakerEnded
+from zfabric.machines.local_scheduler.transitions import RemakeWanted, StreamWanted
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import TASK_BYTES, index_of, is_call, is_put, short
@@ -64,7 +64,7 @@ class Rebuilding:
             if task is None and is_call(wanted.object_id):
                 return f"{reason}, and it was returned by an actor: only a logged actor (checkpoint_every) makes a result again"
             if task is None and not is_put(wanted.object_id):
-                return f"{reason}, and no task is left that makes it (what a stream of an actor yields is not made again)"
+                return f"{reason}, and {self._why_not_yielded(wanted)}"
             if task is None:
                 return f"{reason}, and it was put{NOT_KEPT}"
             if self.tables.runs_once(task):
@@ -76,7 +76,7 @@ class Rebuilding:
                     return f"{reason}, and its input {short(object_id_)}, which was put, was freed with its last ref"
                 if needed is None:
                     gone = f"its input {short(object_id_)} is not retained any more"
-                    return f"{reason}, and {gone} (a value of a stream goes with its last ref, a task's row at the lineage cap)"
+                    return f"{reason}, and {gone} (what an actor or a task with max_retries=0 yields is not; a row goes at the lineage cap)"
                 inputs.append(needed)
             missing = [needed for needed in inputs if _is_lost(needed) and (needed.task is None or needed.task.state == DONE)]
             if missing:
@@ -90,8 +90,8 @@ class Rebuilding:
         return ""
 
     def _begin_without_task(self, record: AnyObject, reason: str) -> bool:
-        """Have a lost value that no task makes read or replayed: it becomes pending. Return False if nothing has it, or can make it."""
-        return self._read(record, reason) or self._remake(record, reason)
+        """Have a lost value read, replayed or yielded again: it becomes pending. Return False if nothing has it, or can make it."""
+        return self._read(record, reason) or self._remake(record, reason) or self._yield_again(record, reason)
 
     def _read(self, record: AnyObject, reason: str) -> bool:
         """Request the control store's copy of a value. Return False if it was not put as durable."""
@@ -182,7 +182,8 @@ class Rebuilding:
             return
         self.tables.unwanted.append(record.object_id)  # What is made again may have other bytes.
         self.tables.inline.replace(record, None)
-        if record.fetchers or record.dependents or record.object_id[:TASK_BYTES] in self.tables.streams:
+        stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
+        if record.fetchers or record.dependents or (stream is not None and not stream.closed):
             self.make_available(record, reason)
 
     def _take_copy(self, record: AnyObject) -> bool:
@@ -224,25 +225,30 @@ class Rebuilding:
         if record.holders is None:
             self.tables.spare.append(record)
 
-    def _yield_again(self, record: ObjectRecord, reason: str) -> bool:
-        """Have the next attempt of its task make a lost value of a stream again. Return False if there is none, or another one runs: that
-        may wait for the reader of this value."""
+    def _yield_again(self, record: AnyObject, reason: str) -> bool:
+        """Have the task of a stream make a lost value of it again. Return False if there is none, or it must not run again.
+
+        A transition: inputs of the task may have been yielded, too, and chains are long.
+        """
         stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
-        owner = stream.owner if stream is not None else None
-        if stream is None or stream.closed or owner is record or not isinstance(owner, TaskRecord):
+        if stream is None or isinstance(record, TaskRecord) or not isinstance(stream.owner, TaskRecord):
             return False
-        worker = owner.worker
-        if worker is not None and not (worker.remote and worker.token not in self.tables.nodes):
+        if self._why_not_yielded(record):
             return False
         record.status = PENDING
         self.tables.inline.replace(record, None)
         stream.pending[index_of(record.object_id) - 1] = record
-        stream.end = None
-        if owner.state == DONE:
-            self.make_available(owner, reason)
-            if owner.state == DONE and type(owner.value) is bytes:  # It cannot run.
-                self.tables.transitions.append(StreamMakerEnded(owner.id, owner.status, owner.value))
+        self.tables.transitions.append(StreamWanted(stream, reason))
         return True
+
+    def _why_not_yielded(self, record: AnyObject) -> str:
+        """Why a value of a stream is not made again; empty if it is."""
+        task = self.tables.makes(record)
+        if task is None:
+            return "no task is left that makes it: an actor's stream yielded it, or its task's row went at the lineage cap"
+        if self.tables.runs_once(task):
+            return f"max_retries=0 forbids that its task, {task.name}, runs again"
+        return f"its task, {task.name}, was stopped" if task.rare is not None and task.rare.stopped else ""
 
     def make_available(self, record: AnyObject, reason: str = NO_COPY) -> None:
         """Rebuild a value, or record why that is impossible."""
@@ -252,8 +258,6 @@ class Rebuilding:
             self.tables.want(record)
             return
         if self._read(record, reason):
-            return
-        if record.task is None and self._yield_again(record, reason):
             return
         why = self.rebuild(record, reason)
         if why:
