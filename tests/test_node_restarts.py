@@ -1007,3 +1007,34 @@ def test_a_restarted_daemon_leases_a_worker_once_that_makes_an_actor_of_another_
     )
     node.scheduler.check_invariants()
     assert list(node.scheduler.tables.workers[OLD].inflight) == [task_id(5), child[0]]
+
+
+def test_a_restarted_head_gives_a_name_to_a_new_actor_once_all_nodes_have_claimed_theirs() -> None:
+    node = Anew()
+    lead(node, SELF, 2, A, C)
+    told(node, A), told(node, C)
+    node.rejoin()
+    for number, name in ((1, "Ada"), (2, "Bea")):
+        node.send(CLIENT + DRIVER, m.Submit(((task_id(number), ACTOR_CLASS, b"", (), (("name", name),)),)))
+    node.register(A)
+    hear(node, A, m.ClaimName(task_id(8), "", "Ada"))
+    assert (node.results(), node.take(m.NameClaimed)) == ({}, [])
+    node.register(C, m.ClaimName(task_id(9), "", "Ada"))
+    assert told(node, C) == [m.NameClaimed(task_id(9), task_id(9))], "it has the name"
+    assert told(node, A) == [m.NameClaimed(task_id(8), task_id(9))]
+    hear(node, SELF, *told(node, SELF))
+    assert unpack_failure(node.results()[1][1][0])[0] == "ActorNameTakenError"
+    assert [number for _, number, _ in node.dispatched()] == [2]
+
+
+def test_a_node_repeats_the_claims_of_actors_that_have_their_names_before_ready_and_all_others_behind_it(peer: Peer) -> None:
+    peer.driver()
+    peer.send(CLIENT + DRIVER, m.Export((CLASS,)))
+    lead(peer, A, 2, A, C)
+    for number, name in ((1, "Ada"), (2, "Bea")):
+        peer.submit((task_id(number), CLASS[0], b"", (), (("name", name),)))
+    hear(peer, A, m.NameClaimed(task_id(1), task_id(1)))
+    told(peer, A)
+    hear(peer, A, anew(b"\x01daemonB"))
+    repeated = [each for each in told(peer, A) if isinstance(each, m.ClaimName | m.Ready)]
+    assert repeated == [m.ClaimName(task_id(1), "", "Ada"), m.Ready(), m.ClaimName(task_id(2), "", "Bea")]

@@ -588,6 +588,8 @@ class LocalScheduler:
         self.dispatcher.turn(now)
         if self.dispatcher.ahead:
             self.dispatcher.take_back_ahead()
+        if self.names.is_due:
+            self.names.answer_own()
         if self.direct.waiting or self.names.held:
             for source, message in (*self.direct.take_waiting(), *self.names.take_held()):
                 self.step(now, source, message)

@@ -2,7 +2,8 @@
 
 A new actor with a name waits until the head has given it that name (``ClaimName``): of two nodes, one gets it. Its home has the record of
 the name. The head has only the ids of the actor and of its home, in memory. After a restart of the head's daemon, or of a home's, the home
-repeats its claims. In a cluster of one node nobody is asked.
+repeats its claims: before ``Ready`` those of actors that have their names, behind it those without an answer. A restarted head answers
+the latter, and claims of its own, once all nodes have registered. In a cluster of one node nobody is asked.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class ActorNames:
         """On the head: who has each name, of actors of other nodes. Those of its own are in ``ActorDirectory.named``."""
         self._waiting: dict[bytes, TaskRecord] = {}
         """Actors of this node that wait for their names."""
+        self._own_claims: list[m.ClaimName] = []
+        """On a restarted head, claims of its own new actors until all nodes have registered."""
         self.held: list[tuple[Address, m.Query]] = []
         """Questions about names that such actors wait for."""
 
@@ -50,7 +53,9 @@ class ActorNames:
             return False
         self._waiting[task.id] = task
         message = m.ClaimName(record.id, record.namespace, record.name)
-        if self.tables.head == self.node:
+        if self.tables.head == self.node and self.tables.unsettled is not None:
+            self._own_claims.append(message)
+        elif self.tables.head == self.node:
             self.on_claim_name(0.0, LOCAL_SCHEDULER + self.node, message)
         else:
             self.tables.send_to_node(self.tables.head, message)
@@ -81,10 +86,10 @@ class ActorNames:
         if record is not None and record.name and self.tables.head in self.tables.nodes:
             self.tables.send_to_node(self.tables.head, m.ClaimName(record.id, record.namespace, record.name))
 
-    def repeat(self, node: bytes) -> None:
-        """Repeat all claims to the head, after a restart of its daemon or of this node's."""
-        if node == self.tables.head:
-            for record in self.actors.named.values():
+    def repeat(self, node: bytes, answered: bool) -> None:
+        """Repeat claims to the head, whose daemon or this one is new: those that it has ``answered``, or all others."""
+        for record in self.actors.named.values() if node == self.tables.head else ():
+            if (record.id not in self._waiting) == answered:
                 self.tables.send_to_node(node, m.ClaimName(record.id, record.namespace, record.name))
 
     def holds_back(self, source: Address, message: m.Query) -> bool:
@@ -108,6 +113,17 @@ class ActorNames:
 
     # -- at the head --
 
+    @property
+    def is_due(self) -> bool:
+        """Whether claims of this node wait that can be answered: all nodes have registered, and have claimed the names that they have."""
+        return bool(self._own_claims) and self.tables.unsettled is None
+
+    def answer_own(self) -> None:
+        """Answer the claims of this node that waited for all others to register."""
+        claims, self._own_claims = self._own_claims, []
+        for claim in claims:
+            self.on_claim_name(0.0, LOCAL_SCHEDULER + self.node, claim)
+
     def on_claim_name(self, now: float, source: Address, message: m.ClaimName) -> None:
         """A home claims a name for an actor: the first one gets it."""
         home = source[1:]
@@ -121,7 +137,7 @@ class ActorNames:
         if holder is not None and self._is_stale(holder):
             holder = None
         has = holder.actor_id if holder is not None else message.actor_id
-        if own is not None and home != self.node:
+        if own is not None and home != self.node and all(own.id != claim.actor_id for claim in self._own_claims):
             has = own.id
         if has == message.actor_id and node is not None:
             self._holders[key] = _Holder(message.actor_id, home, node.daemon)

@@ -124,6 +124,9 @@ class PeerRecovery:
         if self.settled:
             return False
         kind = type(message)
+        process = self.tables.processes[source[1:]]
+        if kind is m.ClaimName and not process.ready:
+            return False  # Its actor has the name: new ones claim theirs behind ``Ready``.
         early = self.tables.unsettled is not None and (kind in HELD or (isinstance(message, m.Borrow) and not message.certain))
         waits = early or kind is m.FetchValues
         if waits:

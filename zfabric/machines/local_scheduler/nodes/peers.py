@@ -166,9 +166,10 @@ class Peers:
             node.answered = message.daemon
             self.repeats.begin_anew(node)
             self.tables.send_to_node(node.token, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:], message.daemon))
+            self.names.repeat(node.token, True)
             self.repeats.send(node)
             self.remote_actors.repeat(node.token)
-            self.names.repeat(node.token)
+            self.names.repeat(node.token, False)
         if message.peer == self.tables.address[1:]:
             node.registered = True
 
