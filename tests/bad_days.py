@@ -163,6 +163,13 @@ def kill_node_and_head_daemon(day: Day) -> None:
     kill_head_daemon(day)
 
 
+def kill_head_daemon_and_node(day: Day) -> None:
+    """The daemon of the head dies, and a node before that has registered with the next one, or soon after."""
+    kill_head_daemon(day)
+    day.pause(0.0, 0.5)
+    kill_node(day)
+
+
 def pause_node(day: Day) -> None:
     """A node is stopped past its lease, and continued: it is fenced."""
     day.pause()
@@ -311,8 +318,8 @@ FAULTS: dict[str, Callable[[Day], None]] = {
     each.__name__: each
     for each in (
         none, kill_node, kill_two_nodes, kill_worker, kill_agent, kill_daemon, kill_head_daemon, kill_node_and_head_daemon,
-        pause_node, pause_briefly, pause_head_daemon, cut, cut_one_way, cut_off, flap, reset, slow, thin, dead_data_path,
-        replace_nodes, add_nodes, kill_everything,
+        kill_head_daemon_and_node, pause_node, pause_briefly, pause_head_daemon, cut, cut_one_way, cut_off, flap, reset, slow, thin,
+        dead_data_path, replace_nodes, add_nodes, kill_everything,
     )
 }  # fmt: skip
 
