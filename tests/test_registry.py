@@ -137,15 +137,18 @@ def test_a_node_that_does_not_renew_its_lease_is_dead_once_that_is_durable(head:
     assert type(head.say(NODE_B, m.RenewLease(NODE_B, 9))[0]) is m.Expelled
 
 
-def test_a_dead_node_does_not_join_again_though_it_missed_that_it_had_joined(head: Head) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_dead_node_does_not_join_again_though_it_missed_that_it_had_joined(head: Head, restarts: bool) -> None:
     """Its request came late, or it has asked again since the answer was lost. Others have it as dead, under the same id."""
     head.say(NODE_B, join(NODE_B))
     head.wait(LEASE + 1)
     assert head.table() == {NODE_A}
+    if restarts:
+        head = Head(head.journal.crash(), daemons=1)
     for source in (NODE_B, JOINER + b"12345"):
         assert [type(each) for each in head.say(source, join(NODE_B))] == [m.Expelled]
-    assert head.table() == {NODE_A}
     assert type(head.say(NODE_C, join(NODE_C))[0]) is m.Joined
+    assert head.table() == {NODE_A, NODE_C}
 
 
 def test_the_head_needs_no_lease(head: Head) -> None:

@@ -22,7 +22,7 @@ from zfabric.protocol.messages import PROTOCOL_VERSION, Row
 
 TABLE = "member"
 NUMBERS_KEY = b"\xff"
-"""The row of the last number given to a node; no node id is that short."""
+"""The row of the last number given to a node, and of the last nodes that had one; no node id is that short."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at the leases."""
 STALL_SECONDS = 1.0
@@ -74,8 +74,8 @@ class Registry:
         self._effects: list[Effect] = []
         self._requests: dict[int, _Request] = {}
         self._next_token = 1
-        self._dead: dict[bytes, None] = {}
-        """The last nodes that died."""
+        self._admitted: dict[bytes, None] = {}
+        """The last nodes that were given numbers. Those of them without a row are dead: no death has to be written for that."""
         self._early: dict[bytes, tuple[Address, m.Join]] = {}
         """Nodes that asked to join before the rows were read."""
         self._read = False
@@ -151,7 +151,8 @@ class Registry:
         elif known is None:
             self._last_number += 1
             node = self._nodes[message.node] = _Node(self._row(message, self._last_number), False, now + self._config.node_lease)
-            numbers = (TABLE, NUMBERS_KEY, pack_row(self._last_number))
+            self._admit(message.node)
+            numbers = (TABLE, NUMBERS_KEY, pack_row((self._last_number, tuple(self._admitted))))
             puts = ((TABLE, message.node, pack_row(node.row)), numbers)
             self._ask(m.Write, puts, (), then=self._row_written, about=(source, message.node))
         elif known.durable and not known.ending:
@@ -167,13 +168,19 @@ class Registry:
                 return m.Refused("VersionMismatchError", f"this cluster has {what} {self._versions[what]}, the node {version}")
         if known is None and message.number:
             return m.Expelled("its lease ran out while its daemon was restarted; it is dead for the cluster")
-        if known is None and message.node in self._dead:  # The request was late, or the answer to an earlier one was lost.
+        if known is None and message.node in self._admitted and message.node != self._node:
+            # The request was late, or the answer to an earlier one was lost. (The head may have had a row of an earlier one.)
             return m.Expelled("its lease ran out before it had the answer that it has joined; it is dead for the cluster")
         if known is None and len(self._nodes) >= NODES_MAX:
             return m.Refused("FabricError", f"a cluster has at most {NODES_MAX} nodes")
         if known is not None and known.row[5] != message.key:
             return m.Refused("FabricError", "another node of this cluster has this id")
         return None
+
+    def _admit(self, identifier: bytes) -> None:
+        self._admitted[identifier] = None
+        if len(self._admitted) > NODES_MAX + len(self._nodes):
+            del self._admitted[next(each for each in self._admitted if each not in self._nodes)]
 
     def _row(self, message: m.Join, number: int) -> Row:
         """The row of ``NodeTable`` for a node that joins."""
@@ -190,7 +197,7 @@ class Registry:
             self._counts["joined"] += 1
             self._welcome(source, identifier, now)
         else:
-            del self._nodes[identifier]
+            del self._nodes[identifier], self._admitted[identifier]
             self._effects.append(Send(source, m.Refused("OutOfDiskError", f"no node can join: {answer.text}")))
 
     def _welcome(self, source: Address, identifier: bytes, now: float) -> None:
@@ -206,7 +213,9 @@ class Registry:
         self._read = True
         for key, value in answer.rows:
             if key == NUMBERS_KEY:
-                self._last_number = unpack_row(value)
+                facts = unpack_row(value)
+                self._last_number, admitted = facts if isinstance(facts, tuple) else (facts, ())  # Earlier versions wrote the number alone.
+                self._admitted = dict.fromkeys(admitted)
             else:
                 self._nodes[key] = _Node(unpack_row(value), True, now + self._config.node_lease)
         if not self._restarted:
@@ -316,10 +325,6 @@ class Registry:
         self._counts["died"] += 1
         self._effects.append(Send(MEMBER + identifier, m.Expelled(node.ending)))
         del self._nodes[identifier]
-        if identifier != self._node:  # Else it is the row of an earlier head.
-            self._dead[identifier] = None
-        if len(self._dead) > NODES_MAX:
-            del self._dead[next(iter(self._dead))]
         self._changed = True
 
     @property
