@@ -12,7 +12,7 @@ from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, ref, 
 
 from zfabric.config import MiB
 from zfabric.machines.local_scheduler.nodes.crowding import PATIENCE
-from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS
+from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS, RECALL_SECONDS
 from zfabric.machines.local_scheduler.nodes.spilling import STAY_SECONDS
 from zfabric.machines.local_scheduler.nodes.strategies import TRIED_MOST
 from zfabric.machines.local_scheduler.records import WAITING
@@ -115,6 +115,14 @@ def test_tasks_behind_one_that_turns_out_to_be_long_run_on_another_node() -> Non
     long, *behind = call(8, task(6, ("sleep", 9.0))), *(call(slot, task(5)) for slot in range(9, 15))
     everything = [*expected_short, get(*((slot, 162) for slot in range(8))), long, *behind, get(*((slot, 162) for slot in range(9, 15)))]
     _, sent = run(*everything, ("cancel", 8, True, True), get((8, ("TaskCancelledError",))), times=times)
+    assert ended_at(sent, times) < 4.0
+
+
+def test_spread_tasks_behind_a_long_one_of_another_node_run_elsewhere() -> None:
+    times: list[float] = []
+    spread = [(*call(slot, task(5, ("sleep", 0.05)))[:4], (("strategy", SPREAD),), (), ()) for slot in range(1, 10)]
+    everything = [call_on(2, 0, task(6, ("sleep", 9.0))), ("sleep", 0.1), *spread, get(*((slot, 162) for slot in range(1, 10)))]
+    _, sent = run(*everything, ("cancel", 0, True, True), get((0, ("TaskCancelledError",))), nodes=3, times=times)
     assert ended_at(sent, times) < 4.0
 
 
@@ -698,6 +706,38 @@ def test_spread_tasks_that_wait_here_for_a_second_go_where_there_is_room() -> No
     assert waiting == 2
     home.placed(placer, (NODES[2], 2))
     assert [len(tasks) for tasks in home.delegated().values()] == [2]
+
+
+@pytest.mark.parametrize("strategy", [SPREAD, in_zones("b", "c", rank="soft")])
+def test_tasks_that_only_prefer_nodes_return_once_from_one_that_ends_none_for_a_while(strategy: Strategy) -> None:
+    home, attempt = Home(), first_attempt(0, 1)
+    home.submit(*(row(number, strategy=strategy) for number in range(1, 7)))
+    given = home.delegated()
+    home.wait(0.9 * RECALL_SECONDS)
+    slow, quick = sorted(given)
+    ended = m.Completed.of(((task_id(given[quick].pop(0)), attempt, m.OK, (b"",)),))
+    home.send(b"L" + quick, m.Ended(1, tuple(ended), ()))
+    home.wait(0.1 * RECALL_SECONDS)
+    assert home.take(m.Reclaim) == [(b"L" + slow, m.Reclaim(tuple(map(task_id, given[slow]))))], "the other one has ended a task"
+    home.send(b"L" + slow, m.Reclaimed((task_id(given[slow][-1]),), ""))
+    while not (asked := [(to, row[0]) for to, message in home.take(m.Place) for row in message.rows if row[2] == 1]):
+        home.wait(home.config.spill_after)
+    ((placer, token),) = asked
+    home.send(placer, m.Placed(((token, ((quick, 1),)),)))
+    assert home.delegated() == {quick: given[slow][-1:]}
+    home.wait(RECALL_SECONDS)
+    assert [to for to, _ in home.take(m.Reclaim)] == [b"L" + quick], "of the tasks that were dealt to it"
+    home.wait(RECALL_SECONDS)
+    assert home.take(m.Reclaim) == []
+
+
+@pytest.mark.parametrize("strategy", [on(NODES[1]), on(NODES[1], "soft"), in_zones("b")])
+def test_tasks_that_are_to_run_on_certain_nodes_stay_there(strategy: Strategy) -> None:
+    home = Home()
+    home.submit(*(row(number, strategy=strategy) for number in range(1, 4)))
+    assert home.delegated() == {NODES[1]: [1, 2, 3]}
+    home.wait(3 * RECALL_SECONDS)
+    assert home.take(m.Reclaim) == []
 
 
 def test_a_strategy_of_a_function_holds_for_its_calls_unless_they_set_one() -> None:

@@ -211,6 +211,7 @@ def test_options_say_on_which_node_tasks_run(driver: zf.LocalCluster) -> None:
         remote = zf.remote(where).options(scheduling_strategy=strategy)
         return [node for node, _, _ in zf.get([remote.remote(0.0) for _ in range(count)], timeout=60)]
 
+    run_on_both(driver)  # Each has a worker: spread tasks leave a node that ends none of them.
     first, second = (node.node_id for node in driver.nodes)
     assert sorted(nodes_of(6, "SPREAD")) == sorted([first, second] * 3)
     for soft in (False, True):

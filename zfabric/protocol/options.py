@@ -145,6 +145,15 @@ def accepts(labels: Mapping[str, str], terms: Iterable[tuple[str, str, str, tupl
     return True
 
 
+def only_prefers(strategy: Strategy) -> bool:
+    """Whether a strategy lets tasks run on any node, and names no node that they prefer: they are spread, or prefer labels.
+
+    >>> only_prefers(SPREAD), only_prefers((("soft", "zone", "in", ("a",)),)), only_prefers((("soft", NODE_ID, "in", ("00",)),))
+    (True, True, False)
+    """
+    return all(rank in ("spread", "here") or (rank == "soft" and label != NODE_ID) for rank, label, _, _ in strategy)
+
+
 class GroupTerm(NamedTuple):
     """Where in a placement group a task is to run."""
 

@@ -492,6 +492,8 @@ class LocalScheduler:
                 dues.append(self.strategies.next_deadline())
             if self.crowding.since:
                 dues.append(self.crowding.next_deadline())
+            if tables.preferring:
+                dues.append(self.reclaiming.next_deadline())
         if tables.owed:
             dues.append(self.delegations.next_deadline())
         if self.cluster_queries.open:
@@ -604,6 +606,8 @@ class LocalScheduler:
             if self.dispatcher.starved or self.crowding.since:
                 self.crowding.end_of_turn(now)
             self.spilling.end_of_turn(now)
+            if tables.preferring:
+                self.reclaiming.recall(now)
             self.reclaiming.end_of_turn()
         if self.dispatcher.starved or self.starvation.since is not None:
             self.starvation.end_of_turn(now)

@@ -148,6 +148,8 @@ class Tables:
         """Holds that this node gives up: (home, object)."""
         self.owed: dict[NodeRecord, float] = {}
         """Nodes whose ends of attempts are to be acknowledged, and when, soonest first."""
+        self.preferring: dict[bytes, float] = {}
+        """Nodes that were given tasks which may run on any other, too, and since when they have ended none of this node's tasks."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
         """Values that other nodes have requested and that exist: (node, record)."""
         self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []

@@ -88,7 +88,7 @@ class Delegate(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """home -> executor. The home has room: return the tasks among these that have not begun. ``Reclaimed`` is the answer."""
+    """home -> executor. The home has room, or places tasks anew: return those of these that have not begun. ``Reclaimed`` is the answer."""
 
     task_ids: Ids
 

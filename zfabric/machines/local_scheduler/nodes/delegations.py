@@ -20,7 +20,7 @@ from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import LOST, OK
-from zfabric.protocol.options import option
+from zfabric.protocol.options import only_prefers, option
 
 ACKNOWLEDGE_AFTER = 0.02
 """Seconds after which an end is acknowledged, with all that have come meanwhile. Until then its node retains the outcome and does nothing
@@ -70,6 +70,8 @@ class Delegations:
         batch.reverse()
         for start in range(0, len(batch), ROWS_MAX):
             self.send(queue, node, batch[start : start + ROWS_MAX])
+        if batch and queue.strategy and only_prefers(queue.strategy):
+            self.tables.preferring.setdefault(node.token, now)
         return len(batch)
 
     def may_travel(self, task: TaskRecord) -> bool:
@@ -141,6 +143,8 @@ class Delegations:
             self.tables.counts["refused"] += 1
             return
         completed = m.Completed(*message.completed)
+        if node.token in self.tables.preferring:
+            self.tables.preferring[node.token] = now
         if node.full:
             for task in [node.inflight[row[0]] for row in completed.rows if row[0] in node.inflight]:
                 node.full.pop(self.tables.queue_of(task).demand, None)  # There is room for it again.

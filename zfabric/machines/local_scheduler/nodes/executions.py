@@ -242,7 +242,7 @@ class Executions:
             self.stopping.stop(each, message.reason, now)
 
     def on_reclaim(self, now: float, source: Address, message: m.Reclaim) -> None:
-        """A home has room for tasks that it has delegated to this node."""
+        """A home has room for tasks that it has delegated to this node, or places them anew."""
         if source[1:] not in self.tables.nodes:
             return
         tasks = [task for task in map(self.tables.tasks.get, message.task_ids) if task is not None and task.submitter == source[1:]]

@@ -5,7 +5,8 @@ its tasks. The answer is for a number of tasks, not for certain ones: the last t
 node's own share stays. The question and the answer may be lost, or come twice. An unanswered question is asked again elsewhere, and of
 several answers only the first counts. A queue for which no other node is named waits twice as long each time.
 
-This node's share of tasks that were spread waits here for a second, and is then placed as other tasks are: what it waits for may be long.
+This node's share of tasks that were spread, or prefer labels, waits here for a second, and is then placed as other tasks are: what it waits
+for may be long.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from zfabric.machines.local_scheduler.tasks.placement_requests import PlacementR
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import FOR_LIFE
-from zfabric.protocol.options import HERE, SPREAD
+from zfabric.protocol.options import HERE, only_prefers
 
 WORTH_SECONDS = 50e-6
 """Shorter tasks stay: a delegated task costs both daemons about as much."""
@@ -86,9 +87,7 @@ class Spilling:
                     break
             else:
                 return
-        waiting = {
-            queue.token: queue for queue in self.tables.queues.values() if queue.tasks and (is_own_work(queue) or _was_spread(queue))
-        }
+        waiting = {queue.token: queue for queue in self.tables.queues.values() if queue.tasks and (is_own_work(queue) or _was_dealt(queue))}
         self._asked = {token: question for token, question in self._asked.items() if token in waiting}
         self._waits = {token: self._waits.get(token) or _begin(now, queue) for token, queue in waiting.items()}
         questions: defaultdict[Address, list[m.Row]] = defaultdict(list)
@@ -174,6 +173,6 @@ def _begin(now: float, queue: ShapeQueue) -> _Wait:
     return _Wait(now + STAY_SECONDS if queue.strategy else now, queue.tasks[0].id)
 
 
-def _was_spread(queue: ShapeQueue) -> bool:
-    """Whether a queue has this node's share of tasks that were spread."""
-    return queue.strategy == (*HERE, *SPREAD) and not queue.delegated and not queue.shared
+def _was_dealt(queue: ShapeQueue) -> bool:
+    """Whether a queue has this node's share of tasks that were spread, or prefer labels."""
+    return queue.strategy[:1] == HERE and only_prefers(queue.strategy) and not queue.delegated and not queue.shared
