@@ -24,7 +24,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol import pieces
 from zfabric.protocol.codec import encode
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, call_value
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, TASK_BYTES, call_value
 from zfabric.protocol.messages import OK
 from zfabric.sim import __main__ as command
 from zfabric.sim import network, shrinking
@@ -518,6 +518,17 @@ def test_what_stands_for_the_value_of_a_handle_is_not_judged_as_a_value() -> Non
     world.daemon.scheduler.tables.actors.clear()
     with pytest.raises(ExtraData):
         world.invariants.sent(world.daemon, sent)
+
+
+def test_ends_that_are_sent_again_count_as_they_are_then() -> None:
+    """The end of the making of an actor is left out whose process has died since."""
+    world = World(0, faults=STEADY, program=Program((), 0), nodes=2)
+    executor = world.nodes[1].daemon
+    actor, other = ((letter * TASK_BYTES, 1, OK, (b"",)) for letter in (b"a", b"b"))
+    for rows in ((actor, other), (other,)):
+        ended = m.Ended(1, tuple(m.Completed.of(rows, (), ())), ())
+        world.invariants.between_nodes(executor, b"home", [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, ended)])
+    assert list(world.invariants._ended[executor.node.identifier].values()) == [(other[0], 0)]
 
 
 def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -152,7 +152,9 @@ class Invariants:
             if type(message) is m.Delegate:
                 self._delegated(daemon, message)
             elif type(message) is m.Ended:
-                ended = self._ended.setdefault(daemon.node.identifier, {})
+                before = self._ended.get(daemon.node.identifier, {}).items()
+                ended = {key: task for key, task in before if key[:2] != (node, message.number)}  # It may come again, with less.
+                self._ended[daemon.node.identifier] = ended
                 for index, row in enumerate(m.Completed(*message.completed).rows):
                     if row[2] == OK:
                         ended[node, message.number, index] = row[0], daemon.node.restarts
