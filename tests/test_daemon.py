@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from zfabric.adapters.sockets import Transport
 from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, control_of
-from zfabric.runtime.daemon import SWEEP_EVERY, Daemon, clock
+from zfabric.runtime import daemon as daemon_module
+from zfabric.runtime.daemon import LOOK_SECONDS, SWEEP_EVERY, Daemon, clock
 from zfabric.runtime.session import Session, new_incarnation
 from zfabric.runtime.supervision import Channel
 
@@ -142,3 +144,54 @@ def test_without_a_descriptor_left_nobody_is_ended_for_want_of_memory(here: Here
     assert steps == []
     here.daemon._check_memory(here.now)
     assert [type(each) for each in steps] == [m.MemoryPressure]
+
+
+class Waits:
+    """What a daemon's ``_wait`` polls, where each poll without waiting takes a twentieth of ``LOOK_SECONDS``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.daemon: Any = Daemon.__new__(Daemon)
+        self.daemon._expectant = self.daemon._answered_soon = False
+        self.now = self.comes_at = 0.0
+        self.timeouts: list[int] = []
+        monkeypatch.setattr(daemon_module, "clock", lambda: self.now)
+        monkeypatch.setattr(daemon_module, "zmq_poll", self._poll)
+
+    def _poll(self, polled: Any, timeout: int) -> list[tuple[Any, int]]:
+        self.timeouts.append(timeout)
+        self.now = max(self.now, self.comes_at) if timeout else self.now + LOOK_SECONDS / 20
+        return polled if self.now >= self.comes_at else []
+
+    def __call__(self, expectant: bool, seconds: float, timeout: int = 50) -> list[int]:
+        """Wait for something that comes after some seconds; return the timeouts of the polls."""
+        self.timeouts, self.comes_at, self.daemon._expectant = [], self.now + seconds, expectant
+        assert self.daemon._wait([(7, 1)], timeout) == ([(7, 1)] if timeout else [])
+        assert not self.daemon._expectant
+        return self.timeouts
+
+
+def test_a_daemon_looks_for_an_answer_before_it_sleeps_only_while_answers_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Waits(monkeypatch)
+    soon, late = LOOK_SECONDS / 2, LOOK_SECONDS * 10
+    assert wait(True, soon) == [50], "nothing is known of answers yet"
+    assert set(wait(True, soon)) == {0}
+    assert wait(False, soon) == [50], "nobody was sent what it waited for"
+    assert wait(True, late, timeout=0) == [0], "something else is due now"
+    looked = wait(True, late)
+    assert set(looked[:-1]) == {0}
+    assert len(looked) <= 22
+    assert looked[-1] == 50, "it looks for a limited time"
+    assert wait(True, late) == wait(True, late) == wait(True, soon) == [50], "and no more, until one has come at once again"
+    assert set(wait(True, soon)) == {0}
+
+
+def test_a_daemon_expects_an_answer_of_processes_that_were_sent_a_message_ahead_and_not_of_nodes() -> None:
+    made: Any = Daemon.__new__(Daemon)
+    sent: list[bytes] = []
+    made._expectant, made.transport, made.cluster = False, SimpleNamespace(), SimpleNamespace(transport=SimpleNamespace())
+    made.transport.send_envelopes = made.cluster.transport.send_envelopes = lambda receiver, *_: sent.append(receiver)
+    made._send_ahead(b"othernod", [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, m.Ready())])
+    assert not made._expectant
+    made._send_ahead(b"driver", [(CLIENT, LOCAL_SCHEDULER, m.Results(()))])
+    assert made._expectant
+    assert sent == [b"othernod", b"driver"]
