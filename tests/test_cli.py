@@ -107,7 +107,7 @@ def test_completion(place: Place) -> None:
         ("--nonsense", 2, "No such option"),
         ("submit", 2, "Missing argument 'SCRIPT'"),
         ("submit /no/such.py", 2, "there is no file '/no/such.py'"),
-        ("submit /tmp", 2, "'/tmp' is a directory"),
+        ("submit /tmp", 2, "'/tmp' is a directory; name a file in it, or with -m a package"),
         ("submit --num-cpus -1 x.py", 2, "'--num-cpus': '-1' is not a number of CPUs: write a whole number, 0 or more"),
         ("submit --num-cpus many x.py", 2, "'many' is not a number of CPUs"),
         ("submit --resources 5 x.py", 2, "not a JSON object"),

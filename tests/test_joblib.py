@@ -347,10 +347,11 @@ def test_a_timeout_and_an_error_cancel_what_runs(here: None, tmp_path: Path) -> 
     assert Parallel(n_jobs=2)(delayed(increased)(number) for number in range(4)) == [1, 2, 3, 4]
 
 
-def test_failures_that_joblib_reads_no_more_are_not_shown(here: None) -> None:
+def test_failures_that_joblib_reads_no_more_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads none after the first error; here, none at all."""
     client: Any = connected()
     unread, called = client.machine.unread, threading.Event()
+    monkeypatch.setattr(unread, "watching", True)
     before = unread.count
     backend = ZfabricBackend()
     for number in range(2):

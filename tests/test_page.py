@@ -553,6 +553,12 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         browser.execute_script("location.hash = 'errors'")
         eventually(lambda: shown("<img src=x onerror=alert(1)>"), "the error as text")  # It is text, and made no element.
         assert browser.find_elements(By.TAG_NAME, "img") == []
+        network = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        browser.execute_cdp_cmd("Network.enable", {})
+        browser.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": True, **network})
+        browser.execute_script("location.hash = 'tasks'")
+        eventually(lambda: shown("no answer from the page's server"), "that there is no network")
+        browser.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": False, **network})
         browser.execute_script("location.hash = 'overview'")
         with pytest.raises(zf.WorkerCrashedError):
             zf.get(die.remote(), timeout=PATIENCE)

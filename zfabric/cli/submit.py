@@ -137,7 +137,7 @@ def _compiled(script: str) -> Callable[[], types.CodeType]:
     except FileNotFoundError:
         raise click.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT") from None
     except IsADirectoryError:
-        raise click.BadParameter(f"{script!r} is a directory", param_hint="SCRIPT") from None
+        raise click.BadParameter(f"{script!r} is a directory; name a file in it, or with -m a package", param_hint="SCRIPT") from None
     except OSError as error:
         raise click.BadParameter(f"{script!r} cannot be read: {error.strerror}", param_hint="SCRIPT") from None
     return lambda: compile(source, path, "exec", dont_inherit=True)

@@ -107,7 +107,9 @@ export function colour(name) {
 
 export async function ask(path, parameters = {}) {
   const query = new URLSearchParams(Object.entries(parameters).flatMap(([name, value]) => [value].flat().map((each) => [name, each])));
-  const answer = await fetch(`/api/${path}?${query}`, { credentials: "same-origin" });
+  const answer = await fetch(`/api/${path}?${query}`, { credentials: "same-origin" }).catch(() => {
+    throw new Error("no answer from the page's server: does it run, and has this device a network?");
+  });
   const body = answer.headers.get("content-type")?.startsWith("application/json") ? await answer.json() : { error: await answer.text() };
   if (!answer.ok) throw new Error(body.error || answer.statusText);
   return body;
