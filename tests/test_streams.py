@@ -405,6 +405,15 @@ def test_a_streams_row_goes_at_the_lineage_cap() -> None:
     assert node.is_empty()
 
 
+def test_the_next_daemon_permits_a_stream_what_tasks_wait_for_that_nobody_requests_any_more() -> None:
+    node = Restarted()
+    stream = (task_id(0), STREAM, b"", ())
+    yielded = m.Yielded(((task_id(0), 0, 0, b"a", ()), (task_id(0), 0, 1, b"b", ())))
+    running = m.RunningTasks(((stream, 0, True, ""),), ())
+    node.rejoin((stream, row(1, ref(0, 4))), (WORKER, running), (WORKER, yielded), functions=((STREAM, "s", b"payload", (("stream", 2),)),))
+    assert [message for _, message in node.take(m.AllowYields)] == [m.AllowYields(task_id(0), 4)]
+
+
 # --- the worker's side -----------------------------------------------------------------------------------------------------------------
 
 

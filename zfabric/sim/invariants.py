@@ -69,6 +69,9 @@ class Invariants:
         for home in homes:
             nodes = home.daemon.scheduler.tables.nodes
             task = home.daemon.scheduler.tables.tasks[task_id]
+            stream = home.daemon.scheduler.tables.streams.get(task_id)
+            if stream is not None and stream.cut is not None:
+                continue  # Its attempt ended early, since it is to run again.
             if task.rare is not None and (task.rare.stopped or task.rare.rebuilt):
                 continue
             own = next((node for node in self.world.nodes if worker.incarnation in node.workers), home)

@@ -126,6 +126,7 @@ class Streams:
         stream, task = wanted.stream, wanted.stream.owner
         if not isinstance(task, TaskRecord) or not stream.pending:
             return
+        stream.upto = max(stream.upto, max(stream.pending) + 1)  # A restarted scheduler has had no request for it.
         if self.tables.tasks.get(task.id) is not task:
             text = f"{stream.name} is lost: {wanted.reason}, and its task's row went at the lineage cap"
             self._end(stream, FAILED, pack_failure("LineageEvictedError", text))
@@ -136,6 +137,7 @@ class Streams:
                 self._end(stream, FAILED, pack_failure(kind, f"what {stream.name} yielded is lost: {why}"))
         else:
             self._cut(stream, task)
+            self._allow(stream)
 
     def _expect(self, stream: StreamRecord, index: int, identifier: bytes) -> None:
         """Make the record of a requested value that does not exist: pending, dropped, or beyond the end."""
