@@ -1018,6 +1018,9 @@ def test_refs_of_a_cluster_that_was_shut_down(starts):
     for refs in (ref, [ref], [zf.put(2), ref]):
         with pytest.raises(zf.NotInitializedError, match="shut down"):
             zf.get(refs)
+    for refs in ([zf.put(2), ref], [same, ref]):  # In this cluster another object has its id.
+        with pytest.raises(zf.NotInitializedError, match="shut down"):
+            zf.wait(refs, num_returns=2, timeout=0)
 
 
 def test_handles_of_a_cluster_that_was_shut_down(starts):

@@ -214,9 +214,14 @@ def wait(
         ids: list[bytes] = [ref._id for ref in items]
     else:
         ids = [ref._id if type(ref) is ObjectRef else _coming(ref, index) for index, ref in enumerate(refs)]
-    if hash(tuple(ids)) != _left_last and len(set(ids)) != len(ids):
-        twice = next(index for index, object_id in enumerate(ids) if object_id in ids[:index])
-        raise ValueError(f"wait() takes each ref once: wait([...])[{twice}] was listed before")
+    if hash(tuple(ids)) != _left_last:
+        if len({ref._client for ref in refs if type(ref) is ObjectRef}) > 1:
+            for ref in refs:
+                if type(ref) is ObjectRef:
+                    owner_of(ref)  # One of an earlier cluster may have the id of another object of this one.
+        if len(set(ids)) != len(ids):
+            twice = next(index for index, object_id in enumerate(ids) if object_id in ids[:index])
+            raise ValueError(f"wait() takes each ref once: wait([...])[{twice}] was listed before")
     if num_returns == "all":
         num_returns = len(ids)
     if isinstance(num_returns, bool) or not isinstance(num_returns, int):
