@@ -40,6 +40,24 @@ def test_a_restarted_scheduler_receives_that_an_actor_exits_ahead_of_the_query_t
     assert again[0].actor_id == actor
 
 
+def test_refs_that_were_passed_on_are_repeated_to_the_next_daemon_for_a_while(client: Client) -> None:
+    ended, running, put = submit(client), submit(client), NAMER.put()
+    client.put(put, b"value", (), False)
+    receive(client, m.Results(((ended, m.OK, (b"small",)),)))
+    results = (ended + FIRST_RETURN, running + FIRST_RETURN)
+    client.pass_on((*results, put))
+    client.dropped.extend((*results, put))
+    assert m.Release((put,)) in sent_by(client), "nothing makes it again: it is with the daemon alone"
+    for _ in range(2):
+        found = again(client)
+        assert found[m.OfferResults] == [(results[0], m.OK, b"small", ())]
+        assert [row[0] for row in found[m.Submit]] == [running]
+        assert set(found[m.Hold]) == set(results)
+        client.rest()
+    assert {found for message in sent_by(client) for found in message.object_ids} == set(results), "released"
+    assert m.OfferResults not in again(client)
+
+
 def test_a_durable_value_is_put_again_until_it_is_committed(client: Client) -> None:
     value = NAMER.put()
     client.put(value, b"value", (), True)

@@ -678,6 +678,15 @@ def test_what_others_hold_is_restored_also_of_a_job_that_the_daemon_before_had_n
     assert type(node.scheduler.tables.objects[value].value) is Stored
 
 
+def test_a_job_of_another_node_is_written_at_once() -> None:
+    node = Anew()
+    node.rejoin()
+    node.take(m.Write)
+    node.register(C, m.Delegate((job_id(2), "", A), (), (), (), (), (), OF_A))
+    (written,) = [write for _, write in node.take(m.Write) if write.puts[0][:2] == ("job", job_id(2))]
+    assert written.token, "the control store commits at once what somebody waits for"
+
+
 def test_a_value_that_another_node_retains_is_not_made_again() -> None:
     node = Anew()
     node.rejoin((row(1),))

@@ -610,7 +610,7 @@ class Connection:
         self.terminal.look()
         with self.lock:
             if not self.closed:
-                self.machine.reservations.rest()
+                self.machine.rest()
                 self._forget_dead_workers()
                 self.flush()
                 self.transport.tick(clock())

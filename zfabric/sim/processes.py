@@ -58,6 +58,7 @@ class Process:
         self._awake_at = float("inf")
         self._deliver_at = 0.0
         self._upkeep_at = 0.0
+        self._rest_at = 0.0
         world.network.attach(incarnation, self._receive)
 
     # -- start and end --
@@ -253,11 +254,16 @@ class Process:
             self.advance()
         elif self.inbox and self.now >= self._deliver_at:
             self.deliver_inbox()
+        if self.machine.passed and self.now >= self._rest_at:
+            self._rest_at = self.now + DELIVER_EVERY
+            self.machine.passed.rest()
         self.send_late()
         self.transport.tick(self.now)
         if not self.alive:
             return
-        deadlines = [due for due in (self.transport.next_deadline(), self._user_deadline(), self._unsent_deadline()) if due is not None]
+        rests = self._rest_at if self.machine.passed else None
+        each = self.transport.next_deadline(), self._user_deadline(), self._unsent_deadline(), rests
+        deadlines = [due for due in each if due is not None]
         if deadlines:
             self.wake(min(deadlines))
 

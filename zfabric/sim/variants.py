@@ -13,6 +13,7 @@ from typing import Any
 
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.machine import Client
+from zfabric.machines.client.passed_references import PassedReferences
 from zfabric.machines.common.link import Link
 from zfabric.machines.common.node_link import NOBODY, NodeLink
 from zfabric.machines.control_store.machine import ControlStore
@@ -72,6 +73,25 @@ Patch = tuple[Any, str, Callable[[Any], Any]]
 
 def _nothing(_: Any) -> Any:
     return lambda *arguments, **named: None
+
+
+def _written_late(right: Any) -> Any:
+    def elsewhere(self: Jobs, job: Any) -> None:
+        asked, self.requests = self.requests, _Unanswered(self.tables)  # type: ignore[assignment]
+        right(self, job)
+        self.requests = asked
+
+    return elsewhere
+
+
+class _Unanswered:
+    """Writes that nobody waits for."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+
+    def ask(self, message: Any, *fields: Any, then: Any, about: Any = None) -> None:
+        self.tables.send(self.tables.control_address, message(0, *fields))
 
 
 def _pins_not_reported_again(right: Any) -> Any:
@@ -907,13 +927,15 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "stalled-registry-kills": ((Registry, "_notice_stall", _stall_not_noticed),),
     "children-adopted-early": ((Failover, "on_entrust", _children_adopted_early),),
     "adopted-as-own": ((Executions, "adopt", _adopted_as_own),),
+    "passed-refs-dropped-at-once": ((PassedReferences, "add", _nothing),),
+    "jobs-elsewhere-written-late": ((Jobs, "elsewhere", _written_late),),
     "ends-pinned-for-the-dead": ((Peers, "_died", _ends_pinned_for_the_dead),),
     "fence-by-time-only": ((Registry, "on_renew_lease", _dead_nodes_renew), (Registry, "_row_deleted", _dead_nodes_not_told)),
 }
 """name -> patches"""
 WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("second-hop") :])
 """Variants whose mistake needs several nodes."""
-WITH_RESTARTS = frozenset({"places-not-repeated", "adopted-as-own"})
+WITH_RESTARTS = frozenset({"places-not-repeated", "adopted-as-own", "passed-refs-dropped-at-once", "jobs-elsewhere-written-late"})
 """Those of them that are found best where all faults are restarts of daemons."""
 OF_BOTH = frozenset({"fence-by-time-only"})
 """Those of them that are found where programs have actors, too: their tasks are spread over all nodes."""

@@ -20,6 +20,7 @@ from zfabric.machines.client.direct_submission import DirectSubmitter
 from zfabric.machines.client.entries import ObjectEntry
 from zfabric.machines.client.objects import ObjectTable
 from zfabric.machines.client.outbox import Outbox
+from zfabric.machines.client.passed_references import PassedReferences
 from zfabric.machines.client.pins import Pins, Place
 from zfabric.machines.client.queries import Queries
 from zfabric.machines.client.references import ReceivedReferences
@@ -80,6 +81,7 @@ class Client:
         self.calls = Calls(
             self.objects, self.outbox, self.queries, pending, results, self.references, self.retained, self.unread, config.row_bytes
         )
+        self.passed = PassedReferences(self.objects)
         self.tasks = Tasks(self.objects, self.outbox, self.direct, self.references, self.retained, self.unread, self.calls)
         self.releases = Releases(self.objects, self.outbox, self.pins, self.retained, self.unread, self.calls, self.tasks)
 
@@ -137,6 +139,12 @@ class Client:
         """Other processes are about to receive refs to these objects: the scheduler needs their results, and they may read failures."""
         self.calls.results.share(identifiers)
         self.unread.expected(identifiers)
+        self.passed.add(identifiers)
+
+    def rest(self) -> None:
+        """Do what is due once a second: return unused room, and drop refs that were passed on a while ago."""
+        self.reservations.rest()
+        self.passed.rest()
 
     def send_to_store(self, message: m.Message) -> None:
         """Send a message to the object store."""

@@ -244,9 +244,12 @@ class Jobs:
             self.tables.send_to_node(node, m.EndJob(job))
 
     def elsewhere(self, job: JobRecord) -> None:
-        """Write that this node works for a job of another one, for its next daemon: a process of that job may outlive this one."""
+        """Write that this node works for a job of another one, for its next daemon: a process of that job may outlive this one.
+
+        The write has an answer, so that it is committed at once: a daemon that does not know the job ends its workers.
+        """
         facts = {"status": ELSEWHERE, "namespace": job.namespace, "home": job.home}
-        self.tables.send(self.tables.control_address, m.Write(0, (("job", job.id, pack_row(facts)),), ()))
+        self.requests.ask(m.Write, (("job", job.id, pack_row(facts)),), (), then=_written)
 
     def pass_on(self, dead: bytes) -> list[JobRecord]:
         """Make the head the home of jobs whose home is dead, if it has detached actors of them. Return those that it has from now on.
@@ -340,3 +343,7 @@ class Jobs:
 def _tombstone(job: bytes, number: int) -> m.Row:
     """The row by which the head remembers a job of another node that has ended, as ``puts`` of ``Write``."""
     return ("job", job, pack_row({"number": number, "status": "ended"}))
+
+
+def _written(now: float, about: None, answer: m.Written) -> None:
+    """Nothing waits for that commit, and nothing can be done if it fails."""
