@@ -28,7 +28,7 @@ from zfabric.runtime.session import Session, find_sessions
 @click.argument("pid", type=PID, metavar="[PID]", required=False)
 @click.option("--list", "only_list", is_flag=True, help="Only list the waiting breakpoints.")
 @click.option(
-    "--address", envvar=ADDRESS_VARIABLE, metavar="ADDRESS", help="Only search the cluster at this address, not all that run here."
+    "--address", envvar=ADDRESS_VARIABLE, metavar="ADDRESS", help="Only search the node at this address, not all nodes that run here."
 )
 @json_option
 def debug(pid: int | None, only_list: bool, address: str | None, as_json: bool) -> None:
