@@ -240,6 +240,16 @@ def test_a_durable_value_that_no_commit_was_reported_of_is_written_again(node: R
     assert node.scheduler.tables.objects[put].durable
 
 
+def test_a_durable_value_inside_a_repeated_outcome_is_read_from_the_control_store(node: Restarted) -> None:
+    """Its worker has released it, and repeats only that the task has ended."""
+    put = ref(900, 2**31)
+    ended = m.Completed.of(((task_id(0), THIRD, m.OK, (b"value",)),), ((0, ((put,),), ()),), ())
+    node.rejoin((row(0),), (WORKER, m.RunningTasks((), ())), (WORKER, ended))
+    node.send(CLIENT + DRIVER, m.Hold((put,)))
+    node.send(CLIENT + DRIVER, m.Fetch((put,)))
+    assert [message.keys for _, message in node.take(m.Read) if message.table == "object"] == [(put,)]
+
+
 # --- what workers have of the node --------------------------------------------------------------------------------------------------
 
 

@@ -52,7 +52,7 @@ from zfabric.machines.local_scheduler.references import References, add_holder, 
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.admission import Admission
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
-from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
@@ -242,7 +242,7 @@ class Recovery:
         self._each(m.Blocked, lambda source, message: step(now, source, message))
         self._each(m.WaitDetails, lambda source, message: step(now, source, message))
         self._each(m.Yielded, lambda source, message: self._take_yielded(now, source, message))
-        self._each(m.Completed, lambda source, message: step(now, source, message))
+        self._each(m.Completed, lambda source, message: self._take_completed(now, source, message))
         self._restore_detached()
         if self.tables.unsettled is None:
             self.actors.find_lost()
@@ -328,6 +328,13 @@ class Recovery:
                 self.known(ids.object_id(task_id, index + 1))
             elif value is True and task is not None and task.function.delegated:
                 self._retain_for(task.submitter, ids.object_id(task_id, index + 1), contained)
+        self.step(now, source, message)
+
+    def _take_completed(self, now: float, source: Address, message: m.Completed) -> None:
+        """Handle ends of attempts. Refs inside may be of puts that only the control store has any more."""
+        extras = {index: tuple(extra) for index, *extra in message.extras}
+        for index, row in enumerate(message.rows):
+            self._restore_all((contained_in(row, extras.get(index)),))
         self.step(now, source, message)
 
     def _retain_for(self, home: bytes, object_id: bytes, contained: tuple[bytes, ...]) -> None:
