@@ -246,6 +246,15 @@ def test_the_home_of_a_job_takes_over_though_the_next_daemon_of_the_last_other_n
     assert HOME_C not in node.scheduler.failover._takeovers
 
 
+def test_a_row_of_a_task_that_is_at_home_here_cannot_be_entrusted(node: Executor) -> None:
+    node.driver()
+    node.send(CLIENT + DRIVER, m.Submit((row(7),)))
+    task = node.scheduler.tables.tasks[task_id(7)]
+    node.hear(HOME_C, m.Entrust(1, JOB, EXPORTED, (row(7), row(8)), (), ()))
+    assert set(node.scheduler.tables.entrusted[HOME_C]) == {task_id(8)}
+    assert node.scheduler.tables.tasks[task_id(7)] is task
+
+
 def test_what_a_dead_node_held_is_released_though_the_next_daemon_of_the_last_other_node_takes_nothing_over(node: Executor) -> None:
     node.driver()
     value = ref(900, 2**31)

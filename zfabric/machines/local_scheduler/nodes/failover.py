@@ -129,6 +129,10 @@ class Failover:
             rows = self.tables.entrusted.setdefault(home, {})
             self.blocks.now = now
             for row in message.rows:
+                task = self.tables.tasks.get(row[0])
+                if task is not None and not task.function.delegated:  # It is at home here. Another node cannot be its home.
+                    self.tables.counts["refused"] += 1
+                    continue
                 named = tuple(homes[each] for each in _named_in(row) if each in homes)
                 rows[row[0]] = EntrustedRow(row, named, False, self._store(row, home, named, rows.get(row[0])))
             self._set_unfinished(rows, message.unfinished, True)
