@@ -244,8 +244,10 @@ class Rebuilding:
     def _why_not_yielded(self, record: AnyObject) -> str:
         """Why a value of a stream is not made again; empty if it is."""
         task = self.tables.makes(record)
+        if task is None and index_of(record.object_id):
+            return "no task is left that makes it: an actor's stream yielded it, or its task's row went at the lineage cap"
         if task is None:
-            return "no task is left that makes it: an actor's stream yielded it, or its task's row is not retained any more"
+            return "nothing is left here of the task that makes it"
         if self.tables.runs_once(task):
             return f"max_retries=0 forbids that its task, {task.name}, runs again"
         return f"its task, {task.name}, was stopped" if task.rare is not None and task.rare.stopped else ""
