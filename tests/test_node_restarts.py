@@ -678,6 +678,16 @@ def test_what_others_hold_is_restored_also_of_a_job_that_the_daemon_before_had_n
     assert type(node.scheduler.tables.objects[value].value) is Stored
 
 
+def test_what_another_node_holds_is_at_home_here_although_only_an_outcome_names_it() -> None:
+    node = Anew()
+    put = ref(900, 2**31)
+    ended = m.Completed.of(((task_id(0), OF_SELF, m.OK, (b"value",)),), ((0, ((put,),), ()),), ())
+    node.rejoin((row(0),), (WORKER, m.RunningTasks((), ())), (WORKER, ended))
+    node.register(C, m.Borrow(7, (put,), True))
+    assert m.Borrowed(7, ()) in told(node, C)
+    assert node.scheduler.tables.objects[put].durable
+
+
 def test_a_job_of_another_node_is_written_at_once() -> None:
     node = Anew()
     node.rejoin()

@@ -270,14 +270,36 @@ class PeerRecovery:
             if self.streams.is_value(object_id):  # Its stream is restored before it.
                 continue
             job = self.tables.jobs.get(object_id[:JOB_BYTES])
-            if self.tables.find(object_id) is None and job is not None and not job.ended:
+            record = self.tables.find(object_id)
+            if job is None or job.ended:
+                continue
+            if isinstance(record, ObjectRecord) and self._is_homeless(record):
+                self._enter_here(object_id, record, node)
+            elif record is None:
                 self.recovery.known_here(object_id)
-                home = next((each for each, rows in self.tables.entrusted.items() if object_id[:TASK_BYTES] in rows), b"")
-                if self.tables.find(object_id) is None and home:  # It is dead, as that node knows already.
-                    self.tables.objects[object_id] = BorrowedRecord(object_id, home)
-                    add_holder(self.tables.objects[object_id], node)
-                elif self.tables.find(object_id) is None:
+                if self.tables.find(object_id) is None and not self._of_dead_home(object_id, node):
                     self._lose(object_id)
+
+    def _enter_here(self, object_id: bytes, before: ObjectRecord, node: bytes = b"") -> None:
+        """Restore an object as one of this node that was looked for on others. ``node`` holds it, if any does."""
+        del self.tables.objects[object_id]
+        if before.status == PENDING:
+            self.recovery.known_here(object_id)
+        found = self.tables.find(object_id) or self._came_meanwhile(object_id, before)
+        record = found or (self._of_dead_home(object_id, node) if node else None) or self._lose(object_id)
+        self._inherit(record, before)
+        if record.status != PENDING:
+            self.outcomes.announce(record)
+        self.tables.spare.append(record)
+
+    def _of_dead_home(self, object_id: bytes, node: bytes) -> BorrowedRecord | None:
+        """Restore an object, held by a node, of a task that its home had entrusted to this node: that home is dead, as that node knows."""
+        home = next((each for each, rows in self.tables.entrusted.items() if object_id[:TASK_BYTES] in rows), b"")
+        if not home:
+            return None
+        record = self.tables.objects[object_id] = BorrowedRecord(object_id, home)
+        add_holder(record, node)
+        return record
 
     def search(self, node: bytes) -> None:
         """Ask a node whether it is the home of objects of which nothing is known here."""
@@ -328,17 +350,8 @@ class PeerRecovery:
                 homeless.append(value.id)
         for object_id in homeless:
             before = self.tables.objects.get(object_id)
-            if not self._is_homeless(before):
-                continue
-            assert before is not None
-            del self.tables.objects[object_id]
-            if before.status == PENDING:
-                self.recovery.known_here(object_id)
-            record = self.tables.find(object_id) or self._came_meanwhile(object_id, before) or self._lose(object_id)
-            self._inherit(record, before)
-            if record.status != PENDING:
-                self.outcomes.announce(record)
-            self.tables.spare.append(record)
+            if before is not None and self._is_homeless(before):
+                self._enter_here(object_id, before)
 
     def _inherit(self, record: AnyObject, before: ObjectRecord) -> None:
         """Move all that needs an object to another record of it."""
