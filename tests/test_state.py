@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -42,6 +43,7 @@ class Person:
 
     def names(self) -> Iterator[str]:
         yield "some"
+        threading.Event().wait()  # What it has yielded is a value although the call goes on, until the actor is killed.
 
 
 @zf.remote
@@ -124,6 +126,7 @@ def test_values_of_calls_and_streams_are_not_taken_for_put_ones() -> None:
         eventually(lambda ref=ref, maker=maker: [row.made_by for row in state.get_objects(ref.hex())] == [maker], "the list has it")
         assert zf.explain(ref).reason.startswith(text)
     zf.cancel(pending[0])
+    zf.kill(person)
 
 
 def test_objects_nodes_jobs_and_workers() -> None:

@@ -725,8 +725,8 @@ class Calls:
         """State of a call of this process: state, actor, reason. None if it has its outcome or is another process's."""
         call_id = identifier[:TASK_BYTES]
         target = self.pending.get(call_id)
-        if target is None:
-            return None
+        if target is None or (identifier != call_id + CALL_RETURN and self._objects.known(identifier)):
+            return None  # A value that a stream has yielded exists, although the call goes on.
         if call_id in target.sent:
             before = list(target.sent).index(call_id)
             ahead = f", behind {before} of this process that have no outcome yet" if before else ""
