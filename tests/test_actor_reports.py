@@ -225,6 +225,34 @@ def test_calls_are_in_the_timeline() -> None:
     assert f"actor Seen {pids[0]}" in named
 
 
+@zf.remote
+class Leaving:
+    """Ends itself at once, and its process once a file is there."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def leave(self, path: str) -> None:
+        self.path = path
+        zf.exit_actor()
+
+    def __exit__(self, *_: object) -> None:
+        while not os.path.exists(self.path):
+            os.sched_yield()
+
+
+def test_calls_of_an_actor_that_has_ended_itself_are_in_the_timeline(tmp_path: Path) -> None:
+    """At once: a program that learns of the end may end as well, and all its processes then."""
+    leaving = Leaving.remote()
+    for _ in range(5):
+        zf.get(leaving.pid.remote(), timeout=PATIENCE)
+    left = leaving.leave.remote(str(tmp_path / "gate"))
+    with pytest.raises(zf.ActorDiedError):
+        zf.get(left, timeout=PATIENCE)
+    assert [event["name"] for event in zf.timeline() or () if event["name"] == "Leaving.pid"] == ["Leaving.pid"] * 5
+    (tmp_path / "gate").touch()
+
+
 def test_concurrent_calls_have_their_own_durations_in_the_timeline() -> None:
     began = time.monotonic()
     seen = Seen.options(max_concurrency=2).remote()

@@ -94,6 +94,7 @@ class ActorExits:
     def _end_with_process(self, item: Item | Invocation | None) -> None:
         """End the actor with its process. ``item`` is the call that ends it, if there is one. The caller holds the lock."""
         host = self._host
+        self._worker.report_trace()  # The job may end, and its processes with it, as soon as others know of the actor's end.
         if not host.leaving:
             host.leaving, host.leaves_at = True, clock() + self._connection.config.leave_seconds
         for each in self._worker.leave(item):
