@@ -330,6 +330,7 @@ def test_impossible_requests_of_members_are_refused_and_counted() -> None:
 
 LOADERS = {
     "zfabric.adapters.cached_functions",
+    "zfabric.adapters.pickler",
     "zfabric.adapters.serialization",
     "zfabric.adapters.tensors",
     "zfabric.adapters.task_errors",

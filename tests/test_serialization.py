@@ -487,6 +487,16 @@ def test_identity_depends_on_payload_and_options():
     assert all(len(one) == 16 for one in ids)
 
 
+def test_functions_keep_the_name_of_their_file():
+    """Tracebacks show their lines, and a debugger finds its breakpoints; of cloudpickle's releases, 3.1.3 leaves it out."""
+
+    def outer():
+        return lambda: None
+
+    loaded = s.load_function(s.dump_function(outer)[0])[0]
+    assert {loaded.__code__.co_filename, loaded().__code__.co_filename} == {outer.__code__.co_filename}
+
+
 def test_modules_registered_by_value_are_sent():
     module = types.ModuleType("by_value_module")
     exec("def f(x):\n    return g(x) + 1\ndef g(x):\n    return 10 * x\n", module.__dict__)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import ChainMap
 from typing import Any
 
 CachedFunction: Any = functools._lru_cache_wrapper
@@ -49,14 +48,3 @@ def _importable(cached: Any) -> bool:
     for name in cached.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is cached
-
-
-@functools.cache
-def pickler() -> Any:
-    """Return the class of picklers for all but plain data: cloudpickle's, with support for cached functions."""
-    import cloudpickle  # Plain data is pickled without it: processes start sooner.
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = ChainMap({CachedFunction: reduce_cached}, cloudpickle.Pickler.dispatch_table)
-
-    return Pickler

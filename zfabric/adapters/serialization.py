@@ -38,7 +38,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from zfabric.adapters.cached_functions import pickler
+from zfabric.adapters.pickler import pickler
 from zfabric.adapters.tensors import reducers, tensor_types
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.protocol.ids import FUNCTION_BYTES

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zfabric.adapters.cached_functions import CachedFunction, pickler
+from zfabric.adapters.cached_functions import CachedFunction
+from zfabric.adapters.pickler import pickler
 
 DEPTH_MAX = 24
 """The most levels that the search descends; for deeper structures it returns the path so far."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from zfabric import api as zf
-from zfabric.adapters.cached_functions import pickler
+from zfabric.adapters.pickler import pickler
 from zfabric.adapters.serialization import deserialize
 
 _Base: Any = pickler()
