@@ -132,6 +132,22 @@ def option(pairs: tuple[tuple[str, Any], ...] | None, name: str, default: Any = 
     return default
 
 
+def is_strategy_alone(options: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether a call sets nothing but where its task may run."""
+    return len(options) == 1 and options[0][0] == "strategy"
+
+
+def names_objects(row: tuple[Any, ...]) -> bool:
+    """Whether the row of a task names objects: dependencies, or refs inside its arguments."""
+    if row[3]:
+        return True
+    if len(row) > 4:
+        for name, value in row[4]:
+            if name == "contains":
+                return bool(value)
+    return False
+
+
 def accepts(labels: Mapping[str, str], terms: Iterable[tuple[str, str, str, tuple[str, ...]]]) -> bool:
     """Whether a node with these labels satisfies rows of a strategy. A label without values to compare with must be set, or not be set.
 

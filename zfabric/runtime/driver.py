@@ -30,6 +30,7 @@ from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value, is_call, object_id, root_task
 from zfabric.protocol.messages import Row
+from zfabric.protocol.options import is_strategy_alone
 from zfabric.runtime.client import NO_ACTOR, FabricClient
 from zfabric.runtime.connection import Connection, Follower, clock
 from zfabric.runtime.interface import Outcome, Terms
@@ -326,13 +327,18 @@ class DriverClient:
     def submit(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
     ) -> bytes:
-        """Implement ``ClientInterface.submit``. If another task is unfinished, the row is appended for the flusher, without a lock."""
+        """Implement ``ClientInterface.submit``. If another task is unfinished, a row that names no object is appended for the flusher,
+        without a lock."""
         machine, connection, namer = self.machine, self.connection, self._namer
-        if connection.armed and options is None and not dependencies and num_returns == 1 and namer is not None:
+        is_simple = connection.armed and (options is None or is_strategy_alone(options)) and not dependencies
+        if is_simple and num_returns == 1 and namer is not None:
             submitted, others = machine.submitted, machine.tasks.unfinished or machine.calls.pending
             if others and len(submitted) < self._batch_rows and not (connection.closed or machine.farewell or machine.refused):
                 task_id = namer.child()
-                submitted.append(((task_id, function_id, arguments, dependencies), None))
+                if options is None:
+                    submitted.append(((task_id, function_id, arguments, dependencies), None))
+                else:
+                    submitted.append(((task_id, function_id, arguments, dependencies, options), None))
                 if not connection.armed:
                     self._arm_again()
                 return task_id + FIRST_RETURN

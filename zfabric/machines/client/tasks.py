@@ -16,7 +16,7 @@ from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, WORKER, Address, object_id
 from zfabric.protocol.messages import OK, Row
-from zfabric.protocol.options import option
+from zfabric.protocol.options import names_objects, option
 
 CallTerms = tuple[bytes, int, bool, bool]
 """Terms of a call: the actor's id, and ``retries``, ``keeps`` and ``unordered`` as ``Calls.call`` takes them."""
@@ -85,7 +85,7 @@ class Tasks:
                 self._submit_again(object_id(row[0], index), None)
         if fresh:
             self.unfinished += 1
-            if row[3] or len(row) > 4:
+            if row[3] or (len(row) > 4 and names_objects(row)):
                 self._results.share(self._need(row))
             if row[1] in self._classes:
                 self._retained.retain_row(row[0], row)
@@ -181,7 +181,7 @@ class Tasks:
                     # The commonest outcome, in place: the value itself replaces the row.
                     finished += 1
                     entries[identifier] = outputs[0]
-                    if entry[3] or len(entry) > 4:
+                    if entry[3] or (len(entry) > 4 and names_objects(entry)):
                         retained.release_needs(entry)
                     continue
                 entry = self._objects.entry(identifier)
@@ -194,7 +194,7 @@ class Tasks:
                 self._unread.read(row[3])
                 self._unread.arrived(task_id, status, outputs, (identifier,) if entry.refs > 0 else ())
             needed = entry.refs > 0 and not (outputs and outputs[0] is not None)  # The row is lineage, which needs what it names.
-            if (row[3] or len(row) > 4) and not (needed and task_id not in retained.lineage):
+            if names_objects(row) and not (needed and task_id not in retained.lineage):
                 retained.release_needs(row)
             data = outputs[0] if outputs else None
             if entry.refs <= 0:
@@ -245,5 +245,5 @@ class Tasks:
             self._objects.settle(identifier, entry, status, data)
         if task_id in retained.lineage:
             retained.retain_values(task_id, held)
-        if (row[3] or len(row) > 4) and (known_before or task_id not in retained.lineage):
+        if names_objects(row) and (known_before or task_id not in retained.lineage):
             retained.release_needs(row)

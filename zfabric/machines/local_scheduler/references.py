@@ -26,8 +26,7 @@ from zfabric.machines.local_scheduler.records import (
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_put
-from zfabric.protocol.messages import OK, Row
-from zfabric.protocol.options import option
+from zfabric.protocol.messages import OK
 
 COLLECT_PER_TURN = 20_000
 """Most records that ``collect`` checks in one turn: about 10 ms."""
@@ -480,8 +479,3 @@ def drop_holder(record: AnyObject, process: bytes) -> None:
             record.holders = None
     elif holders == process:
         record.holders = None
-
-
-def row_names(row: Row) -> bool:
-    """Whether a row names other objects."""
-    return bool(row[3]) or (len(row) > 4 and bool(option(row[4], "contains")))

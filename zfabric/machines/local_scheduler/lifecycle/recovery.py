@@ -48,7 +48,7 @@ from zfabric.machines.local_scheduler.records import (
     make_outputs,
     prefixes_of,
 )
-from zfabric.machines.local_scheduler.references import References, add_holder, named_by, row_names
+from zfabric.machines.local_scheduler.references import References, add_holder, named_by
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.admission import Admission
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
@@ -62,7 +62,7 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, Address, child_prefix, is_put, node_of, short
 from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import FAILED, OK, Row
-from zfabric.protocol.options import option
+from zfabric.protocol.options import names_objects, option
 
 HELD = frozenset(
     {
@@ -265,7 +265,7 @@ class Recovery:
         for record in self._values():
             record.named = 0
         for task in self.tables.tasks.values():
-            if row_names(task.row) and not task.function.delegated:
+            if names_objects(task.row) and not task.function.delegated:
                 self.references.retain_row(task)
         for stream in self.tables.streams.values():
             stream.values = 0

@@ -13,14 +13,14 @@ from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.records import READY, FunctionRecord, NodeRecord, ShapeQueue, TaskRecord
-from zfabric.machines.local_scheduler.references import References, row_names
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import LOST, OK
-from zfabric.protocol.options import only_prefers, option
+from zfabric.protocol.options import names_objects, only_prefers, option
 
 ACKNOWLEDGE_AFTER = 0.02
 """Seconds after which an end is acknowledged, with all that have come meanwhile. Until then its node retains the outcome and does nothing
@@ -86,7 +86,7 @@ class Delegations:
             return False
         if function.actor is not None and (function.shared or task.id in self.tables.remakes):
             return False
-        if not row_names(task.row):
+        if not names_objects(task.row):
             return True
         may = self.references.may_travel
         dependencies = self._dependencies(task)
@@ -107,20 +107,22 @@ class Delegations:
         values: dict[bytes, m.Row] = {}
         named: list[bytes] = []
         strategic = bool(queue.strategy) and queue.group is None
+        inflight, function = node.inflight, None
         for task in batch:
             row = task.row
-            node.inflight[row[0]] = task
-            function = task.function
-            if job.id + function.id not in node.functions:
-                node.functions.add(job.id + function.id)
-                functions[function.id] = (function.id, function.name, function.payload, function.options)
+            inflight[row[0]] = task
+            if task.function is not function:  # Most of a batch have the same one.
+                function = task.function
+                if job.id + function.id not in node.functions:
+                    node.functions.add(job.id + function.id)
+                    functions[function.id] = (function.id, function.name, function.payload, function.options)
             if task.attempt != first:
                 attempts.append((len(rows), task.attempt))
-            if task.rare is not None and task.rare.common and not function.strategy and strategic:
+            if strategic and task.rare is not None and task.rare.common and not function.strategy:
                 rows.append(row[:4])
                 continue
             rows.append(_without_strategy(row, function) if strategic and len(row) > 4 else row)
-            if not row_names(row):
+            if not names_objects(row):
                 continue
             for record in self._dependencies(task):
                 if record.object_id not in values:

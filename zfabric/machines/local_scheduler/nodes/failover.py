@@ -34,7 +34,7 @@ from zfabric.machines.local_scheduler.records import (
     TaskRecord,
     make_outputs,
 )
-from zfabric.machines.local_scheduler.references import References, add_holder, drop_holder, named_by, row_names
+from zfabric.machines.local_scheduler.references import References, add_holder, drop_holder, named_by
 from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.admission import Admission
@@ -46,7 +46,7 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_put, short
 from zfabric.protocol.messages import FAILED, LOST, OK
 from zfabric.protocol.messages.rows import DEPENDENCIES, OPTIONS
-from zfabric.protocol.options import option
+from zfabric.protocol.options import names_objects, option
 
 
 class _Copy(NamedTuple):
@@ -354,7 +354,7 @@ class Failover:
         for task in tasks.values():
             records += self._refer(task, rows[task.id].homes)
         for task in tasks.values():
-            if row_names(task.row):
+            if names_objects(task.row):
                 self.references.retain_row(task)
         self._retain_foreign_rows(tasks.values())
         self._adopt_values(takeover, records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.records import DONE, PENDING, ProcessRecord, TaskExtras, TaskRecord
-from zfabric.machines.local_scheduler.references import References, add_holder, row_names
+from zfabric.machines.local_scheduler.references import References, add_holder
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
@@ -14,7 +14,7 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, short
 from zfabric.protocol.machine import Refusal
 from zfabric.protocol.messages import FAILED, OK
-from zfabric.protocol.options import Strategy, option
+from zfabric.protocol.options import Strategy, names_objects, option
 
 STRATEGIES_MOST = 1000
 """Most strategies of a function of which it is remembered what their tasks have in common."""
@@ -104,7 +104,7 @@ class Admission:
         self._resolve(task, 1)
 
     def _resolve(self, task: TaskRecord, unresolved: int) -> None:
-        if row_names(task.row):
+        if names_objects(task.row):
             self.references.retain_row(task)
             self.references.pin(task.contains())
         broken: tuple[int, bytes] | None = None
