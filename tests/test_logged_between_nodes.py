@@ -6,11 +6,14 @@ import os
 import signal
 from typing import Any
 
+import numpy as np
 from faults import descendants, name_of, on_node
 
 import zfabric as zf
 
 LEASE = 3.0
+SIZE = 20_000
+"""Numbers in an array that is too large to be sent with an outcome."""
 WITHIN = 60
 
 
@@ -48,6 +51,25 @@ def moving(cluster: zf.LocalCluster, index: int) -> Any:
     ledger = Ledger.options(scheduling_strategy=on_node(cluster.nodes[index], soft=True)).remote()
     assert zf.get(ledger.node.remote(), timeout=WITHIN) == cluster.nodes[index].node_id
     return ledger
+
+
+class Weights:
+    """Adds up large arrays, and returns their sum."""
+
+    def __init__(self) -> None:
+        self.sum = np.zeros(SIZE)
+
+    def add(self, gradient: Any) -> float:
+        self.sum = self.sum + gradient
+        return float(self.sum[0])
+
+    def read(self) -> Any:
+        return self.sum
+
+
+@zf.remote
+def one_more(weights: Any) -> Any:
+    return weights + 1
 
 
 @zf.remote
@@ -105,3 +127,27 @@ def test_its_log_goes_on_through_restarts_of_both_daemons() -> None:
         os.kill(pid, signal.SIGKILL)
         refs += [ledger.add.remote() for _ in range(30)]
         assert zf.get(refs, timeout=WITHIN) == list(range(1, 121))
+
+
+def test_a_replay_has_arguments_made_of_results_that_were_freed_when_the_nodes_of_all_die() -> None:
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, config={"node_lease": LEASE}) as own, zf.init(own.address):
+        logged = zf.remote(max_restarts=-1, checkpoint_every=100)(Weights)
+        weights = logged.options(scheduling_strategy=on_node(own.nodes[1], soft=True)).remote()
+        for _ in range(4):
+            read = weights.read.remote()
+            gradient = one_more.options(scheduling_strategy=on_node(own.nodes[2], soft=True)).remote(read)
+            total = zf.get(weights.add.remote(gradient), timeout=WITHIN)
+        del read, gradient
+        for node in own.nodes[1:]:
+            node.kill()
+        assert total == 15.0
+        assert zf.get(weights.add.remote(1.0), timeout=WITHIN) == 16.0
+
+
+def test_what_a_task_made_of_a_result_of_an_actor_is_made_again_if_only_its_node_dies() -> None:
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, config={"node_lease": LEASE}) as own, zf.init(own.address):
+        weights = zf.remote(Weights).options(scheduling_strategy=on_node(own.nodes[0])).remote()
+        made = one_more.options(scheduling_strategy=on_node(own.nodes[1], soft=True)).remote(weights.read.remote())
+        zf.wait([made], timeout=WITHIN, fetch_local=False)
+        own.nodes[1].kill()
+        assert zf.get(made, timeout=WITHIN).tolist() == [1.0] * SIZE

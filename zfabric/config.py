@@ -190,8 +190,8 @@ class Config:
     lineage_delay: float = 0.050
     """Rows are written this long after they arrived, if they are still needed by then."""
     lineage_bytes: int = 512 * MiB
-    """Rows of finished tasks retained for a job's rebuilds; past it the oldest are deleted. As many bytes of values that were put, have no
-    ref any more, and are named by such rows are retained where there are other nodes."""
+    """Rows of finished tasks retained for a job's rebuilds; past it the oldest are deleted. As many bytes of values that were put or
+    returned by actors, have no ref any more, and are named by such rows are retained where there are other nodes."""
     durability: str = "process"
     """"process": survives kill -9 of everything; "power": survives power loss, at the price of a sync per commit."""
     control_store_bytes: int = 16 * GiB

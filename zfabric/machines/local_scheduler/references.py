@@ -25,7 +25,7 @@ from zfabric.machines.local_scheduler.records import (
 )
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, StreamUnreferenced
-from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_put
+from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_call, is_put
 from zfabric.protocol.messages import OK
 
 COLLECT_PER_TURN = 20_000
@@ -261,16 +261,17 @@ class References:
     def _retain_input(self, record: AnyObject) -> bool:
         """Retain a value that no task may make (again) and that a rebuild may need, without a ref. Return False if there is no reason to.
 
-        Where there are other nodes, values are lost with theirs, and the rows that make them name what was put here, or was made by tasks
-        that must not run twice. There is a bound.
+        Where there are other nodes, values are lost with theirs, and the rows that make them name what was put here, was returned by an
+        actor, or was made by tasks that must not run twice. There is a bound.
         """
         if not self.tables.nodes or record.home or record.status != OK:
             return False
         task = self.tables.makes(record)
-        if not (is_put(record.object_id) if task is None else self.tables.runs_once(task)):
+        if not (is_put(record.object_id) or is_call(record.object_id) if task is None else self.tables.runs_once(task)):
             return False
         if record.object_id not in self._inputs:
-            size = len(record.value) if type(record.value) is bytes else record.value.size if type(record.value) is Stored else 0
+            value = record.value
+            size = len(value) if type(value) is bytes else value.size if isinstance(value, Stored | Elsewhere) else 0
             self._inputs[record.object_id] = (record, size)
             self.inputs_bytes += size
         return True
