@@ -267,6 +267,10 @@ def test_a_job_goes_on_elsewhere_when_a_node_that_works_for_it_stops() -> None:
     node.turn()
     assert node.take(m.EndJob) == [], "the third node would take in nothing more of the job"
     assert not node.scheduler.tables.jobs
+    node.take(m.Ended)
+    node.send(LOCAL_SCHEDULER + HOME, delegate()._replace(functions=()))
+    assert node.take(m.Ended) == [], "its home runs it again, and has no reason to fail it"
+    assert not node.scheduler.tables.jobs
 
 
 def test_a_task_that_is_in_its_queue_twice_is_delegated_once() -> None:

@@ -75,6 +75,8 @@ class Jobs:
         self.job_shutdown = job_shutdown
         self.ended_elsewhere: dict[bytes, None] = {}
         """The last jobs of other nodes that have ended."""
+        self.all_ended = False
+        """Whether this node stops, and has ended its jobs: it accepts no more tasks of other nodes, whose jobs go on without it."""
         self._leaving: dict[bytes, tuple[set[bytes], _LastRows]] = {}
         """Ended jobs of which other nodes may still have something: which nodes, and the rows that are written then."""
         self.without_driver: dict[JobRecord, None] = {}
@@ -295,6 +297,7 @@ class Jobs:
 
         Drivers receive ``reason``, if there is one.
         """
+        self.all_ended = True
         for job in list(self.tables.jobs.values()) if not self.tables.recovering else ():
             job.reason = reason
             self.end_job(job, now, leaving=True)

@@ -157,8 +157,13 @@ class Executions:
                 home.unreceived[index] = message._replace(completed=tuple(_without(m.Completed(*message.completed), actor_id)))
 
     def job_of(self, about: m.Row, now: float) -> JobRecord | None:
-        """The record of a job; None for one that has ended: its home has each node end it, so nobody waits for its tasks."""
+        """The record of a job; None for one that has ended: its home has each node end it, so nobody waits for its tasks.
+
+        None if this node stops, too: homes run again what they have delegated to it.
+        """
         identifier, namespace, home = about
+        if self.jobs.all_ended:
+            return None
         job = self.tables.jobs.get(identifier)
         if identifier in self.jobs.ended_elsewhere or (job is None and home == self.borrowing.node) or (job is not None and job.ended):
             return None
