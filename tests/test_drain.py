@@ -151,6 +151,17 @@ def test_the_command_line_says_what_cannot_be_drained_and_ends_what_takes_too_lo
     assert zf.get(actor.note.remote(2), timeout=PATIENCE) != long.node_id
 
 
+def test_a_node_that_dies_before_it_has_the_request_was_not_drained() -> None:
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, config={"node_lease": 1.0}) as own:
+        own.nodes[1].pause()
+        code, output = drain("node2", "--timeout", "0", "--address", own.address)
+        assert code == 1, output
+        assert "that node has died, or was stopped, before it could be drained" in output
+        with pytest.raises(zf.NodeDiedError):
+            own.remove_node(own.nodes[1], drain=True)
+        own.nodes[1].resume()
+
+
 def test_a_node_with_a_program_is_drained_by_force_and_the_program_is_told_why(cluster: zf.LocalCluster) -> None:
     zf.shutdown()
     with zf.init(cluster.nodes[1].address):

@@ -210,11 +210,12 @@ def drain_node(
 ) -> bool:
     """Drain a node of the cluster of ``session``, by its id as text. Return once it has left: False if ``timeout`` seconds have ended it.
 
-    ``report`` receives what is left on the node, now and then. Raises FabricError if the node cannot be drained.
+    ``report`` receives what is left on the node, now and then. Raises FabricError if the node cannot be drained, or dies before it has
+    received the request.
     """
     identifier = bytes.fromhex(node)
     client = attach(session, kind="tool")
-    in_time = True
+    in_time, left = True, None
     try:
         until = None if timeout is None else clock() + timeout
         while any(row["node"] == node for row in client.query("nodes")):
@@ -229,6 +230,8 @@ def drain_node(
             if report is not None:
                 report(left)
             time.sleep(0.05)  # A tool polls: the daemon does not notify it.
+        if left is None:
+            raise NodeDiedError("that node has died, or was stopped, before it could be drained")
         return in_time
     except NodeDiedError as error:
         if client.node != identifier or DRAINED not in str(error):

@@ -192,7 +192,7 @@ class LocalCluster:
         """End ``node`` in order. The end of the first one, the head, is the end of the cluster.
 
         With ``drain``, first wait until its tasks and calls have ended and its values are copied, as `zfabric drain` does. Raises
-        FabricError if the node cannot be drained, or is not one of the cluster's.
+        FabricError if the node cannot be drained (NodeDiedError if it has died), or is not one of the cluster's.
         """
         if node not in self.nodes:
             raise FabricError(f"{node!r} is no node of this LocalCluster (any more)")
