@@ -237,6 +237,12 @@ def test_keys_of_another_cluster_are_refused(cluster: zf.LocalCluster, tmp_path:
     assert f"The key file must be the one of that cluster: {path}" in text
 
 
+def test_a_node_that_is_not_the_head_admits_none_and_the_error_says_who_does() -> None:
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20) as own:
+        text = why_not(settings(own.nodes[1].address, own.key_file))
+    assert "The address must be that of the head (zfabric nodes shows it), which alone admits nodes." in text
+
+
 def test_a_revoked_key_admits_nobody_and_nodes_go_on(tmp_path: Path) -> None:
     path = str(tmp_path / "cluster.key")
     joining.make_keys(path)

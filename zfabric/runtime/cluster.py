@@ -71,8 +71,8 @@ def reach(address: str) -> str:
     except OSError as error:
         reason = f"no answer within {REACH_SECONDS:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
         raise ConnectionLostError(
-            f"no cluster is at {address}: a TCP connection to host {shown}, port {port} failed ({reason}); is that node running (a "
-            "cluster can be reached at any of its nodes), and does no firewall close that port?"
+            f"no cluster is at {address}: a TCP connection to host {shown}, port {port} failed ({reason}); is that node running "
+            "(further nodes reach a cluster at its head, programs at any of its nodes), and does no firewall close that port?"
         ) from None
 
 

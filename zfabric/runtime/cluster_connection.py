@@ -137,6 +137,7 @@ class ClusterConnection:
         trouble = self.transport.trouble() or "a connection was made, and nothing came back"
         return (
             f"ConnectionLostError: the cluster at host {host}, port {port} has not accepted this node: {reason}; last attempt: {trouble}. "
+            "The address must be that of the head (zfabric nodes shows it), which alone admits nodes. "
             f"The key file must be the one of that cluster: {self._settings.key_file}"
         )
 
