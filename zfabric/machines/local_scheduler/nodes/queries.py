@@ -76,7 +76,7 @@ class ClusterQueries:
         if node == self.node or node in self.tables.nodes:
             self._ask(now, source, message, [node], what, tuple(arguments))
         else:
-            self.tables.send(source, m.Answer(message.token, None, f"{AT}: this cluster has no such node"))
+            self.tables.send(source, m.Answer(message.token, None, f"{what or AT}: this cluster has no such node (any more)"))
         return True
 
     def _ask(self, now: float, source: Address, message: m.Query, nodes: list[bytes], what: str, arguments: m.Row) -> None:
@@ -127,7 +127,7 @@ class ClusterQueries:
         error = next((answer.error for answer in question.answers.values() if answer.error), "")
         payload = None
         if question.query.what == AT and not question.answers:
-            error = f"{AT}: that node has died"
+            error = f"{question.query.arguments[1]}: that node has died"
         try:
             payload = None if error else self._merge[question.query.what](question)
         except (TypeError, ValueError, KeyError, AttributeError) as problem:
