@@ -69,6 +69,8 @@ def test_a_node_that_does_not_answer_is_named_after_two_seconds(node: Asked) -> 
     ((_, notice),) = node.take(m.Notice)
     assert "n3" in notice.text
     assert [answer.payload["CPU"] for answer in node.answers()] == [4.0]
+    node.send(LOCAL_SCHEDULER + THIRD, m.Answer(asked[THIRD], {"CPU": 3.0}, ""))
+    assert node.answers() == [], "it comes too late"
 
 
 def test_the_death_of_a_node_ends_the_wait_for_its_answer(node: Asked) -> None:
@@ -122,6 +124,17 @@ def test_one_node_that_does_not_answer_is_an_error(node: Asked, how: str) -> Non
         "nonsense": f"at: {unknown}",
     }
     assert answer.error == expected[how]
+
+
+def test_an_answer_of_one_node_that_comes_too_late_is_dropped(node: Asked) -> None:
+    node.send(CLIENT + DRIVER, m.Query(7, "at", (OTHER, "clock")))
+    ((to, query),) = node.take(m.Query)
+    node.now += 2.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert len(node.answers()) == 1
+    node.send(to, m.Answer(query.token, 1.0, ""))
+    assert node.answers() == []
 
 
 def test_clocks_are_compared_by_round_trips(node: Asked) -> None:

@@ -109,7 +109,7 @@ class ClusterQueries:
             what = "an actor of this name may be there" if question.query.what == "actor" else "what is there is missing here"
             text = f"no answer within {ANSWER_SECONDS:g} s from {silent}: {what}"
             if question.query.what == AT:
-                self.open.remove(question)
+                self._close(question)
                 text = (
                     f"{question.query.arguments[1]}: {silent} did not answer within {ANSWER_SECONDS:g} s: it is held up, or has just died"
                 )
@@ -122,8 +122,13 @@ class ClusterQueries:
         """When the next question is answered at the latest."""
         return min((question.until for question in self.open), default=None)
 
-    def _conclude(self, question: _Question) -> None:
+    def _close(self, question: _Question) -> None:
+        """Wait for no more answers. Those that come later are dropped."""
         self.open.remove(question)
+        question.missing.clear()
+
+    def _conclude(self, question: _Question) -> None:
+        self._close(question)
         error = next((answer.error for answer in question.answers.values() if answer.error), "")
         payload = None
         if question.query.what == AT and not question.answers:
