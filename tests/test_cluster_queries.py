@@ -59,6 +59,21 @@ def test_rows_of_all_nodes_come_with_their_nodes(node: Asked) -> None:
     assert [(row["node"], row["pid"]) for row in answer.payload if row["pid"]] == [("n2", 1), ("n3", 1), ("n3", 2)]
 
 
+def test_running_tasks_of_all_nodes_come_before_ended_ones_of_any(node: Asked) -> None:
+    asked = node.ask("tasks", 4, ())
+    rows = {OTHER: ("running", "failed", "finished", "finished"), THIRD: ("running", "waiting", "finished")}
+    for other, states in rows.items():
+        answer = tuple({"state": state} for state in states)
+        node.send(LOCAL_SCHEDULER + other, m.Answer(asked[other], answer, ""))
+    (answer,) = node.answers()
+    assert [(row["node"], row["state"]) for row in answer.payload] == [
+        ("n2", "running"),
+        ("n3", "running"),
+        ("n3", "waiting"),
+        ("n2", "failed"),
+    ]
+
+
 def test_a_node_that_does_not_answer_is_named_after_two_seconds(node: Asked) -> None:
     asked = node.ask("available_resources")
     node.send(LOCAL_SCHEDULER + OTHER, m.Answer(asked[OTHER], {"CPU": 3.0}, ""))

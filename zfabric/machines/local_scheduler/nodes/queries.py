@@ -17,8 +17,11 @@ from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FIRST_RETURN, LOCAL_SCHEDULER, TASK_BYTES, Address
+from zfabric.protocol.messages.queries import TASK_STATES
 
 AT = "at"
+ENDED = TASK_STATES.index("finished")
+"""The place of ended tasks in a listing, whatever their outcome."""
 ANSWER_SECONDS = 2.0
 """How long a node may take to answer for itself."""
 
@@ -46,7 +49,7 @@ class ClusterQueries:
         self.node = node
         self.open: list[_Question] = []
         self._merge: dict[str, Callable[[_Question], Any]] = {
-            "tasks": self._rows,
+            "tasks": self._tasks,
             "objects": self._objects,
             "workers": self._rows,
             "functions": self._functions,
@@ -145,11 +148,17 @@ class ClusterQueries:
         row = self.tables.node_table.get(node)
         return row[2] if row is not None else node.hex()
 
-    def _rows(self, question: _Question) -> list[dict[str, Any]]:
-        """Rows of all nodes, each with its node. Where a limit was asked for, so many of all."""
+    def _rows(self, question: _Question, order: Callable[[dict[str, Any]], int] | None = None) -> list[dict[str, Any]]:
+        """Rows of all nodes, each with its node, in ``order`` if it is given. Where a limit was asked for, so many of all."""
         rows = [{**row, "node": self._name(node)} for node, answer in question.answers.items() for row in answer.payload]
+        if order is not None:
+            rows.sort(key=order)
         arguments = question.query.arguments
         return rows[: arguments[0]] if arguments and type(arguments[0]) is int else rows
+
+    def _tasks(self, question: _Question) -> list[dict[str, Any]]:
+        """Tasks of all nodes, the running ones first, as each node lists its own: ended ones of one node leave room for those of others."""
+        return self._rows(question, lambda row: min(TASK_STATES.index(row["state"]), ENDED))
 
     def _objects(self, question: _Question) -> list[dict[str, Any]]:
         """Values of all nodes. A copy is listed under the name that its home has for the value's maker."""
