@@ -36,6 +36,7 @@ from zfabric.page.spans import LANE_MOST, Attempt, TaskStream, _bars
 from zfabric.page.views import Views
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.messages.queries import TASK_STATES
+from zfabric.protocol.names import brief
 from zfabric.runtime.connect import attach
 from zfabric.runtime.log_files import LocalLogFiles
 from zfabric.runtime.logs import log_path, note_worker
@@ -506,7 +507,7 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
 
     zf.shutdown()
     with running_cluster(num_cpus=2) as context:
-        counter = Counter.options(name="counter").remote()
+        counter, held = Counter.options(name="counter").remote(), zf.put("held")
         refs = [double.remote(i) for i in range(50)] + [wrong.remote(i) for i in range(3)] + [counter.add.remote(), speak.remote("hello")]
         zf.wait(refs, num_returns=len(refs), timeout=PATIENCE)
         served = Page(context["address"])
@@ -524,7 +525,7 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
             "tasks": "double",
             "actors": "counter",
             "workers": "worker processes",
-            "memory": "The largest values",
+            "memory": brief(bytes.fromhex(held.hex())),
             "graph": "Give the id",
             "logs": "hello",
             "errors": "ValueError",

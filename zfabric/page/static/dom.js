@@ -90,8 +90,12 @@ export function detailsLink(id, text) {
   return el("a", { href: `#details/${encodeURIComponent(id)}` }, text);
 }
 
+// The id of a task or an object as the command line has it: values of an actor's call end in "c0", those that were put in "p0".
 export function short(hex) {
-  return `${parseInt(hex.slice(0, 8), 16)}-${hex.slice(8, 12)}-${parseInt(hex.slice(24, 32), 16)}`;
+  const task = `${parseInt(hex.slice(0, 8), 16)}-${hex.slice(8, 12)}-${parseInt(hex.slice(24, 32), 16)}`;
+  if (hex.length <= 32) return task;
+  const index = parseInt(hex.slice(32), 16);
+  return `${task}-${index >= 2 ** 31 ? `p${index - 2 ** 31}` : index >= 2 ** 30 ? `c${index - 2 ** 30}` : index}`;
 }
 
 export function demand(amounts) {

@@ -29,7 +29,7 @@ export const memory = {
       table("bytes by the processes that have refs; what several hold is counted with each", [["held by", (row) => row.held_by], ...sums], now.owners),
       el("h2", {}, "The largest values"),
       table(now.objects.more ? `the ${now.objects.rows.length} largest of ${count(now.counted)}` : `${now.objects.rows.length} values`, [
-        ["object", (row) => detailsLink(row.object_id, `${short(row.object_id)}-${parseInt(row.object_id.slice(32), 16)}`)],
+        ["object", (row) => detailsLink(row.object_id, short(row.object_id))],
         ["made by", (row) => row.made_by], ["known on", (row) => row.node ?? "–"], ["state", (row) => row.state], ["where", (row) => row.where],
         ["size", (row) => bytes(row.size), "right"], ["held by", (row) => (row.holders ? row.held_by.join(", ") + (row.holders > row.held_by.length ? ` and ${row.holders - row.held_by.length} more` : "") : "–")],
         ["needed by", (row) => row.pins, "right"], ["in use by", (row) => row.in_use_by, "right"],
