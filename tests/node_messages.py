@@ -199,6 +199,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         ),
         "StopDelegated": st.builds(m.StopDelegated, pool.tasks, pool.attempts, st.sampled_from(sorted(STOP_REASONS)), st.booleans()),
         "StopChildren": st.builds(m.StopChildren, many(exactly(12), 2), tasks, st.sampled_from(sorted(STOP_REASONS))),
+        "Cancel": st.builds(m.Cancel, objects, st.booleans(), st.booleans()),
         "Reclaim": st.builds(m.Reclaim, tasks),
         "Reclaimed": st.builds(m.Reclaimed, tasks, st.sampled_from(sorted(RETURN_REASONS))),
         "Ended": st.builds(m.Ended, numbers, ended(pool), homes),

@@ -85,3 +85,39 @@ def test_cancelling_reaches_children_and_their_children_on_every_node(cluster: z
     zf.cancel(ref, recursive=True)
     for path in paths if how != "ended" else [last]:
         eventually(lambda path=path: os.path.exists(path + " stopped"), "it is stopped")
+
+
+@zf.remote
+class Beginner:
+    def begin(self, path: str) -> None:
+        begun(path)
+
+    def stream(self, path: str) -> Iterator[int]:
+        yield 1
+        begun(path)
+
+
+@zf.remote
+def begin_on(node: str, path: str, how: str) -> list[Any]:
+    """Begin something on a node. Return its ref, and a handle that keeps its actor."""
+    if how == "task":
+        return [parent.options(scheduling_strategy=on_node(node)).remote([path], [], True)]
+    actor = Beginner.options(scheduling_strategy=on_node(node)).remote()  # type: ignore[attr-defined]
+    return [actor.begin.remote(path) if how == "call" else actor.stream.remote(path), actor]
+
+
+@pytest.mark.parametrize("where", [1, 2])
+@pytest.mark.parametrize("how", ["task", "call", "stream"])
+def test_cancelling_reaches_what_a_task_of_another_node_has_begun(cluster: zf.LocalCluster, tmp_path: Path, how: str, where: int) -> None:
+    """It runs on that node, or on a third one."""
+    path = str(tmp_path / "path")
+    beginner = begin_on.options(scheduling_strategy=on_node(cluster.nodes[1]))
+    ref, *_actor = zf.get(beginner.remote(cluster.nodes[where].node_id, path, how), timeout=PATIENCE)
+    eventually(lambda: os.path.exists(path), "it runs")
+    zf.cancel(ref)
+    eventually(lambda: os.path.exists(path + " stopped"), "it is stopped")
+    if how == "stream":
+        assert zf.get(next(ref), timeout=PATIENCE) == 1
+        ref = next(ref)
+    with pytest.raises(zf.TaskCancelledError):
+        zf.get(ref, timeout=PATIENCE)

@@ -128,6 +128,21 @@ def test_a_coroutine_is_cancelled_and_the_others_go_on() -> None:
     assert value([first, meeting.come.remote()]) == [2, 2]
 
 
+@zf.remote
+def cancel_inside(refs: list[Any]) -> None:
+    zf.cancel(refs[0])
+
+
+def test_a_call_is_cancelled_by_another_process_than_its_caller() -> None:
+    meeting = Meeting.remote(2)
+    first, endless = meeting.come.remote(), meeting.wait_for_ever.remote()
+    value(meeting.plain.remote())  # both have begun
+    value(cancel_inside.remote([endless]))
+    with pytest.raises(zf.TaskCancelledError):
+        value(endless)
+    assert value([first, meeting.come.remote()]) == [2, 2]
+
+
 def test_a_coroutine_that_is_cancelled_before_it_begins_has_ended(tmp_path: Path) -> None:
     meeting = Meeting.options(max_concurrency=2).remote()
     held = meeting.hold_up.remote(str(tmp_path))

@@ -137,6 +137,7 @@ MALFORMED = [
     ("StopChildren", ((TASK,), (), "cancelled")),
     ("StopChildren", ((), (OBJECT,), "cancelled")),
     ("StopChildren", ((), (TASK,), "unknown")),
+    ("Cancel", ((TASK,), False, False)),
     ("StopRelayed", (TASK, TASK, "unknown")),
     ("StopRelayed", (TASK, OBJECT, "cancelled")),
     ("RetireActor", (TASK, -1, False)),

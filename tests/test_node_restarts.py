@@ -304,6 +304,19 @@ def test_a_borrower_repeats_its_holds_and_its_open_requests(peer: Peer) -> None:
     assert [type(each) for each in told(peer, A)] == [m.Ended]
 
 
+def test_a_request_to_cancel_is_passed_on_to_the_home_and_repeated_to_its_next_daemon(peer: Peer) -> None:
+    worker = peer.delegated(1, OTHER, homes=((OTHER, C),))
+    peer.send(CLIENT + worker, m.Hold((OTHER,)))
+    cancel = m.Cancel((OTHER,), True, False)
+    peer.send(CLIENT + worker, cancel)
+    assert cancel in told(peer, C)
+    hear(peer, C, anew(NEW))
+    *_, ready, repeated = told(peer, C)
+    assert (ready, repeated) == (m.Ready(), cancel)
+    hear(peer, C, again(NEW), m.Ready(), m.FetchedValues(((OTHER, m.FAILED, b"cancelled", ()),), ()), anew(NEWER))
+    assert cancel not in told(peer, C), "it has its outcome"
+
+
 def test_a_home_drops_the_holds_that_a_restarted_borrower_does_not_repeat(peer: Peer) -> None:
     peer.driver()
     first, second = ref(900, 2**31), ref(901, 2**31)

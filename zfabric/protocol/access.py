@@ -79,6 +79,7 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.Delegate,
             m.StopDelegated,
             m.StopChildren,
+            m.Cancel,
             m.Reclaim,
             m.Reclaimed,
             m.Ended,

@@ -661,6 +661,7 @@ NODE_CHECKS: dict[str, Check] = {
     "Delegate": _delegate,
     "StopDelegated": _stop_delegated,
     "StopChildren": _stop_children,
+    "Cancel": _object_ids,
     "Reclaim": _reclaimed,
     "Reclaimed": _returned,
     "Ended": _ended,

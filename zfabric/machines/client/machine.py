@@ -189,6 +189,11 @@ class Client:
                 self.references.contain(identifier, contained)
             objects.settle(identifier, entry, status, value)
 
+    def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
+        """Stop calls of this process whose results others have cancelled."""
+        for identifier in message.object_ids:
+            self.calls.cancel(identifier, "cancelled")
+
     def on_recall_pins(self, now: float, source: Address, message: m.RecallPins) -> None:
         """Unpin objects that no value looks into: the store is short of room. They are fetched again when they are wanted."""
         waited_for = set[bytes]().union(*self.objects.gets.values())
@@ -340,6 +345,7 @@ class Client:
             m.Results: self.tasks.on_results,
             m.DirectAllowed: self.direct.on_direct_allowed,
             m.InheritTasks: self.tasks.on_inherit_tasks,
+            m.Cancel: self.on_cancel,
             m.Objects: self.on_objects,
             m.RecallPins: self.on_recall_pins,
             m.RecallGrant: self.reservations.on_recall_grant,

@@ -33,6 +33,10 @@ class Promises:
         """Whether others wait for a result that only this process will have."""
         return process in self._callers
 
+    def caller(self, identifier: bytes) -> bytes:
+        """The process that has promised this result; empty if none has."""
+        return self._of.get(identifier, _NOBODY)[0]
+
     def actor(self, identifier: bytes) -> bytes:
         """The actor whose call makes this result; empty if it is not promised."""
         return self._of.get(identifier, _NOBODY)[1]

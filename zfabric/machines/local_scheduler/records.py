@@ -136,7 +136,7 @@ NO_HOME = b"no home!"
 class BorrowedRecord(ObjectRecord):
     """An object of another node, as far as this one knows it. Its value here is a copy."""
 
-    __slots__ = ("asked", "borrowed", "dropped", "former", "home", "row_retained")
+    __slots__ = ("asked", "borrowed", "cancelled", "dropped", "former", "home", "row_retained")
 
     def __init__(self, identifier: bytes, home: bytes, former: bytes = b"") -> None:
         super().__init__(identifier, None, None)
@@ -147,6 +147,8 @@ class BorrowedRecord(ObjectRecord):
         """Whether this node is registered at the home as a holder, or is about to be."""
         self.asked = b""
         """The home, if it was asked for the value; else empty."""
+        self.cancelled: tuple[bool, bool] | None = None
+        """How a process of this node has cancelled what makes it: (force, recursive)."""
         self.dropped = False
         """Whether a copy was dropped for want of room."""
         self.row_retained = False

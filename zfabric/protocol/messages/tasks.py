@@ -239,7 +239,11 @@ class InheritTasks(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """client -> local scheduler. Cancel the tasks of these objects; ``force`` kills their workers, ``recursive`` includes children."""
+    """client -> local scheduler -> home of the objects, or the client that made the call. Cancel what makes these objects.
+
+    ``force`` kills the workers of tasks, ``recursive`` includes children. A client repeats it to a restarted daemon, and a node to a home
+    that registers anew, as long as the objects have no outcome there.
+    """
 
     object_ids: Ids
     force: bool

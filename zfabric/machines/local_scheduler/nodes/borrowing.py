@@ -181,6 +181,12 @@ class Borrowing:
             waiting.update(dict.fromkeys(waiting, self._last))
         self._flush()
 
+    def repeat_cancelled(self, node: bytes) -> None:
+        """Cancel again what a node makes that processes of this one have cancelled."""
+        for record in self.tables.objects.values():
+            if isinstance(record, BorrowedRecord) and record.home == node and record.cancelled and record.status == PENDING:
+                self.tables.send_to_node(node, m.Cancel((record.id,), *record.cancelled))
+
     def borrow(self, node: bytes, object_ids: list[bytes], certain: bool = True) -> list[int]:
         """Ask a home to register this node as a holder. Return the numbers of the messages."""
         numbers = []

@@ -328,6 +328,8 @@ class PeerRecovery:
             record.home = home
             self.tables.counts["searched"] += 1
             self.wake(record)
+            if record.cancelled:
+                self.tables.send_to_node(home, m.Cancel((object_id,), *record.cancelled))
 
     def wake(self, record: BorrowedRecord) -> None:
         """Request a value whose home is known now, if something waits for it."""

@@ -134,6 +134,7 @@ class Repeats:
         self.detached.repeat(token)
         self.tables.send_to_node(token, m.Ready())
         self.creation.repeat(token)
+        self.borrowing.repeat_cancelled(token)
         self.streams.repeat(node)
         self.remote_streams.repeat(node)
         self.executions.repeat_ends(node)

@@ -6,18 +6,39 @@ outcome has arrived. If the task ends first, its own outcome counts.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.common.deadlines import Deadlines
 from zfabric.machines.common.naming import salt_of
-from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, READY, WAITING, TaskRecord, WorkerRecord, prefixes_of
+from zfabric.machines.local_scheduler.records import (
+    ASSIGNED,
+    DONE,
+    PENDING,
+    READY,
+    WAITING,
+    BorrowedRecord,
+    TaskRecord,
+    WorkerRecord,
+    prefixes_of,
+)
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import STOPPED, Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, Address, child_prefix, is_call, tries_of
+from zfabric.protocol.ids import (
+    CLIENT,
+    JOB_BYTES,
+    LOCAL_SCHEDULER,
+    PREFIX_BYTES,
+    TASK_BYTES,
+    Address,
+    child_prefix,
+    is_call,
+    tries_of,
+)
 from zfabric.protocol.messages import FAILED
 from zfabric.protocol.options import option
 
@@ -80,6 +101,9 @@ class Stopping:
 
     def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
         """Stop tasks. Children (``recursive``) are searched once per turn, for all that were cancelled."""
+        if source[:1] == LOCAL_SCHEDULER and source[1:] not in self.tables.nodes:
+            return
+        self._pass_on(source, message)
         reason = "force" if message.force else "cancelled"
         tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
         if message.recursive:
@@ -93,6 +117,21 @@ class Stopping:
             if message.force:
                 self._kill(task, f"task {task.name} was cancelled by force")
             self.stop(task, reason, now)
+
+    def _pass_on(self, source: Address, message: m.Cancel) -> None:
+        """Send a request to who can stop what makes the objects: their homes, and the callers of promised results."""
+        receivers: defaultdict[Address, list[bytes]] = defaultdict(list)
+        for object_id in message.object_ids:
+            record = self.tables.find(object_id)
+            if isinstance(record, BorrowedRecord) and record.status == PENDING:
+                record.cancelled = message.force, message.recursive
+                if record.home in self.tables.nodes:
+                    receivers[LOCAL_SCHEDULER + record.home].append(object_id)
+            elif record is not None and (caller := self.tables.promises.caller(object_id)):
+                receivers[CLIENT + caller].append(object_id)
+        receivers.pop(source, None)  # A caller that cancels its own call has stopped it: only the children are stopped here.
+        for receiver, object_ids in receivers.items():
+            self.tables.send(receiver, message._replace(object_ids=tuple(object_ids)))
 
     def _kill(self, task: TaskRecord, reason: str) -> bool:
         """Kill the worker of a task that was given up, if it still runs it. Return False if it does not have the task any more."""
