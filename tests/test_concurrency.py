@@ -91,6 +91,37 @@ class Meeting:
         zf.exit_actor()
 
 
+@zf.remote
+class Counting:
+    """Counts in an asyncio task that its ``__init__`` starts."""
+
+    def __init__(self, ref: Any, fails: bool = False) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.count = value(ref[0])
+        self.counted = asyncio.Event()
+        self.task = asyncio.create_task(self.go())
+        if fails:
+            raise KeyError("after the task was created")
+
+    async def go(self) -> None:
+        self.count += 1
+        self.counted.set()
+
+    async def done(self) -> tuple[int, bool]:
+        await self.counted.wait()
+        return self.count, self.loop is asyncio.get_running_loop()
+
+
+def test_the_init_of_an_async_actor_may_start_asyncio_tasks() -> None:
+    assert value(Counting.remote([plus_one.remote(1)]).done.remote()) == (3, True)
+
+
+def test_an_async_actor_whose_init_fails_is_dead_and_its_worker_has_no_loop() -> None:
+    with pytest.raises(zf.ActorDiedError, match="after the task was created"):
+        value(Counting.remote([plus_one.remote(1)], True).done.remote())
+    assert value(Counting.remote([plus_one.remote(1)]).done.remote()) == (3, True)
+
+
 def test_coroutines_of_an_actor_run_at_the_same_time() -> None:
     meeting = Meeting.remote(50)
     assert value([meeting.come.remote() for _ in range(50)]) == [50] * 50

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters.serialization import NONE, SCALARS, serialize_fast
 from zfabric.adapters.task_errors import HeldRefs
 from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.messages import ERROR, INTERRUPTED, OK
 from zfabric.protocol.options import option
-from zfabric.runtime.crew import CallRunner, crew_for
+from zfabric.runtime.crew import CallRunner, crew_for, loop_for, set_running_loop
 from zfabric.runtime.functions import Loaded, LoadedFunctions
 from zfabric.runtime.gpus import AssignedGpus
 from zfabric.runtime.interrupts import TaskInterrupt
@@ -18,6 +18,9 @@ from zfabric.runtime.replay import Replayer
 from zfabric.runtime.shared_process import SharedProcess
 from zfabric.runtime.streaming import StreamProducer
 from zfabric.runtime.user_code import Ending, UserCode, never
+
+if TYPE_CHECKING:
+    import asyncio
 
 _RETURNED_NONE: Ending = (OK, (NONE,), None)
 SHORT = 1000
@@ -82,26 +85,35 @@ class AttemptRunner:
             return self._run_plain(item, function, retryable)
         function, retryable, args, kwargs = prepared
         del prepared  # Arguments are released before the result is stored: there may be no room for both.
+        loop = None
         if row[1] in self._classes:
+            loop = loop_for(function) if self._worker.baton is None else None  # type: ignore[arg-type]
             function = self._replayer.maker_of(function, item)  # type: ignore[arg-type]
         if item.gpus:
             self._gpus.assign(item.gpus)
         try:
             if self._worker.interrupts and self._worker.interrupted(item):
                 return INTERRUPTED, (), None
+            if loop is not None:
+                set_running_loop(loop)
             self._fence.depth = 0
             try:
                 value = function(*args, **kwargs)
             finally:
                 self._fence.depth = 1
+                if loop is not None:
+                    set_running_loop(None)
             if item.options if isinstance(item, Invocation) else self._streaming:
                 value = self._streams.streamed(item, value)
         except BaseException as error:  # User code may raise anything, SystemExit and our own interrupt included.
             self._fence.depth = 1  # An interrupt may have arrived before the line above was reached.
+            if loop is not None:
+                set_running_loop(None)
+                loop.close()
             return self._failed(item, error, retryable)
         args, kwargs = (), {}
         if row[1] in self._classes:
-            self._become_actor(item, value)  # type: ignore[arg-type]
+            self._become_actor(item, value, loop)  # type: ignore[arg-type]
             value = None
         self.returned = value
         del value  # An exception that is returned refers to this frame, through its traceback.
@@ -131,14 +143,14 @@ class AttemptRunner:
         del value  # An exception that is returned refers to this frame, through its traceback.
         return self._packed(item, self.returned)
 
-    def _become_actor(self, item: Item, instance: Any) -> None:
+    def _become_actor(self, item: Item, instance: Any, loop: asyncio.AbstractEventLoop | None) -> None:
         """Add the instance of a new actor to this process."""
         worker, connection = self._worker, self._connection
         if worker.baton is not None:
             self._shared.add_actor(item, instance)
             return
         options = worker.functions[item.row[1]][3]
-        crew = crew_for(self._runner, instance, option(options, "max_concurrency"), option(options, "concurrency_groups", ()))
+        crew = crew_for(self._runner, loop, option(options, "max_concurrency"), option(options, "concurrency_groups", ()))
         with connection.lock:
             connection.transport.enable_wake()
             worker.beside = crew is not None

@@ -3,6 +3,7 @@
 The main thread goes on receiving, and starts queued calls of a concurrency group up to the group's limit (``max_concurrency`` for the
 default group). The thread or coroutine that ends a call claims the next of its group, so calls of a group start in order, and groups do
 not wait for each other. An actor with an ``async def`` method runs all calls in its event loop; plain methods must therefore not block.
+Its ``__init__`` runs in the main thread before the loop runs, and may start asyncio tasks there.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class StandIns(Threads):
 class Loop:
     """A ``Crew`` of coroutines, in one event loop with a thread of its own."""
 
-    def __init__(self, runner: CallRunner, groups: Sequence[Group]) -> None:
+    def __init__(self, runner: CallRunner, groups: Sequence[Group], loop: asyncio.AbstractEventLoop | None = None) -> None:
         import asyncio  # Most workers have no event loop, and start sooner without it.
 
         self._runner = runner
@@ -179,7 +180,7 @@ class Loop:
         """Coroutines that have begun, by call or task id. One cancelled earlier would never begin, and its call would never end."""
         self._current = asyncio.current_task
         self._flushing = False
-        self.loop = asyncio.new_event_loop()
+        self.loop = loop or asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="zfabric-loop", daemon=True).start()
 
     def wanted(self) -> bool:
@@ -244,17 +245,32 @@ class Loop:
             task.cancel()
 
 
-def crew_for(runner: CallRunner, instance: Any, size: int | None, sizes: Iterable[tuple[str, int]]) -> Crew | None:
-    """Make the crew that runs the calls of ``instance``. None if the main thread runs them, one after the other.
+def loop_for(kind: type) -> asyncio.AbstractEventLoop | None:
+    """Make the event loop for an actor of this class. None if the class has no ``async def`` method."""
+    import inspect  # Workers without actors start sooner without it.
+
+    methods = [inspect.getattr_static(kind, name, None) for name in dir(kind)]
+    if not any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in methods):
+        return None
+    import asyncio  # As above.
+
+    return asyncio.new_event_loop()
+
+
+def set_running_loop(loop: asyncio.AbstractEventLoop | None) -> None:
+    """Let this thread find ``loop`` as the one that runs, or none. Asyncio tasks that it creates there begin once the loop runs."""
+    import asyncio  # As above.
+
+    asyncio._set_running_loop(loop)
+
+
+def crew_for(runner: CallRunner, loop: asyncio.AbstractEventLoop | None, size: int | None, sizes: Iterable[tuple[str, int]]) -> Crew | None:
+    """Make the crew that runs the calls of an actor, in ``loop`` if it has one. None if the main thread runs them, one after the other.
 
     ``size`` is the limit of the default group, ``sizes`` are those of the others, by name.
     """
-    import inspect  # Workers without actors start sooner without it.
-
-    kind = type(instance)
-    methods = [inspect.getattr_static(kind, name, None) for name in dir(kind)]
-    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in methods):
-        return Loop(runner, _groups(runner, size or ASYNC_CONCURRENCY, sizes))
+    if loop is not None:
+        return Loop(runner, _groups(runner, size or ASYNC_CONCURRENCY, sizes), loop)
     return Threads(runner, _groups(runner, size or 1, sizes)) if (size or 1) > 1 or sizes else None
 
 
