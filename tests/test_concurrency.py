@@ -78,6 +78,12 @@ class Meeting:
     async def wait_for_ever(self) -> None:
         await asyncio.Event().wait()
 
+    def plain_ref(self) -> Any:
+        return plus_one.remote(1)
+
+    async def ref(self) -> Any:
+        return plus_one.remote(1)
+
     def plain(self) -> str:
         return threading.current_thread().name
 
@@ -142,6 +148,11 @@ def test_a_coroutine_sees_the_context_of_its_own_call() -> None:
     meeting = Meeting.remote()
     assert value(meeting.who.remote()) == meeting._actor_id.hex()
     assert value(meeting.plain.remote()) == "zfabric-loop"
+
+
+def test_a_ref_that_a_method_of_an_async_actor_returns_stays_a_ref() -> None:
+    meeting = Meeting.remote()
+    assert value(value([meeting.ref.remote(), meeting.plain_ref.remote()])) == [2, 2]
 
 
 def test_an_exception_of_a_coroutine_arrives() -> None:

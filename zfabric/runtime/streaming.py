@@ -6,7 +6,7 @@ may need it; in an event loop, other coroutines go on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -50,10 +50,10 @@ class StreamProducer:
         return value if ahead is None else self._produce(item, value, ahead)
 
     async def streamed_in_loop(self, item: Item | Invocation, value: Any) -> Any:
-        """Do as ``streamed`` in an event loop, where the value may be a coroutine or an async generator."""
-        import inspect  # Workers without an event loop start sooner without it.
+        """Do as ``streamed`` in an event loop, where the value may be a coroutine or an async generator. A ref is no coroutine."""
+        import asyncio  # Workers without an event loop start sooner without it.
 
-        if inspect.isawaitable(value):
+        if isinstance(value, Coroutine) or asyncio.isfuture(value):
             value = await value
         ahead = self._ahead(item)
         return value if ahead is None else await self._produce_in_loop(item, value, ahead)
