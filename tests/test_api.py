@@ -487,6 +487,10 @@ def test_strategies_travel_with_the_call(client, options, strategy):
         lambda: NodeLabelSchedulingStrategy({"zone": "a"}),
         lambda: NodeLabelSchedulingStrategy({3: In("a")}),
         lambda: zf.remote(label_selector="zone=a"),
+        lambda: zf.remote(label_selector={"zone": "in(a, b"}),
+        lambda: zf.remote(label_selector={"zone": "!in a, b)"}),
+        lambda: zf.remote(label_selector={"zone": "matches(a)"}),
+        lambda: zf.remote(label_selector={"zone": "in(a,, b)"}),
     ],
 )
 def test_a_wrong_strategy_is_an_error_where_it_is_written(make):

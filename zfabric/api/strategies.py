@@ -161,14 +161,18 @@ def check_strategy(value: Any) -> None:
 
 
 def check_selector(value: Any) -> None:
-    """Raise OptionError unless this is a label selector: a dict of a label to "value", "!value", "in(a, b)" or "!in(a, b)"."""
+    """Raise OptionError unless this is a label selector: a dict of a label to "value", "!value", "in(a, b)" or "!in(a, b)".
+
+    Values have no parentheses: what is meant as an operator, and is none, would fit no node. ``In`` takes values with parentheses.
+    """
     if not isinstance(value, Mapping):
         raise OptionTypeError(f'label_selector is a dict such as {{"zone": "in(a, b)"}}, not {value!r}')
     for label, text in value.items():
         _check_label(label)
         if not isinstance(text, str):
             raise OptionTypeError(f"label_selector[{label!r}] is a str, not {text!r}")
-        if not any(_values(text.removeprefix("!"))):
+        values = _values(text.removeprefix("!"))
+        if not all(values) or any(each in value for value in values for each in "()"):
             raise OptionError(f"label_selector[{label!r}] is 'value', '!value', 'in(a, b)' or '!in(a, b)', not {text!r}")
 
 
