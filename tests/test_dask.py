@@ -295,7 +295,8 @@ def test_values_are_released_when_nothing_needs_them(here: None) -> None:
 
 def test_dasks_own_persist_leaves_values_in_the_store(here: None) -> None:
     """Since Dask 2026.1; older versions fetch them."""
-    for x in (dask.persist(da.ones(10))[0], da.ones(10).persist(scheduler=get)):
+    under_rays_name = da.ones(10).persist(scheduler=ray_dask_get, ray_remote_args={"num_cpus": 1})
+    for x in (dask.persist(da.ones(10))[0], da.ones(10).persist(scheduler=get), under_rays_name):
         kinds = {type(each) for each in x.__dask_graph__().values()}
         assert kinds == ({StoredValue} if Version(dask.__version__) >= Version("2026.1") else {numpy.ndarray})
         assert x.sum().compute() == 10

@@ -58,7 +58,8 @@ def persist(*collections: Any, **settings: Any) -> tuple[Any, ...]:
     """Compute ``collections`` (arrays, data frames, bags, delayed values) and return them with their values, which stay in the store.
 
     ``settings`` are those of ``dask.persist`` and of ``get``. The values are released with the last collection that needs them. From Dask
-    2026.1 on, ``dask.persist`` and ``x.persist()`` with the scheduler ``get`` do the same; before, they fetch the values.
+    2026.1 on, ``dask.persist`` and ``x.persist()`` with the scheduler ``get`` (or ``ray_dask_get``) do the same; before, they fetch the
+    values.
 
     >>> import dask
     >>> from zfabric.util.dask import get, persist
@@ -113,6 +114,13 @@ def ray_dask_get(
     """
     return compute(dsk, keys, ray_remote_args or {}, ray_persist, callbacks)
 
+
+def _persist_under_rays_names(collections: Any, *, ray_remote_args: Mapping[str, Any] | None = None, **settings: Any) -> tuple[Any, ...]:
+    """Persist for Dask, which calls it for ``x.persist(scheduler=ray_dask_get)``."""
+    return persist(*collections, **settings, options=ray_remote_args)
+
+
+vars(ray_dask_get)["persist"] = _persist_under_rays_names
 
 enable_dask_on_ray = enable_dask_on_zfabric
 disable_dask_on_ray = disable_dask_on_zfabric
