@@ -1121,10 +1121,12 @@ def test_the_runtime_context(client):
     @zf.remote
     def inside():
         here = zf.get_runtime_context()
-        return here.get_task_id(), here.attempt, here.get_task_name(), here.get_accelerator_ids()
+        return here.get_task_id(), here.attempt, here.get_task_name(), here.get_accelerator_ids(), list(here.get())
 
     ref = inside.remote()
-    assert zf.get(ref) == (ref.task_id().hex(), 0, inside.__qualname__, {"GPU": []})
+    everywhere = ["job_id", "node_id", "worker_id"]
+    assert zf.get(ref) == (ref.task_id().hex(), 0, inside.__qualname__, {"GPU": []}, [*everywhere, "task_id", "namespace"])
+    assert list(context.get()) == [*everywhere, "namespace"]
 
 
 def test_the_labels_of_the_node(client):

@@ -193,8 +193,8 @@ class RuntimeContext:
         return self.get_worker_id()
 
     def get(self) -> dict[str, Any]:
-        """All fields as a dict."""
-        return {
+        """Return all fields as a dict; without ``task_id`` in a driver, and without ``actor_id`` outside of actors."""
+        fields = {
             "job_id": self.job_id,
             "node_id": self.node_id,
             "worker_id": self.worker_id,
@@ -202,6 +202,7 @@ class RuntimeContext:
             "actor_id": self.actor_id,
             "namespace": self.namespace,
         }
+        return {name: value for name, value in fields.items() if value is not None}
 
     def __repr__(self) -> str:
         return f"RuntimeContext({self.get()})"
