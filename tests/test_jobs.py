@@ -89,7 +89,7 @@ def test_a_program_outlives_whoever_submitted_it_and_is_listed_by_the_next_clust
         assert "sum 45" in former.get_job_logs("again")
         assert list(former.follow_job_logs("cut-off")) == ["on\n"]
         assert not former.stop_job("again")
-        with pytest.raises(ValueError, match="a job 'again' already"):
+        with pytest.raises(zf.JobError, match="a job 'again' already"):
             former.submit_job(entrypoint="true", submission_id="again")
         assert former.delete_job("again")
         assert [row.submission_id for row in former.list_jobs()] == ["cut-off"]
@@ -235,5 +235,7 @@ def test_a_job_that_waits_for_resources_is_pending(client: JobSubmissionClient) 
 def test_wrong_jobs_are_refused(client: JobSubmissionClient, arguments: dict[str, Any], kind: type, text: str) -> None:
     with pytest.raises(kind, match=text):
         client.submit_job(**arguments)
-    with pytest.raises(ValueError, match="there is no job 'nobody'"):
-        client.get_job_info("nobody")
+    for question in (client.get_job_info, client.get_job_status, client.get_job_logs, client.stop_job, client.delete_job):
+        with pytest.raises(RuntimeError, match="there is no job 'nobody'") as caught:
+            question("nobody")
+        assert isinstance(caught.value, ValueError)

@@ -154,6 +154,10 @@ class JobEndedError(FabricError):
     """The job this belongs to has ended."""
 
 
+class JobError(FabricError, RuntimeError, ValueError):
+    """No job has that id, or another one has it already, or the job still runs: a RuntimeError, as in Ray, and a ValueError."""
+
+
 class TaskUnschedulableError(FabricError):
     """The node on which a task is to run does not exist, or no node will ever have what it asks for (with ``infeasible="raise"``)."""
 

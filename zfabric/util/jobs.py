@@ -29,8 +29,8 @@ from zfabric.exceptions import (
     ActorNameTakenError,
     ActorNotFoundError,
     AlreadyInitializedError,
-    FabricError,
     GetTimeoutError,
+    JobError,
     OptionError,
 )
 from zfabric.runtime.connect import find_session
@@ -304,8 +304,8 @@ class JobSubmissionClient:
 
         ``runtime_env`` is as for tasks: the command runs in its "working_dir", which is sent, and what a program there submits has the
         same ``runtime_env``. Without one the command runs in this process's directory. The process holds the ``entrypoint_`` resources
-        while it runs. Raises ValueError for a wrong argument or an id that is taken, and RuntimeEnvSetupError if the environment cannot be
-        sent or made.
+        while it runs. Raises ValueError for a wrong argument, JobError for an id that is taken, and RuntimeEnvSetupError if the environment
+        cannot be sent or made.
         """
         if not isinstance(entrypoint, str) or not entrypoint.strip():
             raise ValueError("submit_job: entrypoint is a shell command, such as 'python train.py'")
@@ -313,7 +313,7 @@ class JobSubmissionClient:
         if not isinstance(job, str) or not job.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(job) > 100:
             raise ValueError(f"submit_job: an id has letters, digits, '-', '_' and '.', at most 100; not {job!r}")
         if self._files.read(job) is not None:
-            raise ValueError(f"submit_job: there is a job {job!r} already; delete it, or choose another id")
+            raise JobError(f"submit_job: there is a job {job!r} already; delete it, or choose another id")
         try:
             environment = environment_of(runtime_env or {})
             runner = zf.remote(JobRunner).options(
@@ -328,7 +328,7 @@ class JobSubmissionClient:
             )
             handle = runner.remote(job, entrypoint, environment, os.getcwd(), dict(metadata or {}))
         except ActorNameTakenError:
-            raise ValueError(f"submit_job: there is a job {job!r} already; delete it, or choose another id") from None
+            raise JobError(f"submit_job: there is a job {job!r} already; delete it, or choose another id") from None
         except OptionError as error:
             raise ValueError(f"submit_job: {error}") from None
         if not (entrypoint_num_cpus or entrypoint_num_gpus or entrypoint_resources):
@@ -336,10 +336,10 @@ class JobSubmissionClient:
         return job
 
     def get_job_info(self, job_id: str) -> JobDetails:
-        """Return the facts about a job. Raises ValueError for an unknown id."""
+        """Return the facts about a job. Raises JobError for an unknown id."""
         try:
             handle = self._runner(job_id)
-        except ValueError:
+        except JobError:
             former = self._files.read(job_id)
             if former is None:
                 raise
@@ -353,7 +353,7 @@ class JobSubmissionClient:
         return _details(job_id, facts)
 
     def get_job_status(self, job_id: str) -> JobStatus:
-        """Return what has become of a job. Raises ValueError for an unknown id."""
+        """Return what has become of a job. Raises JobError for an unknown id."""
         status: JobStatus = self.get_job_info(job_id).status
         return status
 
@@ -364,7 +364,7 @@ class JobSubmissionClient:
         for name in dict.fromkeys((*names, *self._files.names())):
             try:
                 found.append(self.get_job_info(name))
-            except ValueError:  # It was deleted meanwhile.
+            except JobError:  # It was deleted meanwhile.
                 continue
         return sorted(found, key=lambda job: job["start_time"] or 0)
 
@@ -382,11 +382,11 @@ class JobSubmissionClient:
             yield data
 
     def _read(self, job_id: str, offset: int) -> tuple[bytes, int]:
-        """Bytes of the output of a job from ``offset`` on, and where they end. Raises ValueError for an unknown id."""
+        """Bytes of the output of a job from ``offset`` on, and where they end. Raises JobError for an unknown id."""
         try:
             found: tuple[bytes, int] = zf.get(self._runner(job_id).read.remote(offset), timeout=ANSWER_SECONDS)
             return found
-        except (ValueError, ActorError):
+        except (JobError, ActorError):
             if self._files.read(job_id) is None:
                 raise
         with contextlib.suppress(FileNotFoundError):
@@ -426,7 +426,7 @@ class JobSubmissionClient:
     def stop_job(self, job_id: str) -> bool:
         """Stop a job: SIGTERM, and SIGKILL three seconds later; one that waits for resources does not begin.
 
-        Return False if it had ended. Raises ValueError for an unknown id.
+        Return False if it had ended. Raises JobError for an unknown id.
         """
         status = self.get_job_status(job_id)
         if status.is_terminal():
@@ -439,11 +439,11 @@ class JobSubmissionClient:
         return bool(zf.get(runner.stop.remote(), timeout=ANSWER_SECONDS))
 
     def delete_job(self, job_id: str) -> bool:
-        """Forget a job that has ended. Raises ValueError for an unknown id, and FabricError for a job that runs."""
+        """Forget a job that has ended. Raises JobError for an unknown id, and for a job that runs."""
         status = self.get_job_status(job_id)
         if not status.is_terminal():
-            raise FabricError(f"job {job_id} is {status.lower()}; stop it first")
-        with contextlib.suppress(ValueError):  # It is one of a former cluster.
+            raise JobError(f"job {job_id} is {status.lower()}; stop it first")
+        with contextlib.suppress(JobError):  # It is one of a former cluster.
             runner = self._runner(job_id)
             with contextlib.suppress(ActorError, GetTimeoutError):
                 zf.get(runner.forget.remote(), timeout=ANSWER_SECONDS)  # Its files may be on another node.
@@ -455,4 +455,4 @@ class JobSubmissionClient:
         try:
             return zf.get_actor(job_id, namespace=NAMESPACE)
         except ActorNotFoundError:
-            raise ValueError(f"there is no job {job_id!r} (any more); list_jobs() has those that there are") from None
+            raise JobError(f"there is no job {job_id!r} (any more); list_jobs() has those that there are") from None
