@@ -222,6 +222,20 @@ def test_a_job_that_waits_for_resources_is_pending(client: JobSubmissionClient) 
     assert client.delete_job(job)
 
 
+def test_a_job_that_has_ended_holds_no_resources_and_has_its_result(client: JobSubmissionClient) -> None:
+    jobs = [client.submit_job(entrypoint=f"echo {word}", entrypoint_num_cpus=1) for word in ("one", "two")]
+    assert [client.wait_for_job(job, PATIENCE) for job in jobs] == [JobStatus.SUCCEEDED] * 2
+    eventually(lambda: zf.available_resources().get("CPU") == 1.0, "the CPU of both is free")
+    assert [client.get_job_logs(job) for job in jobs] == ["one\n", "two\n"]
+    assert [client.get_job_info(job).driver_exit_code for job in jobs] == [0, 0]
+    assert {job.submission_id for job in client.list_jobs()} >= {*jobs}
+    with pytest.raises(ValueError, match="there is a job"):
+        client.submit_job(entrypoint="true", submission_id=jobs[0])
+    assert not client.stop_job(jobs[0])
+    assert all(map(client.delete_job, jobs))
+    eventually(lambda: not {job.submission_id for job in client.list_jobs()} & {*jobs}, "their actors have ended")
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [

@@ -1,8 +1,9 @@
 """Jobs: programs that run on a started cluster on their own, after whoever submitted them has gone; with Ray's names.
 
 A job is a shell command in a process of its own, which a detached actor starts, watches and stops. The actor stays with the result until it
-is deleted, or the cluster ends. What became of the job, and its output, are also in files beside the control store of the node
-(``JobFiles``): so the next cluster with that store lists it, too.
+is deleted, or the cluster ends. One that holds resources for the job is replaced at its end by one that holds none (``EndedJob``). What
+became of the job, and its output, are also in files beside the control store of the node (``JobFiles``): so the next cluster with that
+store lists it, too.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ from zfabric.exceptions import (
     ActorNameTakenError,
     ActorNotFoundError,
     AlreadyInitializedError,
+    FabricError,
     GetTimeoutError,
     JobError,
     OptionError,
 )
 from zfabric.runtime.connect import find_session
 from zfabric.runtime.session import Session
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 NAMESPACE = "_jobs"
 """The namespace of the actors that run jobs."""
+ENDED_NAMESPACE = "_ended_jobs"
+"""The namespace of the actors that have taken over jobs which have ended."""
 STOP_SECONDS = 3.0
 """How long a job has to end after SIGTERM before it is killed."""
 CHUNK_BYTES = 256 * 1024
@@ -138,6 +143,30 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+class EndedJob:
+    """Has the result of a job that has ended, in place of its ``JobRunner``, on the same node: that has the files."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self._files = JobFiles(session_directory())
+        self._facts = facts
+
+    def info(self) -> dict[str, Any]:
+        """Facts about the job, with its status as text."""
+        return self._facts
+
+    def read(self, offset: int) -> tuple[bytes, int]:
+        """Bytes of the log from ``offset`` on (negative: before its end), and where they end."""
+        return _read(self._files.log(str(self._facts["submission_id"])), offset)
+
+    def stop(self) -> bool:
+        """Return False: the job has ended."""
+        return False
+
+    def forget(self) -> None:
+        """Delete the files of the job."""
+        self._files.delete(str(self._facts["submission_id"]))
+
+
 class JobRunner:
     """Runs one job. Its methods run in threads, so that it answers while the job runs."""
 
@@ -145,6 +174,7 @@ class JobRunner:
         session = session_directory()
         self._files = JobFiles(session)
         self._facts = {"submission_id": job, "entrypoint": entrypoint, "metadata": metadata, "start_time": int(time.time() * 1000)}
+        self._holds_resources = bool(zf.get_runtime_context().get_assigned_resources())
         self._stopped = False
         self._end: tuple[int, int] | None = None
         """(exit status, milliseconds since the epoch), once the process has ended."""
@@ -172,7 +202,22 @@ class JobRunner:
         end = self._process.wait(), int(time.time() * 1000)
         with contextlib.suppress(OSError):  # The disk is full: the next cluster will not know how it ended.
             self._files.write(self._ended(*end))
+        replaced = self._holds_resources and self._hand_over(self._ended(*end))
         self._end = end  # Now it may be deleted.
+        if replaced:
+            with contextlib.suppress(ActorNotFoundError):  # The job was deleted.
+                zf.kill(zf.get_actor(str(self._facts["submission_id"]), namespace=NAMESPACE))
+
+    def _hand_over(self, facts: dict[str, Any]) -> bool:
+        """Make the actor that takes over the job, which has ended, so that its resources are free. Return whether it exists."""
+        here = NodeAffinitySchedulingStrategy(zf.get_runtime_context().get_node_id(), soft=False)
+        name = str(facts["submission_id"])
+        options = {"name": name, "namespace": ENDED_NAMESPACE, "lifetime": "detached", "num_cpus": 0, "scheduling_strategy": here}
+        try:
+            zf.get(zf.remote(EndedJob).options(**options).remote(facts).info.remote(), timeout=ANSWER_SECONDS)
+        except FabricError:  # No process can be started, say: this one keeps what it holds.
+            return False
+        return True
 
     def info(self) -> dict[str, Any]:
         """Facts about the job, with its status as text."""
@@ -236,6 +281,13 @@ def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
     if sent:
         found["PYTHONPATH"] = os.pathsep.join([*sent, *filter(None, [os.environ.get("PYTHONPATH")])])
     return found
+
+
+def _has_ended(job: str) -> bool:
+    """Whether an actor has taken over a job with this id, perhaps on another node."""
+    with contextlib.suppress(ActorNotFoundError):
+        return zf.get_actor(job, namespace=ENDED_NAMESPACE) is not None
+    return False
 
 
 def _own_addresses() -> tuple[str, ...]:
@@ -312,7 +364,7 @@ class JobSubmissionClient:
         job = submission_id or job_id or f"job-{secrets.token_hex(4)}"
         if not isinstance(job, str) or not job.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(job) > 100:
             raise ValueError(f"submit_job: an id has letters, digits, '-', '_' and '.', at most 100; not {job!r}")
-        if self._files.read(job) is not None:
+        if self._files.read(job) is not None or _has_ended(job):
             raise JobError(f"submit_job: there is a job {job!r} already; delete it, or choose another id")
         try:
             environment = environment_of(runtime_env or {})
@@ -345,7 +397,7 @@ class JobSubmissionClient:
                 raise
             return _details(job_id, former)
         try:
-            facts = zf.get(handle.info.remote(), timeout=POLL_SECONDS * 10)
+            facts = self._ask(job_id, handle, "info", timeout=POLL_SECONDS * 10)
         except GetTimeoutError:  # It waits for its resources.
             facts = {**_without_process(job_id), "status": "PENDING", "message": "waits for resources"}
         except ActorError as error:
@@ -359,7 +411,7 @@ class JobSubmissionClient:
 
     def list_jobs(self) -> list[JobDetails]:
         """Return the facts about all jobs that were not deleted, the oldest first; with a store, those of clusters before this one, too."""
-        names = [row["name"] for row in named_actors(all_namespaces=True) if row["namespace"] == NAMESPACE]
+        names = [row["name"] for row in named_actors(all_namespaces=True) if row["namespace"] in (NAMESPACE, ENDED_NAMESPACE)]
         found = []
         for name in dict.fromkeys((*names, *self._files.names())):
             try:
@@ -384,7 +436,7 @@ class JobSubmissionClient:
     def _read(self, job_id: str, offset: int) -> tuple[bytes, int]:
         """Bytes of the output of a job from ``offset`` on, and where they end. Raises JobError for an unknown id."""
         try:
-            found: tuple[bytes, int] = zf.get(self._runner(job_id).read.remote(offset), timeout=ANSWER_SECONDS)
+            found: tuple[bytes, int] = self._ask(job_id, self._runner(job_id), "read", offset)
             return found
         except (JobError, ActorError):
             if self._files.read(job_id) is None:
@@ -436,7 +488,7 @@ class JobSubmissionClient:
             self._files.write({**_without_process(job_id), "status": "STOPPED", "message": "it was stopped before it began"})
             zf.kill(runner)
             return True
-        return bool(zf.get(runner.stop.remote(), timeout=ANSWER_SECONDS))
+        return bool(self._ask(job_id, runner, "stop"))
 
     def delete_job(self, job_id: str) -> bool:
         """Forget a job that has ended. Raises JobError for an unknown id, and for a job that runs."""
@@ -446,13 +498,24 @@ class JobSubmissionClient:
         with contextlib.suppress(JobError):  # It is one of a former cluster.
             runner = self._runner(job_id)
             with contextlib.suppress(ActorError, GetTimeoutError):
-                zf.get(runner.forget.remote(), timeout=ANSWER_SECONDS)  # Its files may be on another node.
+                self._ask(job_id, runner, "forget")  # Its files may be on another node.
             zf.kill(runner)
         self._files.delete(job_id)
         return True
 
     def _runner(self, job_id: str) -> Any:
+        """The actor that has a job. The one that takes over is there before the other one ends."""
+        for namespace in (ENDED_NAMESPACE, NAMESPACE, ENDED_NAMESPACE):
+            with contextlib.suppress(ActorNotFoundError):
+                return zf.get_actor(job_id, namespace=namespace)
+        raise JobError(f"there is no job {job_id!r} (any more); list_jobs() has those that there are")
+
+    def _ask(self, job_id: str, runner: Any, method: str, *arguments: Any, timeout: float = ANSWER_SECONDS) -> Any:
+        """Call a method of the actor that has a job, or of the one that takes over while it is called."""
         try:
-            return zf.get_actor(job_id, namespace=NAMESPACE)
-        except ActorNotFoundError:
-            raise JobError(f"there is no job {job_id!r} (any more); list_jobs() has those that there are") from None
+            return zf.get(getattr(runner, method).remote(*arguments), timeout=timeout)
+        except ActorError:
+            with contextlib.suppress(ActorNotFoundError):
+                ended = zf.get_actor(job_id, namespace=ENDED_NAMESPACE)
+                return zf.get(getattr(ended, method).remote(*arguments), timeout=timeout)
+            raise
