@@ -145,7 +145,8 @@ class Streams:
         if stream.end is not None and index >= stream.end:
             self._end_at(record, stream)
         elif index < stream.count:
-            text = f"value {index} of the stream of {stream.name} was taken by another copy of its generator, and dropped"
+            takers = "another copy of its generator, or by an attempt of a task that has died"
+            text = f"value {index} of the stream of {stream.name} was taken by {takers}, and dropped"
             self.outcomes.settle_value(record, FAILED, pack_failure("ObjectFreedError", text))
         else:
             stream.pending[index] = record
