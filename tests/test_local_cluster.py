@@ -488,7 +488,10 @@ def _join_as_said(place: Place, head: Any, config: dict[str, str]) -> None:
     assert f"run chmod 600 {keys}" in place.run(*join, code=2, **config).stderr
     keys.chmod(0o600)
     assert "there is no key file" in place.run(*join, "--key-file", "missing", code=2, **config).stderr
-    place.run(*join, "--key-file", keys)
+    assert " as second, with 1 CPU." in place.run(*join, "--key-file", keys).stdout
+    again = json.loads(place.run(*join, "--key-file", keys, "--json").stdout)
+    assert again["name"] == "second-3", "another node has the name that it asked for"
+    place.run("stop", "--address", again["address"])
 
 
 # --- tools over all nodes -----------------------------------------------------------------------------------------------------------

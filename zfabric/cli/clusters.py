@@ -23,7 +23,7 @@ from zfabric.protocol.names import is_text
 from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, drain_node, node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
-from zfabric.runtime.session import STARTED, ClusterSettings, Session, find_sessions, started_session, user_directory
+from zfabric.runtime.session import STARTED, ClusterSettings, JoinedNode, Session, find_sessions, started_session, user_directory
 
 _NODE_ID = re.compile("[0-9a-fA-F]{16}")
 
@@ -118,7 +118,7 @@ def start(
         return
     has = ", ".join(f"{amount(count)} {name}" for name, count in facts["resources"].items())
     if cluster is not None and not cluster.head:
-        click.echo(f"This node has joined the cluster at {cluster.address}, with {has}. It is at {facts['address']}.")
+        click.echo(f"This node has joined the cluster at {cluster.address} as {facts['name']}, with {has}. It is at {facts['address']}.")
         return
     where = f" at {facts['address']}" if cluster is not None else ""
     click.echo(f"A cluster is running{where}, with {has} and an object store of {size(facts['object_store_memory'])}.\n")
@@ -208,7 +208,7 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
     launched.detach()
     membership = launched.session.membership()
     return {
-        **({"address": membership.address, "number": membership.number} if membership is not None else {}),
+        **({"address": membership.address, "number": membership.number, "name": _name_of(membership)} if membership is not None else {}),
         "session": launched.session.directory,
         "pid": launched.pid,
         "node": status["node"],
@@ -216,6 +216,11 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
         "object_store_memory": description["arena_size"],
         "store": description["store"],
     }
+
+
+def _name_of(node: JoinedNode) -> str:
+    """The name of a node in its cluster: not the one that it asked for, if another node had that."""
+    return next(str(row[2]) for row in node.node_table().rows if row[1] == node.number)
 
 
 @contextmanager
