@@ -467,3 +467,23 @@ def test_the_death_of_an_actors_node_is_that_of_the_actor_and_its_callers_are_to
         assert unavailable.value.facts["outcome"] == "unknown"
         with pytest.raises(zf.TaskUnschedulableError, match="which has died or left"):
             zf.get(stays.add.remote(), timeout=WITHIN)
+
+
+@zf.remote(num_cpus=0)
+class Submitter:
+    def submit(self) -> str:
+        return str(zf.get(where.options(resources={"special": 0.1}).remote()))
+
+
+@zf.remote
+def where() -> str:
+    return str(zf.get_runtime_context().get_node_id())
+
+
+def test_what_a_detached_actor_submits_for_another_program_runs_on_any_node(nodes: zf.LocalCluster) -> None:
+    with zf.init(nodes.address):
+        zf.get(Submitter.options(name="submits", lifetime="detached").remote().__ray_ready__.remote(), timeout=WITHIN)
+    with zf.init(nodes.address):
+        actor = zf.get_actor("submits")
+        assert zf.get(actor.submit.remote(), timeout=WITHIN) == nodes.nodes[1].node_id
+        zf.kill(actor)

@@ -188,6 +188,38 @@ def test_a_detached_lightweight_actor_outlives_its_neighbours(tmp_path: Path) ->
         eventually(lambda: [row["class"] for row in query("actors") if row["state"] == "alive"] == ["Small"], "the others have ended")
 
 
+SUBMITTING = """
+    import os, sys, time, zfabric as zf
+
+    @zf.remote
+    def after(path):
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return "ended"
+
+    @zf.remote(num_cpus=0)
+    class Submitter:
+        def begin(self, path): self.refs = [after.remote(path), zf.put("put")]
+        def end(self): return zf.get(self.refs)
+
+    with zf.init(address=sys.argv[1], namespace="shared"):
+        if sys.argv[2] == "make":
+            zf.get(Submitter.options(name="submits", lifetime="detached").remote().__ray_ready__.remote())
+        else:
+            zf.get(zf.get_actor("submits").begin.remote(sys.argv[2]))
+"""
+
+
+def test_what_a_detached_actor_submits_for_another_program_outlives_that(cluster: Any, tmp_path: Path) -> None:
+    path = tmp_path / "path"
+    for what in ("make", str(path)):
+        program = [sys.executable, "-c", textwrap.dedent(SUBMITTING), str(session().directory), what]
+        subprocess.run(program, timeout=PATIENCE, check=True)
+    eventually(lambda: len(jobs()) == 2, "the job of the caller has ended")
+    path.touch()
+    assert value(zf.get_actor("submits").end.remote()) == ["ended", "put"]
+
+
 def test_a_dead_detached_actor_stays_dead(cluster: Any) -> None:
     """Also if a program has a handle of it, and the daemon forgets all that is not durable."""
 

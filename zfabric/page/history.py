@@ -80,24 +80,26 @@ class _Drawn:
 
 
 def _prefixes(task: bytes, numbers: Sequence[int]) -> set[bytes]:
-    """Prefixes of the ids that a task's children may have."""
+    """Prefixes of the ids that a task's children may have, without their job: a call may be of another job than its actor."""
     tries = {first_attempt(0, number) + attempt for number in {0, *numbers} for attempt in range(TRIES)}
-    return {child_prefix(task[:JOB_BYTES], task, 0, salt_of(attempt)) for attempt in tries}
+    return {child_prefix(b"", task, 0, salt_of(attempt)) for attempt in tries}
 
 
 def _children(task: bytes, attempts: Sequence[Attempt], numbers: Sequence[int]) -> dict[bytes, Attempt]:
     prefixes = _prefixes(task, numbers)
-    return {each.task: each for each in attempts if each.task[:PREFIX_BYTES] in prefixes}
+    return {each.task: each for each in attempts if each.task[JOB_BYTES:PREFIX_BYTES] in prefixes}
 
 
 def _parent(task: bytes, attempts: Sequence[Attempt], numbers: Sequence[int]) -> Attempt | None:
     """The task or call that submitted this one, if it has ended."""
     began = min((each.start for each in attempts if each.task == task), default=float("inf"))
     before = (
-        each for each in reversed(attempts) if each.start <= began and each.task[:JOB_BYTES] == task[:JOB_BYTES] and each.task != task
+        each
+        for each in reversed(attempts)
+        if each.start <= began and (each.kind == "call" or each.task[:JOB_BYTES] == task[:JOB_BYTES]) and each.task != task
     )
     for each in islice(before, PARENTS_MOST):
-        if task[:PREFIX_BYTES] in _prefixes(each.task, numbers):
+        if task[JOB_BYTES:PREFIX_BYTES] in _prefixes(each.task, numbers):
             return each
     return None
 

@@ -116,14 +116,14 @@ def _parents(spans: Spans, prefixes: set[bytes], attempts: list[int], puts: bool
     found: dict[bytes, bytes] = {}
     salt = put_salt if puts else salt_of
     left = prefixes - {child_prefix(job, root_task(job), 0, salt(0)) for job in {prefix[:JOB_BYTES] for prefix in prefixes}}
+    by_parent = {prefix[JOB_BYTES:]: prefix for prefix in left}  # A call may be of another job than its actor, and so than its children.
     for attempt in attempts:
-        if not left:
+        if not by_parent:
             break
         for task in spans:
-            prefix = child_prefix(task[:JOB_BYTES], task, 0, salt(attempt))
-            if prefix in left:
+            prefix = by_parent.pop(child_prefix(b"", task, 0, salt(attempt)), None)
+            if prefix is not None:
                 found[prefix] = task
-                left.discard(prefix)
     return found
 
 

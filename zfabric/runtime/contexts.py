@@ -15,7 +15,7 @@ from threading import get_ident
 
 from zfabric.machines.client import Client
 from zfabric.machines.common.naming import Namer
-from zfabric.machines.worker import Invocation, Item, Worker
+from zfabric.machines.worker import Invocation, Item, Worker, actor_of
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 
 current_call: ContextVar[Item | Invocation | None] = ContextVar("current_call", default=None)
@@ -94,4 +94,5 @@ class Contexts:
 
 
 def _namer_of(item: Item | Invocation) -> Namer:
-    return Namer(item.row[0][:JOB_BYTES], item.row[0], attempt=item.attempt)
+    """Make the namer of a task or call. What a call submits is of its actor's job, whichever job has called."""
+    return Namer(actor_of(item)[:JOB_BYTES], item.row[0], attempt=item.attempt)

@@ -13,7 +13,7 @@ import msgpack
 
 from zfabric.machines.common.log_format import is_remake
 from zfabric.machines.common.naming import Namer
-from zfabric.machines.worker import CLOSED, LEAVE, Invocation, Item, Worker
+from zfabric.machines.worker import CLOSED, LEAVE, Invocation, Item, Worker, actor_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PEERS
 from zfabric.protocol.failures import left_for_good, pack_failure
@@ -268,7 +268,7 @@ class WorkerProcess(Process):
         for identifier, value in dict(values).items():
             if type(value) is tuple:
                 self.machine.pins.add(identifier, value)
-        namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
+        namer = Namer(actor_of(item)[:JOB_BYTES], row[0], attempt=item.attempt)
         return StackFrame(item, task_body(self, self.worker, self.logged, item, values), namer, self.now)
 
     def sleep(self, frame: StackFrame, seconds: float) -> None:

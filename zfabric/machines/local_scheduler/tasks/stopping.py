@@ -222,14 +222,15 @@ class Stopping:
     def _prefixes_of_calls(self, calls: Iterable[bytes]) -> set[bytes]:
         """Prefixes of the ids of calls' children, for every actor that may run them."""
         actors = (self.tables.tasks.get(actor_id) for worker in self.tables.workers.values() for actor_id in worker.actors)
-        salts = {salt_of(actor.attempt) for actor in actors if actor is not None}
-        salts |= set(map(salt_of, self._lives_elsewhere()))
-        return {child_prefix(call[:JOB_BYTES], call, 0, salt) for call in calls for salt in salts}
+        lives = [(actor.id, actor.attempt) for actor in actors if actor is not None] + self._lives_elsewhere()
+        named = {(actor_id[:JOB_BYTES], salt_of(attempt)) for actor_id, attempt in lives}
+        return {child_prefix(job, call, 0, salt) for call in calls for job, salt in named}
 
-    def _lives_elsewhere(self) -> list[int]:
-        """The attempts of actors that live on other nodes, as far as they are called from here or made here."""
-        hosted = (actor.task.attempt for actor in self.tables.actors.values() if actor.worker is not None and actor.worker.remote)
-        return [*hosted, *(remote.attempt for remote in self.tables.remote_actors.values())]
+    def _lives_elsewhere(self) -> list[tuple[bytes, int]]:
+        """Actors that live on other nodes, and their attempts, as far as they are called from here or made here."""
+        hosted = (actor.task for actor in self.tables.actors.values() if actor.worker is not None and actor.worker.remote)
+        remote = self.tables.remote_actors.items()
+        return [*((task.id, task.attempt) for task in hosted), *((actor_id, record.attempt) for actor_id, record in remote)]
 
     def stop_void(self, prefixes: set[bytes], gone: bytes, now: float) -> None:
         """Stop what was submitted by attempts that a crash has voided: their next attempts submit it anew.
