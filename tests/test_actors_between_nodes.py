@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -476,7 +479,7 @@ class Submitter:
 
 
 @zf.remote
-def where() -> str:
+def where(_ref: Any = None) -> str:
     return str(zf.get_runtime_context().get_node_id())
 
 
@@ -487,3 +490,38 @@ def test_what_a_detached_actor_submits_for_another_program_runs_on_any_node(node
         actor = zf.get_actor("submits")
         assert zf.get(actor.submit.remote(), timeout=WITHIN) == nodes.nodes[1].node_id
         zf.kill(actor)
+
+
+ENDING = """
+    import sys, time, zfabric as zf
+
+    @zf.remote(num_cpus=0)
+    def forever(): time.sleep(10**6)
+
+    @zf.remote(num_cpus=0, max_concurrency=2)
+    class Named:
+        def begin(self): return [forever.remote()]
+        def wait(self): time.sleep(10**6)
+
+    with zf.init(address=sys.argv[1]):
+        named = Named.options(name="ends").remote()
+        zf.get(named.__ray_ready__.remote())
+        print("made", flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("where_it_waits", [0, 1])
+def test_a_program_that_waits_for_what_another_one_makes_is_notified_of_its_end(nodes: zf.LocalCluster, where_it_waits: int) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(ENDING), nodes.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "made\n"
+        with zf.init(nodes.nodes[where_it_waits].address):
+            named = zf.get_actor("ends")
+            (ref,) = zf.get(named.begin.remote(), timeout=WITHIN)
+            needs_it = where.options(num_cpus=0, scheduling_strategy=on_node(nodes.nodes[where_it_waits])).remote(ref)
+            waiting = [each.future() for each in (ref, needs_it, named.wait.remote())]
+            program.communicate("\n", timeout=WITHIN)
+            errors = [each.exception(timeout=WITHIN) for each in waiting]
+    assert [type(each) for each in errors] == [zf.ObjectFreedError, zf.ObjectFreedError, zf.ActorDiedError]

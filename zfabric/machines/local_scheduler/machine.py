@@ -197,6 +197,7 @@ class LocalScheduler:
             self.blocks,
             self.requests,
             self.references,
+            self.outcomes,
             self.direct,
             self.workers,
             self.dispatcher,

@@ -564,17 +564,21 @@ class ActorDirectory:
                 del self.named[record.namespace, record.name]
                 self.tables.transitions.append(ActorNameFreed(record.id, record.namespace, record.name))
             self.tables.transitions.append(ActorLifeEnded(record.id))
-        for identifier in [each for each in self.tables.remote_actors if each[:JOB_BYTES] == job.id]:
+        self.remote_ended(job.id, job)
+        for identifier in self.tables.promises:
+            if identifier[:JOB_BYTES] == job.id:
+                self.tables.promises.remove(identifier)
+
+    def remote_ended(self, job_id: bytes, job: JobRecord | None) -> None:
+        """Remove the records of a job's actors on other nodes, and notify callers of other jobs. ``job`` is its record, if there is one."""
+        for identifier in [each for each in self.tables.remote_actors if each[:JOB_BYTES] == job_id]:
             remote = self.tables.remote_actors.pop(identifier)
             text = f"actor {short(identifier)} is dead: its job has ended"
             row = (identifier, DEAD, b"", remote.attempt, True, b"", pack_failure("ActorDiedError", text))
             for incarnation in self._of_others(remote.watchers, job):
                 self.tables.send_to_client(self.tables.processes[incarnation], m.ActorLocations((row,)))
-        for identifier in self.tables.promises:
-            if identifier[:JOB_BYTES] == job.id:
-                self.tables.promises.remove(identifier)
 
-    def _of_others(self, incarnations: Iterable[bytes], job: JobRecord) -> list[bytes]:
+    def _of_others(self, incarnations: Iterable[bytes], job: JobRecord | None) -> list[bytes]:
         """Those of these processes of this node that are not of a job."""
         processes = self.tables.processes
         known = [each for each in sorted(incarnations) if each in processes and each not in self.tables.nodes]

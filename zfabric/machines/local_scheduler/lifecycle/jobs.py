@@ -19,10 +19,13 @@ from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import JobOver
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import JOB_BYTES, Address, job_id, unpack_counter
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import JOB_BYTES, Address, job_id, short, unpack_counter
+from zfabric.protocol.messages import FAILED
 
 ELSEWHERE = "elsewhere"
 """The status of a job whose driver is on another node, in the row of a node that works for it."""
@@ -48,6 +51,7 @@ class Jobs:
         blocks: BlockWriter,
         requests: PendingRequests,
         references: References,
+        outcomes: Outcomes,
         direct: DirectSubmissions,
         workers: WorkerPool,
         dispatcher: Dispatcher,
@@ -63,6 +67,7 @@ class Jobs:
         self.blocks = blocks
         self.requests = requests
         self.references = references
+        self.outcomes = outcomes
         self.direct = direct
         self.workers = workers
         self.dispatcher = dispatcher
@@ -136,6 +141,7 @@ class Jobs:
         self.remakes.job_ended(job.id)
         self.detached.job_ended(job.id)
         tables.transitions.append(JobOver(job.id))
+        self._fail_for_others(job)
         for task in [task for identifier, task in tables.tasks.items() if identifier[:JOB_BYTES] == job.id]:
             self._drop_task(task)
             if task.block is not None:
@@ -177,6 +183,18 @@ class Jobs:
             self._write_tombstone(ends)
         else:
             self._write_end(ends)
+
+    def _fail_for_others(self, job: JobRecord) -> None:
+        """Fail objects of a job that ends for which processes and tasks of other jobs wait: nothing will make them any more."""
+        processes = self.tables.processes
+        for record in [each for each in self.tables.values() if each.object_id[:JOB_BYTES] == job.id]:
+            waiting = (processes.get(each) for each in record.fetchers or ())
+            record.fetchers = {each.incarnation for each in waiting if each is not None and each.job is not job} or None
+            record.dependents = [each for each in record.dependents or () if each.id[:JOB_BYTES] != job.id] or None
+            if record.fetchers or record.dependents:
+                text = f"object {short(record.object_id)} is not known here any more: its job has ended"
+                self.outcomes.set_failure(record, FAILED, pack_failure("ObjectFreedError", text))
+                self.outcomes.announce(record)
 
     def _nodes_of(self, job: JobRecord) -> list[bytes]:
         """Drop the records of what other nodes have of a job that ends. Return the nodes that must acknowledge the end.
@@ -228,7 +246,9 @@ class Jobs:
         job = self.tables.jobs.get(message.job)
         if job is not None:
             self.end_job(job, now)
-        elif self.tables.is_head:
+        else:
+            self.actors.remote_ended(message.job, None)
+        if job is None and self.tables.is_head:
             number = unpack_counter(message.job)[0]
             rows = (_tombstone(message.job, number),), tuple(self._oldest_tombstone(number))
             self.tables.send(self.tables.control_address, m.Write(0, *rows))
