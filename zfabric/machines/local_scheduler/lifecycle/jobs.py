@@ -187,7 +187,8 @@ class Jobs:
     def _fail_for_others(self, job: JobRecord) -> None:
         """Fail objects of a job that ends for which processes and tasks of other jobs wait: nothing will make them any more."""
         processes = self.tables.processes
-        for record in [each for each in self.tables.values() if each.object_id[:JOB_BYTES] == job.id]:
+        waited_for = [each for each in self.tables.values() if each.fetchers or each.dependents]
+        for record in [each for each in waited_for if each.object_id[:JOB_BYTES] == job.id]:
             waiting = (processes.get(each) for each in record.fetchers or ())
             record.fetchers = {each.incarnation for each in waiting if each is not None and each.job is not job} or None
             record.dependents = [each for each in record.dependents or () if each.id[:JOB_BYTES] != job.id] or None
