@@ -459,8 +459,9 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
         if job["home"]:
             click.echo(f"job {job['number']:<9} of {job['home']}, at work here for {seconds(job['seconds'])}")
             continue
-        program = f"program {job['pid']}" if job["pid"] else "detached actors, without a program"
-        click.echo(f"job {job['number']:<9} {program}{name}, {job['submitted']:,} tasks submitted in {seconds(job['seconds'])}")
+        program = f"program {job['pid']}" if job["pid"] else "detached actors, whose program has ended"
+        tasks_submitted = f"{job['submitted']:,} task{'s' if job['submitted'] != 1 else ''} submitted"
+        click.echo(f"job {job['number']:<9} {program}{name}, {tasks_submitted} in {seconds(job['seconds'])}")
     if not found["jobs"]:
         click.echo("jobs          none")
 
