@@ -1,1 +1,1 @@
-"""What is said: ids, task rows, messages and their codec, effects, and the contract every machine keeps."""
+"""What processes send each other: ids, task rows, messages and their codec; effects; the contract of machines and shells."""

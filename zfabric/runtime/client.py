@@ -97,7 +97,7 @@ class FabricClient:
     # -- what the API calls --
 
     def new_id(self) -> bytes:
-        """See ``ClientInterface``."""
+        """Return an id that no other task or value has."""
         with self._lock:
             return self._namer().child()
 

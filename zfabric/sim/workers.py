@@ -54,7 +54,7 @@ class WorkerProcess(Process):
         self.leaves_at: float | None = None
         """When this process ends at the latest, after its actor has ended itself."""
         self.leaves_for = b""
-        """The daemon that was told that this process ends, since its node is drained."""
+        """The daemon that was notified that this process ends, since its node is drained."""
         self._actor_refs: dict[bytes, list[bytes]] = {}
         """Refs held by actors that share this process, by actor."""
         self._retained: dict[bytes, list[bytes]] = {}

@@ -321,7 +321,7 @@ class Tables:
         return self.find(task_id + FIRST_RETURN) or self.find(task_id + CALL_RETURN)
 
     def homes_of(self, object_ids: Iterable[bytes]) -> m.Rows:
-        """The homes of objects that a message to another node names: rows ``(object, home)`` of those that are not at home here.
+        """The homes of objects that a message to another node names: rows ``(object, home)``, without objects of this node.
 
         A home that has died is named, too: the receiver may have to register at the home of the job (``nodes/orphans.py``).
         """

@@ -310,7 +310,7 @@ class Supplies:
             self._counts["bytes_served"] += size
 
     def tick(self, now: float) -> None:
-        """Serve no longer those that are silent, unless they wait for a value that is not pinned yet."""
+        """Stop serving silent readers, unless they wait for a value that is not pinned yet."""
         for delivery in [each for each in self._served.values() if each.due <= now]:
             if delivery.supply.offset is None:
                 delivery.due = now + self._patience

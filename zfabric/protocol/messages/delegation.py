@@ -88,7 +88,7 @@ class Delegate(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """home -> executor. The home has room, or places tasks anew: return those of these that have not begun. ``Reclaimed`` is the answer."""
+    """home -> executor. The home has room, or places tasks anew: return the tasks that have not begun. ``Reclaimed`` answers."""
 
     task_ids: Ids
 

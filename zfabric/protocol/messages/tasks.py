@@ -161,7 +161,7 @@ class AllowYields(NamedTuple):
 class RunningTasks(NamedTuple):
     """worker -> local scheduler, between ``Register`` and ``Ready``. The worker's tasks: rows ``(task row, attempt, begun, stopped)``.
 
-    No other living process may have the same attempt. ``stopped`` is the reason if it was told to stop (``Interrupt``), else empty.
+    No other living process may have the same attempt. ``stopped`` is the reason of a request to stop it (``Interrupt``), else empty.
     ``gpus`` are the GPUs that the worker was given. No other worker gets them while it lives.
     """
 
