@@ -18,7 +18,7 @@ from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, control_of
 from zfabric.runtime import daemon as daemon_module
-from zfabric.runtime.daemon import LOOK_SECONDS, SWEEP_EVERY, Daemon, clock
+from zfabric.runtime.daemon import ALERT_AFTER, LOOK_SECONDS, SWEEP_EVERY, Daemon, clock
 from zfabric.runtime.session import Session, new_incarnation
 from zfabric.runtime.supervision import Channel
 
@@ -186,12 +186,40 @@ def test_a_daemon_looks_for_an_answer_before_it_sleeps_only_while_answers_come_a
 
 
 def test_a_daemon_expects_an_answer_of_processes_that_were_sent_a_message_ahead_and_not_of_nodes() -> None:
-    made: Any = Daemon.__new__(Daemon)
-    sent: list[bytes] = []
-    made._expectant, made.transport, made.cluster = False, SimpleNamespace(), SimpleNamespace(transport=SimpleNamespace())
-    made.transport.send_envelopes = made.cluster.transport.send_envelopes = lambda receiver, *_: sent.append(receiver)
+    made, sent, _ = sending()
     made._send_ahead(b"othernod", [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, m.Ready())])
     assert not made._expectant
     made._send_ahead(b"driver", [(CLIENT, LOCAL_SCHEDULER, m.Results(()))])
     assert made._expectant
     assert sent == [b"othernod", b"driver"]
+
+
+def sending() -> tuple[Any, list[bytes], list[bytes]]:
+    """A daemon that only sends messages ahead: with whom it has sent one, and whom it has alerted."""
+    made: Any = Daemon.__new__(Daemon)
+    sent: list[bytes] = []
+    alerted: list[bytes] = []
+    made._expectant, made._likely, made._sent_ahead = False, b"", b""
+    made.transport, made.cluster = SimpleNamespace(alert=alerted.append), SimpleNamespace(transport=SimpleNamespace())
+    made.transport.send_envelopes = made.cluster.transport.send_envelopes = lambda receiver, *_: sent.append(receiver)
+    return made, sent, alerted
+
+
+def test_a_daemon_alerts_the_process_that_the_last_two_messages_of_nodes_were_for() -> None:
+    made, _, alerted = sending()
+
+    def message(receiver: bytes, waited: float = 2 * ALERT_AFTER) -> list[bytes]:
+        """Another node sends something for this process, or for none; return who was alerted before that was known."""
+        alerted.clear()
+        made._alert(waited)
+        if receiver:
+            made._send_ahead(receiver, [(CLIENT, LOCAL_SCHEDULER, m.Results(()))])
+        return list(alerted)
+
+    assert message(b"driver") == message(b"driver") == []
+    assert message(b"driver") == [b"driver"]
+    assert message(b"") == [b"driver"], "a heartbeat, say"
+    assert message(b"driver") == [], "nothing is likely after a message for nobody"
+    assert message(b"worker") == [b"driver"]
+    assert message(b"worker") == message(b"driver", waited=0.0) == [], "others may be right behind a message that comes at once"
+    assert message(b"driver") == message(b"worker", waited=0.0) == []

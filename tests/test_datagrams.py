@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -13,8 +14,9 @@ from faults import PATIENCE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from zfabric.adapters import sockets
 from zfabric.adapters.datagrams import FRAME_BYTES, path_of
-from zfabric.adapters.sockets import DATAGRAMS_IN_A_ROW, Transport
+from zfabric.adapters.sockets import ALERT_SECONDS, DATAGRAMS_IN_A_ROW, Transport
 from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope
@@ -179,3 +181,64 @@ def test_a_socket_and_its_name_are_removed_with_the_transport(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
     context.term()
     assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+class Polls:
+    """Records the timeouts with which a transport polls; nothing comes but what comes at a certain poll."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.timeouts: list[int] = []
+        self.comes_at = 0
+        self.now = 0.0
+        monkeypatch.setattr(sockets, "zmq_poll", self)
+        monkeypatch.setattr(sockets, "clock", lambda: self.now)
+
+    def __call__(self, sources: Any, timeout: int) -> list[Any]:
+        self.timeouts.append(timeout)
+        self.now += ALERT_SECONDS / 10
+        return sources[:1] if timeout or len(self.timeouts) == self.comes_at else []
+
+
+def alert(pair: Pair) -> None:
+    pair.theirs.alert(pair.mine.incarnation)
+    pair.listen()
+
+
+def test_an_alert_has_its_receiver_look_for_the_frame_after_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.theirs.alert(pair.mine.incarnation)
+    assert not pair.mine.poll(0.0), "nobody of that name is known"
+    pair.mine.peer(pair.theirs.incarnation)
+    for number in (1, 2):
+        pair.send(number)
+        pair.listen()
+        alert(pair)
+    assert (pair.received, pair.mine.refused) == ([1, 2], 0)
+    polls = Polls(monkeypatch)
+    polls.comes_at = 4
+    assert pair.mine.poll(0.05)
+    assert polls.timeouts == [0, 0, 0, 0]
+
+
+def test_a_frame_that_does_not_follow_its_alert_is_waited_for_asleep(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.mine.peer(pair.theirs.incarnation)
+    pair.send(1)
+    pair.listen()
+    alert(pair)
+    polls = Polls(monkeypatch)
+    assert pair.mine.poll(0.05)
+    assert set(polls.timeouts[:-1]) == {0}
+    assert 10 <= len(polls.timeouts) <= 12
+    assert polls.timeouts[-1] == 50
+    polls.timeouts.clear()
+    assert pair.mine.poll(0.05)
+    assert polls.timeouts == [50], "it looks once"
+
+
+def test_an_alert_does_not_delay_what_does_not_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.mine.peer(pair.theirs.incarnation)
+    pair.send(1)
+    pair.listen()
+    alert(pair)
+    polls = Polls(monkeypatch)
+    assert not pair.mine.poll(0.0)
+    assert polls.timeouts == [0]

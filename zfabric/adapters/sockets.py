@@ -2,7 +2,8 @@
 
 Connections are one-way, so that any thread may send (under the owner's lock) while another waits in ``poll``. Paths are made from
 incarnations only. A small frame is sent as a datagram if no frame to the same peer is in flight through ZeroMQ, so it overtakes
-none. All others go through ZeroMQ. A frame that a full socket does not take stays in its peer's backlog, in order.
+none. All others go through ZeroMQ. A frame that a full socket does not take stays in its peer's backlog, in order. An empty datagram is an
+*alert*: it wakes its receiver for a frame that is still being made.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import errno
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,8 +31,15 @@ from zfabric.protocol.pieces import divided
 from zfabric.protocol.refusals import Unread, in_place_of, settle
 from zfabric.shell.process import Outgoing, batches
 
+clock = time.monotonic
+
 DATAGRAMS_IN_A_ROW = 16
 """The most datagrams received before one frame of ZeroMQ."""
+
+ALERT = b""
+"""The datagram that only wakes its receiver."""
+ALERT_SECONDS = 0.0001
+"""Longest time that a process looks for the frame after an alert. A daemon takes a third of that to make it."""
 
 POLLIN, DONTWAIT = int(zmq.POLLIN), int(zmq.DONTWAIT)
 _recv: Any = zmq.backend.Socket.recv
@@ -87,6 +96,8 @@ class Transport:
         self.sources: list[tuple[Any, int]] = [(self._datagrams.fd, POLLIN), (self.router, POLLIN)]
         """The sources to poll."""
         self._wake_fd = -1
+        self._wait: Callable[[list[tuple[Any, int]], int], Any] = zmq_poll
+        """How ``poll`` waits: ``_look_first`` once after an alert."""
 
     def peer(self, incarnation: bytes) -> Peer:
         """Return the peer with this incarnation; make it on first use."""
@@ -143,6 +154,12 @@ class Transport:
                 refused = refused or error
         if refused is not None:
             raise refused
+
+    def alert(self, incarnation: bytes) -> None:
+        """Wake a peer, for which there probably is a frame soon, by an empty datagram: it wakes up while that frame is made."""
+        peer = self.peers.get(incarnation)
+        if peer is not None:
+            self._datagrams.send(peer.path, ALERT)
 
     def _push(self, incarnation: bytes, peer: Peer, frame: bytes) -> None:
         due = peer.link.next_deadline()
@@ -211,7 +228,7 @@ class Transport:
 
     def poll(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for a frame or for ``wake``. Return whether there was one."""
-        ready = zmq_poll(self.sources, max(0, int(timeout * 1000 + 0.999)))
+        ready = self._wait(self.sources, max(0, int(timeout * 1000 + 0.999)))
         if not ready:
             return False
         if ready[0][0] == self._datagrams.fd:
@@ -220,6 +237,16 @@ class Transport:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
         return True
+
+    def _look_first(self, sources: list[tuple[Any, int]], timeout: int) -> Any:
+        """Wait as ``zmq_poll``, but look for a while before this thread sleeps. Threads that have something to do go first."""
+        self._wait = zmq_poll
+        until = clock() + ALERT_SECONDS
+        while timeout and clock() < until:
+            if ready := zmq_poll(sources, 0):
+                return ready
+            os.sched_yield()
+        return zmq_poll(sources, timeout)
 
     def polled(self, ready: dict[Any, int]) -> bool:
         """Whether a frame has arrived, if the caller has polled ``sources`` itself."""
@@ -285,6 +312,9 @@ class Transport:
         try:
             sequence, acknowledged, body = decode(frame)
         except MalformedFrame:
+            if frame == ALERT and sender in self.peers:
+                self._wait = self._look_first
+                return []
             self.refused += 1
             return self._salvage(sender, frame, now)
         if now + ACKNOWLEDGE_AFTER < self._due_at:

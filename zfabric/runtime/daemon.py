@@ -49,6 +49,8 @@ RECEIVE_SECONDS = 0.01
 """Most seconds spent on receiving before the machines decide."""
 LOOK_SECONDS = 0.0002
 """Longest time that a daemon of a cluster looks for an answer before it sleeps. To be woken up takes 20 to 40 µs, of both processes."""
+ALERT_AFTER = 0.00005
+"""Seconds without a message after which the next one of another node is likely to be alone, and somebody here likely to wait for it."""
 LOGS_EVERY = 0.1
 """Seconds between reads of workers' output while a worker is busy or has just written some."""
 PAIRS_EVERY = 1.0
@@ -92,6 +94,10 @@ class Daemon:
         """Whether a process was sent a message ahead of the rest of a turn: it has waited for that, and may answer at once."""
         self._answered_soon = False
         """Whether something has come within ``LOOK_SECONDS`` after the one before."""
+        self._sent_ahead = b""
+        """The process that was last sent a message ahead of the rest of a turn."""
+        self._likely = b""
+        """The process that the next message of another node is likely for: it was sent what the last two of them have led to."""
         self._events: deque[tuple[bytes, m.Message]] = deque()
         """Messages of other threads: (role of the receiver, message)."""
         self._logs = LogTailer(session.logs, self.config.log_bytes, self.config.log_files)
@@ -221,7 +227,7 @@ class Daemon:
             deadline = self._next_deadline(now) if not is_quiet else self._next_of_transports(deadline, now)
             timeout = max(0, min(60_000, int((deadline - now) * 1000 + 0.999)))
             ready: dict[Any, int] = dict(wait(polled, timeout))
-            now = clock()
+            before, now = now, clock()
             if cluster is not None:
                 self.core.read_lease_clock(now, lease_clock())
             if supervision in ready:
@@ -230,6 +236,7 @@ class Daemon:
             if self.transport.polled(ready):
                 self._receive(now)
             if cluster is not None and cluster.transport.polled(ready):
+                self._alert(now - before)
                 cluster.receive(now, self.core, self._measure, self._send_ahead)
             # Calls between nodes may have been passed on, and nothing else: no machine has anything to decide, and no deadline has changed.
             is_quiet = cluster is not None and now < deadline and self.core.rests(now)
@@ -262,6 +269,15 @@ class Daemon:
         ready = zmq_poll(polled, timeout)
         self._answered_soon = clock() - began < LOOK_SECONDS
         return ready
+
+    def _alert(self, waited: float) -> None:
+        """Wake the process for which the message of another node probably is that has come after so many seconds.
+
+        It wakes up while this thread reads the message, and is not asleep when it is sent what follows.
+        """
+        if self._likely and waited > ALERT_AFTER:
+            self.transport.alert(self._likely)
+        self._likely = b""
 
     def _stop(self) -> None:
         """End every job, and notify its driver of the reason once the end is committed."""
@@ -325,6 +341,8 @@ class Daemon:
         if envelopes[0][0] != LOCAL_SCHEDULER:
             self.transport.send_envelopes(receiver, envelopes, clock())
             self._expectant = True
+            self._likely = receiver if receiver == self._sent_ahead else b""
+            self._sent_ahead = receiver
         elif self.cluster is not None:
             self.cluster.transport.send_envelopes(receiver, envelopes, clock())
 
