@@ -109,6 +109,30 @@ def test_a_large_result_stays_here_for_the_callers_node(node: Nodes) -> None:
     assert call_value(CALL, 0) not in node.scheduler.tables.objects
 
 
+def test_a_large_result_keeps_its_place_until_its_caller_has_received_the_outcome(node: Nodes) -> None:
+    """Until then the actor repeats the outcome, with the place, to each restarted daemon of its node."""
+    worker, value = node.actor(), call_value(CALL, 0)
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(contains=(OTHER,)),), CALLER, ((OTHER, HOME_C),)))
+    node.report(worker, (CALL, m.OK, ((4096, 300_000), b"small"), ((OTHER,), ())))
+    node.told(HOME_A)
+    node.hear(HOME_A, m.Release((value,)))
+    node.hear(HOME_A, m.EndsReceived(1, ((CALLER, 0),)))
+    assert (node.scheduler.tables.objects[value].holders, node.scheduler.tables.objects[value].pins) == (None, 1)
+    node.hear(HOME_A, m.EndsReceived(1))
+    assert value not in node.scheduler.tables.objects
+    assert OTHER not in node.scheduler.tables.objects
+
+
+def test_a_large_result_of_a_job_that_has_just_ended_is_not_retained(node: Nodes) -> None:
+    worker = node.actor()
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(),), CALLER, ()))
+    node.scheduler.step(1.0, WORKER + worker, m.CallOutcomes(((CALL, remote_caller(CALLER, HOME_A), m.OK, ((4096, 300_000),), ()),)))
+    node.scheduler.tables.jobs[JOB].ended = "the driver has exited"
+    node.turn()
+    node.turn()
+    assert call_value(CALL, 0) not in node.scheduler.tables.objects
+
+
 def test_a_large_result_is_repeated_with_its_outcome_and_by_itself_once_that_is_acknowledged(node: Nodes) -> None:
     """The next daemon of the caller's node would give up a value of a call of which it does not know."""
     worker = node.actor()

@@ -168,8 +168,8 @@ class Tables:
         self.remote_actors: dict[bytes, RemoteActorRecord] = {}
         """Actors of other nodes that processes of this one call, by id."""
         self.relayed_ends: list[tuple[WorkerRecord, Row, tuple[bytes, ...]]] = []
-        """Outcomes of relayed calls that actors of this node reported since the last turn: (worker, row of ``CallOutcomes``, refs inside,
-        which are pinned)."""
+        """Outcomes of relayed calls that actors of this node reported since the last turn: (worker, row of ``CallOutcomes``, objects that
+        are pinned: refs inside, and large values)."""
         self.behind_ends: list[tuple[bytes, m.Message]] = []
         """Messages for other nodes that go behind the ends of attempts and calls of this turn: (node, message)."""
         self.logs: dict[bytes, ActorLog] = {}

@@ -307,17 +307,20 @@ class Executions:
     def _send_report(self, home: NodeRecord, report: _Report) -> None:
         self.report(home, m.Ended(home.next_end, tuple(report.completed()), self.tables.homes_of(report.named)), report.named)
 
-    def report(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, named: Sequence[bytes]) -> None:
-        """Send ends to another node; retain them, and the pins of what they name, until it has taken them in."""
+    def report(
+        self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, named: Sequence[bytes], pinned: Sequence[bytes] = ()
+    ) -> None:
+        """Send ends to another node; retain them until it has taken them in, and until then the pins of what is ``pinned``: at least what
+        they name."""
         if named:
             self.entrusting.entrust(named)
         self.borrowing.send_behind(home.token, message)
-        self.reported(home, message, named)
+        self.reported(home, message, pinned or named)
 
-    def reported(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, named: Iterable[bytes]) -> None:
-        """Retain a report that was sent, and the pins of what it names."""
+    def reported(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, pinned: Iterable[bytes]) -> None:
+        """Retain a report that was sent, and these pins."""
         home.unreceived.append(message)
-        home.pinned[home.next_end] = tuple(named)
+        home.pinned[home.next_end] = tuple(pinned)
         home.next_end += 1
 
     def home_died(self, dead: NodeRecord) -> list[m.Completed]:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.objects.call_results import names_of_outcome
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import RelayedStream, WorkerRecord
 from zfabric.machines.local_scheduler.references import References
@@ -131,9 +132,9 @@ class RemoteCallers:
         token = node_of_caller(remote)
         node = self.tables.nodes.get(token)
         rows: list[m.Row] = []
-        named: list[bytes] = []
+        held: list[bytes] = []
         reporters: dict[bytes, list[bytes]] = {}
-        for worker, row, inside in reports:
+        for worker, row, pinned in reports:
             call_id, caller, status, outputs, contained = row
             self._ended(call_id)
             job = self.tables.jobs.get(call_id[:JOB_BYTES])
@@ -141,15 +142,16 @@ class RemoteCallers:
             if node is None or is_unknown or (job is not None and job.ended):
                 self.tables.end_due = True
                 self._drop(worker, token, call_id, outputs)
-                self.references.unpin(inside)
+                self.references.unpin(pinned)
                 continue
-            named += inside
+            held += pinned
             rows.append((call_id, caller[:INCARNATION_BYTES], status, outputs, contained))
             reporters.setdefault(worker.token, []).append(call_id)
         if rows and node is not None:
             self._reporters[token, node.next_end] = reporters
+            named = [each for row in rows for each in names_of_outcome(row)] if held else []
             homes = self.tables.homes_of(named) if named else ()
-            self.executions.report(node, m.CallsEnded(node.next_end, tuple(rows), homes), named)
+            self.executions.report(node, m.CallsEnded(node.next_end, tuple(rows), homes), named, held)
 
     def _ended(self, call_id: bytes) -> None:
         """Release what was retained for a call without an outcome."""

@@ -76,7 +76,8 @@ class CallResults:
     def _relay(self, worker: WorkerRecord, row: m.Row) -> None:
         """Have an outcome sent to another node at the end of the turn. The actor may release at once what the outcome names.
 
-        Large values are retained at once: a restarted scheduler sends outcomes later, and drops what it finds that nobody retains.
+        Large values are retained at once: a restarted scheduler sends outcomes later, and drops what it finds that nobody retains. They
+        are pinned, too: until the outcome is confirmed to the actor, that repeats their places to each restarted daemon.
         """
         if is_plain_outcome(row) and row[0] not in self.tables.relayed_streams:
             self.tables.relayed_ends.append((worker, row, ()))
@@ -85,9 +86,9 @@ class CallResults:
         home = node_of_caller(row[1])
         if home in self.tables.nodes:
             row = self.retain_for(home, worker, row)
-        named = names_of_outcome(row)
-        self.outcomes.references.pin(named)
-        self.tables.relayed_ends.append((worker, row, named))
+        pinned = names_of_outcome(row) + tuple(call_value(row[0], index) for index, value in enumerate(row[3]) if type(value) is int)
+        self.outcomes.references.pin(pinned)
+        self.tables.relayed_ends.append((worker, row, pinned))
 
     def retain_for(self, home: bytes, worker: WorkerRecord, row: m.Row) -> m.Row:
         """Retain the large values of an outcome for another node. Return the row with their sizes."""
