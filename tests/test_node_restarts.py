@@ -883,6 +883,19 @@ def test_a_result_whose_home_had_to_be_found_is_retained_until_its_caller_releas
     assert m.Release((value,)) in told(node, A)
 
 
+@pytest.mark.parametrize("has_restarted", [False, True])
+def test_a_restarted_daemon_waits_for_what_a_node_reports_that_has_yet_to_learn_of_a_death(has_restarted: bool) -> None:
+    """A daemon of that node that is new, too, knows nothing of the dead one."""
+    node = Anew()
+    node.rejoin(())
+    table(node, 2, A)
+    hear(node, A, anew(b"daemon2.") if has_restarted else again(b"daemon1."))
+    hear(node, A, again(b"daemon2." if has_restarted else b"daemon1."), m.Ready())
+    assert node.scheduler.tables.dead[C] == has_restarted
+    hear(node, A, m.Remains(C, (), (), (), True))
+    assert node.scheduler.tables.dead[C]
+
+
 def test_a_large_result_that_its_actor_reports_to_the_next_daemon_is_retained_before_the_callers_node_has_registered() -> None:
     """The store drops what it has found in the arena and nobody retains, as soon as the processes of this node have registered."""
     node = Anew(elsewhere=True)
