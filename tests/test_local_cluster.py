@@ -359,8 +359,8 @@ def test_nodes_leave_in_order_and_the_end_of_the_head_is_that_of_the_others() ->
     [
         ({"num_cpus": -1}, "num_cpus cannot be negative: -1"),
         ({"resources": {"CPU": 3}}, "'CPU' is asked for with num_cpus="),
-        ({"labels": {"zone": 3}}, "labels map text to text, not {'zone': 3}"),
-        ({"labels": ["zone"]}, "labels map text to text, not ['zone']"),
+        ({"labels": {"zone": 3}}, "labels map names to text, not {'zone': 3}"),
+        ({"labels": ["zone"]}, "labels map names to text, not ['zone']"),
         ({"resources": ["disk"]}, "resources is a dict of names and amounts, not ['disk']"),
         ({"object_store_memory": "1GiB"}, "object_store_memory is a number of bytes, not '1GiB'"),
     ],

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import PATIENCE
+from faults import PATIENCE, kill_daemon
 from faults import session as here
 
 import zfabric as zf
@@ -190,6 +190,22 @@ def test_a_size_with_a_unit_is_refused_with_the_number_to_write(text: str, numbe
     with pytest.raises(zf.ConfigError, match=f"a number of bytes from 0, not {text!r}; write {re.escape(number)}$"):
         zf.init("local", num_cpus=1, object_store_memory=text)  # type: ignore[arg-type]
     assert eval(number) == size_of(text)
+
+
+def test_a_node_has_the_labels_that_init_gives_it(cluster: Callable[..., Any]) -> None:
+    cluster(labels={"zone": "a", "disk": "ssd"})
+    ((own, labels),) = ((row["NodeID"], row["Labels"]) for row in zf.nodes())
+    assert labels == {"zone": "a", "disk": "ssd"}
+    of_zone = zf.remote(lambda: zf.get_runtime_context().get_node_labels()).options(label_selector={"zone": "a", "ray.io/node-id": own})
+    assert zf.get(of_zone.remote()) == labels
+    kill_daemon()
+    assert zf.get(of_zone.remote()) == labels
+
+
+@pytest.mark.parametrize("labels", [{"zone": 3}, {"": "a"}, {3: "a"}, ["zone"], {"zone": "\ud800"}])
+def test_labels_that_are_none_are_refused(labels: Any) -> None:
+    with pytest.raises(zf.ConfigError, match="init: labels map names to text, not"):
+        zf.init("local", num_cpus=1, labels=labels)
 
 
 @pytest.mark.parametrize("options", [{"object_store_memory": 10}, {"config": {"object_store_memory": 2**21 - 1}}])

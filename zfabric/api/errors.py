@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
 from zfabric.adapters.task_errors import load_error, load_failure
+from zfabric.exceptions import ConfigError
 from zfabric.protocol.messages import ERROR
+from zfabric.protocol.names import is_text
 from zfabric.runtime.interface import Outcome
 
 
@@ -31,6 +34,13 @@ def check_flag(name: str, value: Any) -> None:
     """Raise TypeError unless ``value`` is True or False."""
     if type(value) is not bool:
         raise TypeError(f"{name} is True or False, not {a(value)}")
+
+
+def check_labels(what: str, labels: Any) -> None:
+    """Raise ConfigError, a ValueError, unless ``labels`` map names, which are not empty, to text."""
+    texts = isinstance(labels, Mapping) and all(isinstance(each, str) and is_text(each) for pair in labels.items() for each in pair)
+    if not texts or "" in labels:
+        raise ConfigError(f"{what} map names to text, not {labels!r}")
 
 
 def check_timeout(timeout: Any) -> None:

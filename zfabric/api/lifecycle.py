@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, decoded, environment_of, inherited
-from zfabric.api.errors import check_flag, near
+from zfabric.api.errors import check_flag, check_labels, near
 from zfabric.api.packages import sent
 from zfabric.config import Config, size_of
 from zfabric.exceptions import AlreadyInitializedError, ConfigError, NotInitializedError
@@ -56,7 +56,6 @@ _IGNORED = {
     "system_reserved_memory",
     "allow_multiple",
     "storage",
-    "labels",
     "_temp_dir",
     "_node_ip_address",
     "_driver_object_store_memory",
@@ -162,6 +161,7 @@ def init(
     namespace: str | None = None,
     config: dict[str, Any] | Config | None = None,
     log_to_driver: bool = True,
+    labels: dict[str, str] | None = None,
     ignore_reinit_error: bool = False,
     runtime_env: dict[str, Any] | None = None,
     include_dashboard: bool | None = None,
@@ -183,11 +183,11 @@ def init(
 
     A program that never calls ``init`` does so on its first use of a cluster.
 
-    ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes) and ``config`` (limits of ``zfabric.config`` by name) apply
-    to a new cluster. Every function inherits ``runtime_env`` unless it sets its own. Names of actors are looked up in ``namespace``: by
-    default that of ``zfabric start --namespace``, else the empty one, which programs share. Without ``log_to_driver`` the output of workers
-    is not shown. Other keywords of Ray's ``init`` that only say how Ray itself runs (``ignored``: ``logging_level``, ``_temp_dir``, …) are
-    accepted and have no effect.
+    ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes), ``labels`` of the node (for ``label_selector``) and
+    ``config`` (limits of ``zfabric.config`` by name) apply to a new cluster. Every function inherits ``runtime_env`` unless it sets its
+    own. Names of actors are looked up in ``namespace``: by default that of ``zfabric start --namespace``, else the empty one, which
+    programs share. Without ``log_to_driver`` the output of workers is not shown. Other keywords of Ray's ``init`` that only say how Ray
+    itself runs (``ignored``: ``logging_level``, ``_temp_dir``, …) are accepted and have no effect.
 
     With ``include_dashboard``, a page shows the cluster in a browser while this program is connected (extra "page"). It is served at
     ``dashboard_host`` and ``dashboard_port`` (by default a free port of this machine). Its address is printed to standard error, and is the
@@ -214,6 +214,7 @@ def init(
             raise TypeError(f"init() has no argument {name!r}{near(name, known)}")
     check_flag("init: log_to_driver", log_to_driver)
     check_flag("init: ignore_reinit_error", ignore_reinit_error)
+    check_labels("init: labels", labels or {})
     if include_dashboard is not None:
         check_flag("init: include_dashboard", include_dashboard)
     if not isinstance(dashboard_host, str):
@@ -230,7 +231,13 @@ def init(
                     f"this process is connected already (node {node}); call zf.shutdown() first, or pass ignore_reinit_error=True"
                 )
             return ClusterContext(existing)
-        wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "object_store_memory": object_store_memory}
+        wanted = {
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            "resources": resources,
+            "object_store_memory": object_store_memory,
+            "labels": labels,
+        }
         given = [name for name, value in wanted.items() if value is not None] + ["config"] * bool(config)
         submitted: dict[str, Any] = json.loads(os.environ.get(SUBMIT_VARIABLE, "{}"))
         num_cpus = submitted.get("num_cpus") if num_cpus is None else num_cpus
@@ -267,6 +274,7 @@ def init(
                 namespace=namespace or "",
                 config=settings,
                 log_to_driver=log_to_driver,
+                labels=tuple(sorted((labels or {}).items())),
             )
         interface.set_current(client)
         _started = client

@@ -109,6 +109,7 @@ def start(
     namespace: str,
     config: Config,
     log_to_driver: bool,
+    labels: tuple[tuple[str, str], ...],
 ) -> DriverClient:
     """Start an embedded cluster and connect to it."""
     from zfabric.runtime.launch import launch  # Programs that join a cluster start sooner without it.
@@ -117,7 +118,7 @@ def start(
     settings = dict(config.pairs())
     settings["log_to_driver"] = log_to_driver and config.log_to_driver
     arena_size = -1 if object_store_memory is None else object_store_memory
-    launched = launch(config=Config.of(settings), resources=total, namespace=namespace, arena_size=arena_size)
+    launched = launch(config=Config.of(settings), resources=total, labels=labels, namespace=namespace, arena_size=arena_size)
     try:
         seconds = PRELOAD_SECONDS if config.preload else REGISTER_SECONDS
         client = attach(launched.session, namespace=namespace, failure=launched.failure, seconds=seconds)

@@ -132,6 +132,7 @@ class Daemon:
         node, part = bytes.fromhex(description["node"]), self.cluster.part if self.cluster is not None else None
         self.core = NodeMachines(self.incarnation, node, self.config, total, capacity, self.journal, daemons, part)
         self.scheduler = self.core.scheduler
+        self.scheduler.tables.labels |= dict(description["labels"])  # Those of a node of a cluster come with the node table.
         self._receive_one = self.core.receive if self.cluster is None else self._receive_in_cluster
         self.transport.admits = self.core.admits
         self._perform: dict[type[Any], Any] = {

@@ -122,6 +122,7 @@ def launch(
     kind: str = EMBEDDED,
     config: Config | None = None,
     resources: Mapping[str, float] | None = None,
+    labels: Sequence[tuple[str, str]] = (),
     namespace: str = "",
     store: str = "",
     spill: str = "",
@@ -138,8 +139,9 @@ def launch(
 
     ``kind`` "embedded" ends with this process, "started" when ``stop`` is called. ``arena_size`` is in bytes, -1 for that of
     ``config``, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``transfer`` is as in
-    ``Specification``. ``base`` is the directory for temporary files. ``cluster`` makes the session a node of a cluster of several; a head
-    without a key file gets one in its session. With ``ZFABRIC_KEEP`` in the environment, logs and tables remain when the session ends.
+    ``Specification``. ``labels`` are those of a node without ``cluster``. ``base`` is the directory for temporary files. ``cluster`` makes
+    the session a node of a cluster of several; a head without a key file gets one in its session. With ``ZFABRIC_KEEP`` in the
+    environment, logs and tables remain when the session ends.
 
     Raises FabricError if the session cannot be made, ConfigError if ``config`` names a missing directory or more than the machine has,
     and for a cluster that cannot be joined what ``runtime.cluster`` raises.
@@ -164,6 +166,7 @@ def launch(
         launcher_started=processes.start_ticks(os.getpid()),
         config=settings.pairs(),
         resources=tuple((resources or {}).items()),
+        labels=tuple(labels),
         namespace=namespace,
         store=store,
         spill=spill,

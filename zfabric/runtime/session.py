@@ -114,9 +114,9 @@ class Specification(NamedTuple):
     """The specification that a launcher sends to the supervisor that it starts.
 
     ``directory`` is the session's. ``kind`` is "embedded" (ends with the launcher) or "started" (ends when it is stopped).
-    ``launcher`` and ``launcher_started`` name the launching process. ``arena_size`` is -1 for that of ``config``, 0 for
-    no arena. ``paths`` is the workers' ``sys.path`` (empty: the supervisor's own). ``daemon`` and ``worker`` are entry points,
-    "module:function"; ``imports`` are the modules loaded once, before processes are forked.
+    ``launcher`` and ``launcher_started`` name the launching process. ``labels`` are those of a node without ``cluster``. ``arena_size`` is
+    -1 for that of ``config``, 0 for no arena. ``paths`` is the workers' ``sys.path`` (empty: the supervisor's own). ``daemon`` and
+    ``worker`` are entry points, "module:function"; ``imports`` are the modules loaded once, before processes are forked.
     """
 
     directory: str
@@ -125,6 +125,7 @@ class Specification(NamedTuple):
     launcher_started: int
     config: tuple[tuple[str, Any], ...]
     resources: tuple[tuple[str, float], ...]
+    labels: tuple[tuple[str, str], ...]
     namespace: str
     store: str
     spill: str

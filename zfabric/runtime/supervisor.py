@@ -164,6 +164,7 @@ class Supervisor:
                 "created": time.time(),
                 "config": dict(specification.config),
                 "resources": dict(specification.resources),
+                "labels": dict(specification.labels),
                 "namespace": specification.namespace,
                 "keep": specification.keep,
                 "cluster": specification.cluster and specification.cluster._asdict(),

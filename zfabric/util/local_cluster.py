@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import processes
+from zfabric.api.errors import check_labels
 from zfabric.api.lifecycle import local_clusters, shutdown
 from zfabric.config import Config
 from zfabric.exceptions import ConfigError, FabricError
@@ -239,8 +240,7 @@ class LocalCluster:
         from zfabric.runtime.session import ClusterSettings
 
         labels = self._labels if labels is None else labels
-        if not isinstance(labels, Mapping) or not all(isinstance(each, str) for pair in labels.items() for each in pair):
-            raise ConfigError(f"LocalCluster: labels map text to text, not {labels!r}")
+        check_labels("LocalCluster: labels", labels)
         resources = self._resources if resources is None else resources
         demand_of(self._cpus if num_cpus is None else num_cpus, num_gpus, resources)
         address, key_file = ("", "") if head else (self.address or self.nodes[0].session_directory, self.key_file)

@@ -43,7 +43,7 @@ from zfabric.protocol.ids import CLIENT, CONTROL, OBJECT_BYTES, TASK_BYTES, Addr
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import matcher
-from zfabric.protocol.options import RESOURCE_UNIT, Demand
+from zfabric.protocol.options import NODE_ID, RESOURCE_UNIT, Demand
 
 PAGE_MAX = 1000
 """Most rows of the control store in one answer."""
@@ -417,7 +417,8 @@ class Reports:
 
     def _nodes(self, now: float) -> list[dict[str, Any]]:
         if not self.tables.node_table:
-            return [{"node": self.node.hex(), "alive": True, "resources": self._own_resources()}]
+            labels = {name: value for name, value in self.tables.labels.items() if name != NODE_ID}
+            return [{"node": self.node.hex(), "alive": True, "resources": self._own_resources(), "labels": labels}]
         return [
             {
                 "node": node.hex(),
