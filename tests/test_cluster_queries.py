@@ -133,7 +133,7 @@ def test_one_node_that_does_not_answer_is_an_error(node: Asked, how: str) -> Non
     (answer,) = node.answers()
     unknown = "this cluster has no such node (any more)"
     expected = {
-        "silent": "clock: n2 did not answer within 2 s: it is held up, or has just died",
+        "silent": "n2 did not answer within 2 s: it is held up, or has just died",
         "dead": "clock: that node has died",
         "unknown": f"clock: {unknown}",
         "nonsense": f"at: {unknown}",

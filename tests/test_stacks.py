@@ -20,11 +20,13 @@ from faults import PATIENCE, eventually
 
 import zfabric as zf
 from zfabric.cli.stack import stack
+from zfabric.exceptions import GetTimeoutError
 from zfabric.protocol.names import brief
 from zfabric.runtime import sampling
 from zfabric.runtime.connect import attach
 from zfabric.runtime.session import Session
 from zfabric.runtime.stack_report import sample_report
+from zfabric.runtime.timeline import TimelineNode
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -240,6 +242,17 @@ def test_stacks_of_unknown_or_pending_tasks_are_errors() -> None:
     zf.get(done, timeout=PATIENCE)
     assert "it runs nowhere now" in looked(brief(done.binary()[:16]), code=1)
     assert "it runs nowhere now" in looked(brief(ref.binary()), code=1)
+
+
+def test_a_process_that_was_not_found_may_be_on_a_node_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(node: TimelineNode, subject: bytes) -> Any:
+        raise GetTimeoutError("far did not answer within 2 s")
+
+    monkeypatch.setattr("zfabric.cli.stack.nodes_of", lambda client: [TimelineNode(client, "far")])
+    monkeypatch.setattr("zfabric.cli.stack.processes_of", silent)
+    text = looked("999999999", code=1)
+    assert "far is left out: far did not answer within 2 s\n" in text
+    assert "there is no stack of '999999999': but for far, which did not answer, no process, task or actor" in text
 
 
 def test_native_frames_need_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

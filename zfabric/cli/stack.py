@@ -78,29 +78,31 @@ class Chosen(NamedTuple):
 
 def _chosen(client: DriverClient, subject: str | None) -> list[Chosen]:
     """The processes of all nodes, or those with a pid, or the one of an id."""
-    nodes = nodes_of(client)
+    nodes, silent = nodes_of(client), list[str]()
     if subject is None:
-        return _processes(nodes)
-    if subject.isdecimal() and (named := [each for each in _processes(nodes) if each.pid == int(subject)]):
+        return _processes(nodes, silent)
+    if subject.isdecimal() and (named := [each for each in _processes(nodes, silent) if each.pid == int(subject)]):
         return named
     found: Any = client.query("find", subject) if is_text(subject) else ()
     if len(found) > 1:
         raise click.UsageError(f"{subject!r} can mean {len(found)} things; `zfabric explain` lists them")
-    chosen = _processes(nodes, bytes.fromhex(found[0]["id"])) if found else []
+    chosen = _processes(nodes, silent, bytes.fromhex(found[0]["id"])) if found else []
     if not chosen:
-        why = "it runs nowhere now" if found else "no process, task or actor of this cluster is called so"
+        where = f"but for {', '.join(dict.fromkeys(silent))}, which did not answer, " if silent else ""
+        why = f"{where}it runs nowhere now" if found else f"{where}no process, task or actor of this cluster is called so"
         raise click.ClickException(f"there is no stack of {subject!r}: {why}")
     return chosen
 
 
-def _processes(nodes: list[TimelineNode], subject: bytes = b"") -> list[Chosen]:
-    """The processes of nodes; one that does not answer is named, and left out."""
+def _processes(nodes: list[TimelineNode], silent: list[str], subject: bytes = b"") -> list[Chosen]:
+    """The processes of nodes. The name of one that does not answer is printed, and added to ``silent``."""
     found = []
     for node in nodes:
         try:
             found += [Chosen(node, pid, worker, node is not nodes[0]) for pid, worker in processes_of(node, subject)]
         except FabricError as error:
-            click.echo(f"node {node.name}: {error}", err=True)
+            click.echo(f"{node.name} is left out: {error}", err=True)
+            silent.append(node.name)
     return found
 
 

@@ -113,9 +113,7 @@ class ClusterQueries:
             text = f"no answer within {ANSWER_SECONDS:g} s from {silent}: {what}"
             if question.query.what == AT:
                 self._close(question)
-                text = (
-                    f"{question.query.arguments[1]}: {silent} did not answer within {ANSWER_SECONDS:g} s: it is held up, or has just died"
-                )
+                text = f"{silent} did not answer within {ANSWER_SECONDS:g} s: it is held up, or has just died"
                 self.tables.send(question.source, m.Answer(question.query.token, None, text))
                 continue
             self.tables.send(question.source, m.Notice("warning", text))
