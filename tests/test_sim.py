@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -531,6 +532,22 @@ def test_ends_that_are_sent_again_count_as_they_are_then() -> None:
         ended = m.Ended(1, tuple(m.Completed.of(rows, (), ())), ())
         world.invariants.between_nodes(executor, b"home", [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, ended)])
     assert list(world.invariants._ended[executor.node.identifier].values()) == [(other[0], 0)]
+
+
+@pytest.mark.parametrize("home_is_dead", [False, True])
+def test_the_record_of_a_dead_home_says_nothing_of_its_task(home_is_dead: bool) -> None:
+    """Its daemon may go on until it learns that it is dead. The home of the job takes over, and knows what living nodes report."""
+    world = World(0, faults=STEADY, program=Program((), 0), nodes=3)
+    _, executor, home = world.nodes
+    while executor.identifier not in home.daemon.scheduler.tables.nodes:
+        world.step()
+    record: Any = SimpleNamespace(function=SimpleNamespace(delegated=False), rare=None)
+    home.daemon.scheduler.tables.tasks[bytes(TASK_BYTES)] = record
+    world.invariants._ended[executor.identifier] = {(home.identifier, 1, 0): (bytes(TASK_BYTES), 0)}
+    world.invariants._members = {node.identifier for node in world.nodes if node is not home or not home_is_dead}
+    worker: Any = SimpleNamespace(name="worker1", incarnation=b"")
+    with nullcontext() if home_is_dead else pytest.raises(Failure, match="node 2 has its outcome"):
+        world.invariants._alone(worker, Item((bytes(TASK_BYTES), b"", b"", ()), 1))
 
 
 def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -64,7 +64,9 @@ class Invariants:
         """Fail if an attempt begins while another one runs on a living node, or has ended there and its home has not acknowledged that."""
         task_id = item.row[0]
         homes = [
-            node for node in self.world.living if (task := node.daemon.scheduler.tables.tasks.get(task_id)) and not task.function.delegated
+            node
+            for node in filter(self.is_member, self.world.living)  # A dead one need not know yet that it is not the home any more.
+            if (task := node.daemon.scheduler.tables.tasks.get(task_id)) and not task.function.delegated
         ]
         for home in homes:
             nodes = home.daemon.scheduler.tables.nodes
