@@ -246,6 +246,30 @@ def test_the_home_of_a_job_takes_over_though_the_next_daemon_of_the_last_other_n
     assert HOME_C not in node.scheduler.failover._takeovers
 
 
+@pytest.mark.parametrize("options", [{}, {"max_retries": 0}], ids=["retried", "once"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_an_end_that_a_dead_home_has_not_acknowledged_counts_if_only_a_task_needs_it_that_runs_again(
+    elsewhere: bool, options: dict[str, Any]
+) -> None:
+    node, attempt = Executor(), first_attempt(0, 3)
+    node.driver()
+    first, needed = row(7, **options), ref(7)
+    node.hear(HOME_C, m.Entrust(1, JOB, EXPORTED, (first, row(8, needed)), (), (task_id(8),)))
+    if not elsewhere:
+        node.hear(HOME_C, m.Delegate((JOB, "", SELF), EXPORTED, (first,), (), (), (), attempt))
+        node.complete(node.workers()[0], 7, attempt)
+    node.dispatched()
+    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    node.send(MEMBER + OWN, m.NodeTable(2, rows))
+    if elsewhere:
+        node.hear(HOME_A, m.Remains(HOME_C, (), (), ((task_id(7), attempt),), False))
+        node.hear(HOME_A, m.Ended(1, tuple(m.Completed.of(((task_id(7), attempt, m.OK, (b"value",)),))), ()))
+    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    node.workers()
+    assert [number for _, number, _ in node.dispatched()] == [8]
+    assert node.scheduler.tables.find(needed).value == b"value"
+
+
 def test_a_row_of_a_task_that_is_at_home_here_cannot_be_entrusted(node: Executor) -> None:
     node.driver()
     node.send(CLIENT + DRIVER, m.Submit((row(7),)))

@@ -9,7 +9,7 @@ Until then its records of the objects are those of borrowed ones that nobody sen
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from zfabric.config import ROWS_MAX
@@ -79,6 +79,11 @@ class _Takeover:
         """Attempts that have ended on other nodes: (node, row and extra as in ``Completed``, refs inside). The refs are pinned."""
         self.own_ends: list[m.Completed] = []
         """Attempts that had ended on this node, and whose ends the dead one had not acknowledged. The refs inside are pinned."""
+
+    def with_values(self) -> Iterator[bytes]:
+        """Tasks of which an attempt has ended with values, on this node or another one."""
+        rows = [row for _, row, _, _ in self.ends] + [row for completed in self.own_ends for row in completed.rows]
+        return (row[0] for row in rows if row[2] == OK)
 
 
 class Failover:
@@ -361,6 +366,8 @@ class Failover:
         needed = [each for each in records if each.holders is not None or each.pins > 0 or each.fetchers or each.dependents]
         to_run = [tasks[task_id] for task_id in unfinished if task_id in tasks]
         tasks_needed = {*to_run, *(each.task for each in needed if each.task is not None)}
+        # An outcome that exists counts as well if only tasks need it that are to run again.
+        tasks_needed.update(tasks[task_id] for task_id in takeover.with_values() if task_id in tasks)
         self._accept_own_ends(dead, takeover.own_ends, tasks_needed, now)
         self._adopt_attempts(takeover, tasks_needed)
         to_run = [task for task in to_run if not self._must_not_run_twice(task)]
