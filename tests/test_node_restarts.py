@@ -283,7 +283,7 @@ def test_an_executor_repeats_what_runs_and_the_ends_that_are_not_acknowledged_to
     (ended,) = told(peer, A)
     peer.delegated(2)
     hear(peer, A, anew(NEW))
-    assert told(peer, A)[1:] == [m.RunningDelegated(((task_id(2), OF_A), (task_id(1), OF_A))), m.Ready(), ended]
+    assert told(peer, A)[1:] == [m.RunningDelegated(((task_id(1), OF_A), (task_id(2), OF_A))), m.Ready(), ended]
     hear(peer, A, again(NEW), m.Ready(), m.EndsReceived(1), anew(NEWER))
     assert told(peer, A)[1:] == [m.RunningDelegated(((task_id(2), OF_A),)), m.Ready()]
 
@@ -650,6 +650,31 @@ def test_a_task_that_is_to_be_retried_waits_for_the_attempt_that_another_node_ma
     assert list(node.scheduler.tables.nodes[A].inflight) == [task_id(1)]
     hear(node, A, m.Ended(1, tuple(m.Completed.of(((task_id(1), OF_SELF + 1, m.OK, (b"value",)),), (), ())), ()))
     assert (m.OK, (b"value",)) in node.results().values()
+
+
+def test_a_restarted_home_goes_on_with_the_attempt_that_runs_although_the_end_of_an_earlier_one_is_repeated(peer: Peer) -> None:
+    """The worker of that one had died, and the daemon before had given out the next, but not acknowledged the end."""
+    hear(peer, A, m.Delegate(ABOUT, EXPORTED, (row(1),), (), (), (), OF_SELF))
+    peer.workers()
+    ((worker, *_),) = peer.dispatched()
+    died(peer, worker, 1)
+    hear(peer, A, m.Delegate(ABOUT, EXPORTED, (row(1),), (), (), (), OF_SELF + 1))
+    peer.workers()
+    assert [attempt for *_, attempt in peer.dispatched()] == [OF_SELF + 1]
+    told(peer, A)
+    hear(peer, A, anew(NEW))
+    _, running, ready, ended = told(peer, A)
+    assert (type(ready), type(ended)) == (m.Ready, m.Ended)
+    home = Anew()
+    home.rejoin((row(1),))
+    home.register(A, running)
+    home.register(C)
+    hear(home, A, ended)
+    (task,) = home.scheduler.tables.nodes[A].inflight.values()
+    assert task.attempt == OF_SELF + 1
+    assert home.dispatched() == [], "it runs there"
+    hear(home, A, m.Ended(2, tuple(m.Completed.of(((task_id(1), OF_SELF + 1, m.OK, (b"value",)),), (), ())), ()))
+    assert home.results()[1] == (m.OK, (b"value",))
 
 
 def test_the_death_of_a_node_ends_the_wait_for_it_and_time_does_not() -> None:

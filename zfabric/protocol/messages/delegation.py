@@ -43,7 +43,8 @@ class RunningDelegated(NamedTuple):
     """executor -> home, while it registers. Rows ``(task_id, attempt)`` of the attempts that the executor still has.
 
     Those are attempts that run, attempts whose ends are not acknowledged, and attempts that made actors which live there. An attempt
-    that is not listed was lost with a daemon: the home gives its task a new one. The home stops attempts that it no longer needs.
+    that is not listed was lost with a daemon: the home gives its task a new one. Of several attempts of a task, the one that is listed last
+    counts. The home stops attempts that it no longer needs.
     """
 
     rows: Rows

@@ -133,14 +133,18 @@ class Executions:
         return task
 
     def attempts_of(self, home: NodeRecord) -> m.Rows:
-        """Attempts ``(task_id, attempt)`` of a home's tasks that this node has, or whose end the home has not acknowledged."""
-        found = [(task.id, task.attempt) for task in self.tables.tasks.values() if task.function.delegated and task.submitter == home.token]
-        found += [(task.id, task.attempt) for task, *_ in self.tables.delegated_ends if task.submitter == home.token]
-        found += [(guest.id, guest.task.attempt) for guest in self.tables.guests.values() if guest.home == home.token]
+        """Attempts ``(task_id, attempt)`` of a home's tasks that this node has, or whose end the home has not acknowledged.
+
+        Those that run come last: a task may run again whose earlier attempt has such an end.
+        """
+        found: list[tuple[bytes, int]] = []
         for message in home.unreceived:
             if isinstance(message, m.Ended):
                 found += [(task_id, attempt) for task_id, attempt, _, _ in m.Completed(*message.completed).rows]
-        return tuple(found)
+        found += [(task.id, task.attempt) for task, *_ in self.tables.delegated_ends if task.submitter == home.token]
+        found += [(guest.id, guest.task.attempt) for guest in self.tables.guests.values() if guest.home == home.token]
+        here = [task for task in self.tables.tasks.values() if task.function.delegated and task.submitter == home.token]
+        return (*found, *((task.id, task.attempt) for task in here))
 
     def repeat_ends(self, home: NodeRecord) -> None:
         """Repeat to a home the ends that it has not acknowledged, and the ends of tasks that have made actors here."""
