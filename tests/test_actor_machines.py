@@ -320,6 +320,20 @@ def test_a_request_to_stop_a_call_outlives_the_daemon(client: Client) -> None:
     assert messages_of(client, m.StopCall) == [m.StopCall(stopped, "cancelled")]
 
 
+def test_a_request_to_stop_a_call_on_another_node_is_repeated_with_the_call(client: Client) -> None:
+    """The daemon may have died before it passed the request on, or may not be there as the call is cancelled."""
+    stopped, goes_on = call(client, 1), call(client, 2)
+    lives(client, DAEMON)
+    assert sent(client) == [1, 2]
+    client.cancel((stopped + CALL_RETURN,), False, False)
+    assert messages_of(client, m.StopRelayed) == [m.StopRelayed(ACTOR, stopped, "cancelled")]
+    client.step(0.0, b"L" + DAEMON, m.RepeatCalls(ACTOR))
+    repeated = [message for _, message in client.take_effects(0.0)]
+    assert [type(each) for each in repeated] == [m.Call, m.StopRelayed, m.CallsRepeated]
+    assert [row[0] for row in repeated[0].rows] == [stopped, goes_on]
+    assert repeated[1] == m.StopRelayed(ACTOR, stopped, "cancelled")
+
+
 def test_calls_after_a_kill_do_not_reach_the_killed_process(client: Client) -> None:
     """Also if this process receives only now where the actor lives: its death is under way."""
     client.calls.kill(ACTOR, True)

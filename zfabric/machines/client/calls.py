@@ -636,7 +636,10 @@ class Calls:
         self._orders.append(Send(source, m.Receipt(message.token)))
 
     def _repeat(self, target: Target) -> None:
-        """Send all calls again that were sent to the present life of an actor on another node, and what it retains outcomes for."""
+        """Send all calls again that were sent to the present life of an actor on another node, and what it retains outcomes for.
+
+        Requests to stop some of them follow.
+        """
         self.queued += len(target.sent) - len(target.outbox)
         if not target.outbox:
             target.repeated.clear()
@@ -646,6 +649,9 @@ class Calls:
             self._full[target] = None
         if target.keeps:
             self._receipts[target] = True
+        for call_id, reason in self._stopped.items():
+            if call_id in target.sent:
+                self._orders.append(Send(target.address, m.StopRelayed(target.actor_id, call_id, reason)))
 
     def _interrupted(self, target: Target, executing: bytes, in_order: bool) -> None:
         """Repeat, ask about or fail the calls that were sent to a process which is gone. Unless it ended ``in_order`` some may have run."""
