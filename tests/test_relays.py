@@ -396,6 +396,23 @@ def test_values_of_a_stream_come_from_the_actors_node_and_its_permission_goes_th
     assert m.AllowYields(CALL, m.CLOSE) in node.told(HOME_A)
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_each_new_daemon_is_told_to_close_a_stream_of_which_values_went_with_the_one_before(node: Nodes, is_read: bool) -> None:
+    """It knows the call only when that comes again. The reader has dropped the stream, or learned that values are lost."""
+    worker, end, first = find(node), CALL + b"\x40\0\0\0", object_id(CALL, 1)
+    node.hear(HOME_A, alive())
+    node.send(CLIENT + worker, m.ExpectResults(((end, FAR, 2),)))
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(stream=2),)))
+    node.send(CLIENT + worker, m.Hold((first,)))
+    node.hear(HOME_A, m.RelayedYields(1, ((CALL, 0, 0, b"a", ()),), ()))
+    node.send(CLIENT + worker, m.Release((first,) if is_read else (first, end)))
+    for daemon in (b"daemon.2", b"daemon.3"):
+        node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, daemon, node.scheduler.address[1:]), m.Ready())
+        node.told(HOME_A)
+        node.hear(HOME_A, m.RelayedYields(1, ((CALL, 0, 3, None, ()),), ()))  # The actor had yielded three values.
+        assert m.AllowYields(CALL, m.CLOSE) in node.told(HOME_A)
+
+
 def test_an_actor_yields_for_a_caller_on_another_node_until_its_outcome_has_left(node: Nodes) -> None:
     worker = node.actor()
     node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(stream=2),), CALLER, ()))

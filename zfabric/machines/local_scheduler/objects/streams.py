@@ -187,6 +187,8 @@ class Streams:
             elif index > stream.count and worker.remote and stream.actor:
                 self._lose(stream)
                 self.outcomes.drop_copy(worker, object_id(task_id, index + 1), value)
+                stream.allowed = None  # Its daemon is new. If it was told to close the stream before it had the call again, that is lost.
+                touched[stream] = None
             elif value is None:
                 stream.reached = (attempt, index)
                 if stream.cut is None or stream.cut != attempt:
@@ -343,11 +345,10 @@ class Streams:
             self._end_at(record, stream)
 
     def _lose(self, stream: StreamRecord) -> None:
-        """End the stream of a call of which values went with the daemon of the actor's node, and have the call end, too."""
+        """End the stream of a call of which values went with the daemon of the actor's node. It is closed, so that the call ends, too."""
         if stream.end is None:
             self._end(stream, FAILED, _lost(stream))
             stream.closed = True
-            self._allow(stream)
 
     def on_unreferenced(self, unreferenced: StreamUnreferenced) -> None:
         """Handle a stream, or a value that does not exist yet, which nobody needs any more."""
