@@ -550,6 +550,25 @@ def test_the_record_of_a_dead_home_says_nothing_of_its_task(home_is_dead: bool) 
         world.invariants._alone(worker, Item((bytes(TASK_BYTES), b"", b"", ()), 1))
 
 
+@pytest.mark.parametrize("is_taken_in", [False, True])
+def test_a_stream_runs_again_that_has_ended_elsewhere_once_its_home_has_taken_that_in(is_taken_in: bool) -> None:
+    """The home finds out then that values are lost. It acknowledges the end a little later."""
+    world = World(0, faults=STEADY, program=Program((), 0), nodes=3)
+    _, executor, home = world.nodes
+    while executor.identifier not in home.daemon.scheduler.tables.nodes:
+        world.step()
+    tables = home.daemon.scheduler.tables
+    record: Any = SimpleNamespace(function=SimpleNamespace(delegated=False), rare=None)
+    stream: Any = SimpleNamespace(cut=None)
+    tables.tasks[bytes(TASK_BYTES)], tables.streams[bytes(TASK_BYTES)] = record, stream
+    world.invariants._ended[executor.identifier] = {(home.identifier, 3, 0): (bytes(TASK_BYTES), 0)}
+    world.invariants._members = {node.identifier for node in world.nodes}
+    tables.nodes[executor.identifier].ends_received = 3 if is_taken_in else 2
+    worker: Any = SimpleNamespace(name="worker1", incarnation=b"")
+    with nullcontext() if is_taken_in else pytest.raises(Failure, match="node 2 has its outcome"):
+        world.invariants._alone(worker, Item((bytes(TASK_BYTES), b"", b"", ()), 1))
+
+
 def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """The statements of a program, of all that it runs, of what that runs, and so on."""
     yield statements
