@@ -123,6 +123,44 @@ def test_its_process_is_asked_to_end_with_its_last_handle(home: Home) -> None:
     assert not home.scheduler.tables.nodes[HOME_A].actors
 
 
+@pytest.mark.parametrize("last", [m.KillActor(ACTOR_ID, True), m.KillActor(ACTOR_ID, False), m.Release((HANDLE,))])
+def test_the_request_to_end_its_life_is_repeated_to_the_next_daemon_of_its_node(home: Home, last: Any) -> None:
+    """The daemon before may have died with it. The process that killed the actor would wait for its end for ever."""
+    home.made()
+    home.told_at_last(HOME_A)
+    home.send(CLIENT + DRIVER, last)
+    (asked,) = home.told(HOME_A)
+    assert type(asked) is (m.RetireActor if type(last) is m.Release else m.StopDelegated)
+    _register(home, b"daemon.2", (ACTOR_ID, FIRST))
+    told = home.told(HOME_A)
+    assert [each for each in told if type(each) is type(asked)] == [asked]
+    assert told.index(m.RegisterNode(m.PROTOCOL_VERSION, OWN, b"daemon.2")) < told.index(asked)
+    ended(home, FIRST)
+    again = next_attempt(FIRST, FIRST)
+    if last == m.KillActor(ACTOR_ID, False):
+        home.made(again, number=2)
+    home.told(HOME_A)
+    _register(home, b"daemon.3", (ACTOR_ID, again))
+    assert asked not in home.told(HOME_A), "that life has ended"
+
+
+def test_a_request_to_end_at_once_is_repeated_though_the_last_handle_goes_then(home: Home) -> None:
+    home.made()
+    home.told_at_last(HOME_A)
+    home.send(CLIENT + DRIVER, m.KillActor(ACTOR_ID, True))
+    home.send(CLIENT + DRIVER, m.Release((HANDLE,)))
+    _register(home, b"daemon.2", (ACTOR_ID, FIRST))
+    repeated = [each for each in home.told(HOME_A) if type(each) in (m.StopDelegated, m.RetireActor)]
+    assert repeated[-1] == m.StopDelegated(ACTOR_ID, FIRST, "force", False)
+
+
+def _register(home: Home, daemon: bytes, *running: tuple[bytes, int]) -> None:
+    """Node A has a new daemon, which has these attempts."""
+    ours = home.scheduler.address[1:]
+    home.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, daemon, m.ANY_DAEMON), m.RegisterNode(m.PROTOCOL_VERSION, daemon, ours))
+    home.hear(HOME_A, m.RunningDelegated(running), m.Ready())
+
+
 def test_a_caller_that_exits_is_gone_there_too(home: Home) -> None:
     home.made()
     worker = home.delegated(5)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
 from zfabric.machines.local_scheduler.records import BlockedTask, TaskRecord, WorkerRecord
-from zfabric.protocol.messages import CREATING, KillActor, Row
+from zfabric.protocol.messages import CREATING, KillActor, RetireActor, Row, StopDelegated
 
 
 class ActorRecord:
@@ -15,6 +15,7 @@ class ActorRecord:
 
     __slots__ = (
         "arguments",
+        "ending",
         "executing",
         "failure",
         "killed",
@@ -48,6 +49,8 @@ class ActorRecord:
         """Whether the process of that life lives on, with other actors."""
         self.killed = ""
         """Why it is to end for good; empty if it is not."""
+        self.ending: RetireActor | StopDelegated | None = None
+        """The request to end its present life that was sent to the node where it lives: a restarted daemon may not have received it."""
         self.unreferenced = False
         """Whether its last handle was dropped."""
         self.retire_at: float | None = None

@@ -356,6 +356,7 @@ class ActorDirectory:
         record.killed = reason
         message = m.RetireActor(record.id, record.task.attempt, False)
         if record.worker is not None and record.worker.remote:
+            record.ending = record.ending or message
             self.tables.send_to_node(record.worker.token, message)
         elif record.worker is not None:
             self.tables.send_to_control(record.worker, message)
@@ -424,7 +425,8 @@ class ActorDirectory:
 
     def _stop_elsewhere(self, node: WorkerRecord, record: ActorRecord) -> None:
         """Have another node end an actor at once that lives there, or is being made."""
-        self.tables.send_to_node(node.token, m.StopDelegated(record.id, record.task.attempt, "force", False))
+        record.ending = m.StopDelegated(record.id, record.task.attempt, "force", False)
+        self.tables.send_to_node(node.token, record.ending)
 
     def _kill_process(self, worker: WorkerRecord | None, reason: str) -> None:
         if worker is not None and worker.pid:
@@ -489,6 +491,7 @@ class ActorDirectory:
         if record.worker is not None:
             record.worker.actors.pop(record.id, None)
         record.worker = None
+        record.ending = None
         self.logs.process_gone(record.id)
         record.executing = executing
         record.lives_on = True  # What callers have a link to is this daemon.

@@ -98,7 +98,11 @@ class RemoteActors:
             if node == record.node:
                 self._have_repeated(record.id, record.watchers, node)
         for actor in self.tables.actors.values():
-            if actor.state == ALIVE and actor.worker is not None and actor.worker.token == node:
+            if actor.worker is None or actor.worker.token != node:
+                continue
+            if actor.ending is not None:
+                self.tables.send_to_node(node, actor.ending)
+            if actor.state == ALIVE:
                 self._have_repeated(actor.id, actor.watchers, node)
 
     def _have_repeated(self, actor_id: bytes, watchers: set[bytes], node: bytes) -> None:
