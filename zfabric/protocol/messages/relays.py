@@ -138,6 +138,7 @@ class RepeatCalls(NamedTuple):
     """local scheduler -> client. A daemon was restarted: repeat your calls of this actor on another node that have no outcome.
 
     They may be lost. The client repeats them in order, and ``CallsRepeated`` follows them. The actor ignores calls that it has already.
+    Requests to stop some of them (``StopRelayed``) are repeated, too.
     """
 
     actor_id: bytes
