@@ -956,6 +956,20 @@ def test_the_death_of_an_actor_elsewhere_is_not_processed_before_the_end_of_the_
     assert (record.state, record.restarts) == (m.CREATING, 1)
 
 
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_kill_waits_until_it_is_known_where_the_actor_lives(lives: bool) -> None:
+    """Who has killed it waits for the end of that life. If it has ended, the kill does not concern the next one."""
+    node = Anew()
+    node.rejoin(((task_id(1), ACTOR_CLASS, b"", (), (("max_restarts", -1),)),))
+    node.register(A, m.KillActor(task_id(1), False))
+    made = m.Ended(1, tuple(m.Completed.of(((task_id(1), OF_SELF, m.OK, (b"actor",)),), (), ())), ())
+    node.register(C, *([m.RunningDelegated(((task_id(1), OF_SELF),)), made] if lives else []))
+    stops = [m.StopDelegated(task_id(1), OF_SELF, "force", False)]
+    assert [each for each in told(node, C) if isinstance(each, m.StopDelegated)] == (stops if lives else [])
+    assert node.scheduler.remote_actors.kills == []
+    assert (node.dispatched() == []) == lives
+
+
 def test_children_of_a_task_whose_function_is_lost_are_stopped() -> None:
     """Its worker ends, and its home runs it again: the next attempt submits its children anew."""
     node = Anew(elsewhere=True)

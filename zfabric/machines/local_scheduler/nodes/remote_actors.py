@@ -55,7 +55,8 @@ class RemoteActors:
         self.later: list[tuple[bytes, bytes]] = []
         """Requests for locations that wait until all nodes have registered with this restarted scheduler: (actor, process)."""
         self.kills: list[tuple[Address, m.KillActor]] = []
-        """Requests to end actors that are not known here yet: a process that has not called one requests its location in the same turn."""
+        """Requests to end actors that are not known here yet, or of which their nodes have yet to report that they live. A process that has
+        not called an actor requests its location in the same turn."""
 
     # -- where they are --
 
@@ -86,7 +87,7 @@ class RemoteActors:
                 self._find(actor_id, process)
         kills, self.kills = self.kills, []
         for source, message in kills:
-            self._kill(source, message)
+            self._kill_or_wait(source, message, True)
 
     def repeat(self, node: bytes) -> None:
         """Repeat to a node what concerns actors there, since its daemon is new, or this one. Calls under way are lost."""
@@ -273,8 +274,12 @@ class RemoteActors:
             self.tables.send_to_node(place, message)
 
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
-        """Handle ``zf.kill``, at the actor's home. A restarted one may not know the actor yet."""
-        if message.actor_id in self.records or message.actor_id in self.tables.actors:
+        """Handle ``zf.kill``, at the actor's home. A restarted one may not know the actor yet, or where it lives."""
+        self._kill_or_wait(source, message, message.actor_id in self.records or message.actor_id in self.tables.actors)
+
+    def _kill_or_wait(self, source: Address, message: m.KillActor, is_known: bool) -> None:
+        actor = self.tables.actors.get(message.actor_id)
+        if is_known and not (actor is not None and actor.returning):
             self._kill(source, message)
         else:
             self.kills.append((source, message))
