@@ -32,6 +32,7 @@ from zfabric.sim import network, shrinking
 from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import SimStorage
 from zfabric.sim.bodies import Ancestry, StackFrame
+from zfabric.sim.grouped import grouped
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.ledgers import LedgerAuthor
 from zfabric.sim.logged import READONLY
@@ -511,6 +512,19 @@ def test_a_node_that_died_while_it_was_stopped_is_excused_until_the_first_turn_o
     while node.resuming:
         world.step()
     assert not world.invariants.is_behind(node)
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_group_is_removed_once_tasks_in_it_have_ended_whose_values_others_may_need(dropped: bool) -> None:
+    """The root gets neither the value of the task nor that of another one which needs it, and sees no failure of that."""
+    reader = call(1, task(2, get((0, mix(1, 0)))), inside=(0,))
+    statements = (call(0, task(1, ("sleep", 1.0))), reader, *((("drop", 0),) if dropped else ()))
+    removed = 0
+    for seed in range(20):
+        program = grouped(Program(statements, 2), seed, 1)
+        removed += ("ungroup", 0) in program.statements
+        assert World(0, faults=STEADY, program=program, cpus=2).run().failure == ""
+    assert removed
 
 
 def test_what_stands_for_the_value_of_a_handle_is_not_judged_as_a_value() -> None:

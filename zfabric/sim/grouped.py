@@ -47,13 +47,23 @@ def grouped(program: Program, seed: int, nodes: int) -> Program:
             which = rng.randrange(len(used))
             each = (*each[:4], _options(rng, which, used[which][0]), *each[5:])
         statements.append(each)
-    if rng.random() < 0.5:  # One of its tasks may have ended before a group is removed, or not.
+    if rng.random() < 0.5:  # One of its tasks may have ended before a group is removed, or not. All others have.
+        statements = _awaited(statements, 0)
         label = rng.randrange(MODULUS)
         spec = (label, False, (("sleep", rng.choice((0.0, 0.05, 5.0))),), ((0, ()),))
         statements.append(("call", (LAST_SLOT,), PLAIN, spec, _options(rng, 0, used[0][0]), (), ()))
         statements += [("sleep", rng.choice((0.0, 0.01, 0.2))), ("ungroup", 0)]
         statements.append(("peek", ((LAST_SLOT, mix(label, 0), ("PlacementGroupRemovedError",)),)))
     return Program(tuple(statements), program.tasks + 1)
+
+
+def _awaited(statements: list[Any], group: int) -> list[Any]:
+    """Have a root wait for its tasks in a group of which it gets no value: tasks of which it gets none, either, may need these values."""
+    got = {each[0] for kind, *about in statements if kind in ("get", "peek") for each in about[0]}
+    calls = [each for each in statements if each[0] == "call" and dict(each[4]).get("strategy", ())[:2] == (IN_GROUP, group)]
+    awaited = tuple(slot for each in calls for slot in each[1] if slot not in got)
+    kept = [each for each in statements if each[0] != "drop" or each[1] not in awaited]
+    return [*kept, ("wait", awaited, len(awaited), None)] if awaited else kept
 
 
 def with_grouped_actors(program: Program, seed: int, faults: Faults) -> Program:
