@@ -147,6 +147,20 @@ def test_a_call_that_is_repeated_by_way_of_the_next_daemon_may_have_run(client: 
     assert outcome(client, second) == ("ActorDiedError", "not run")
 
 
+def test_repeated_calls_follow_the_word_that_those_before_are_void(client: Client) -> None:
+    """A receipt for an outcome follows the calls: its actor does not know a call any more once that is acknowledged."""
+    call(client, 1)
+    lives(client, DAEMON)
+    assert sent(client) == [1]
+    call(client, 2)
+    client.step(0.0, b"L" + DAEMON, m.RepeatCalls(ACTOR))
+    client.step(0.0, b"L" + DAEMON, m.RequestReceipt(5))
+    assert client.take_first() is None
+    void, calls, receipt = [effect.message for effect in client.take_effects(0.0)]
+    assert (void, receipt) == (m.CallsRepeated(ACTOR), m.Receipt(5))
+    assert [int.from_bytes(row[0], "big") for row in calls.rows] == [1, 2]
+
+
 def test_a_receipt_follows_what_was_sent_before_its_request(client: Client) -> None:
     done = call(client, 1)
     lives(client, DAEMON)
@@ -329,9 +343,9 @@ def test_a_request_to_stop_a_call_on_another_node_is_repeated_with_the_call(clie
     assert messages_of(client, m.StopRelayed) == [m.StopRelayed(ACTOR, stopped, "cancelled")]
     client.step(0.0, b"L" + DAEMON, m.RepeatCalls(ACTOR))
     repeated = [message for _, message in client.take_effects(0.0)]
-    assert [type(each) for each in repeated] == [m.Call, m.StopRelayed, m.CallsRepeated]
-    assert [row[0] for row in repeated[0].rows] == [stopped, goes_on]
-    assert repeated[1] == m.StopRelayed(ACTOR, stopped, "cancelled")
+    assert [type(each) for each in repeated] == [m.CallsRepeated, m.Call, m.StopRelayed]
+    assert [row[0] for row in repeated[1].rows] == [stopped, goes_on]
+    assert repeated[2] == m.StopRelayed(ACTOR, stopped, "cancelled")
 
 
 def test_calls_after_a_kill_do_not_reach_the_killed_process(client: Client) -> None:

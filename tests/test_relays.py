@@ -307,23 +307,54 @@ def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Node
     assert node.told(HOME_A) == [m.EndsReceived(1)]
 
 
-def test_no_outcome_is_acknowledged_while_calls_come_again_since_a_daemon_is_new(node: Nodes) -> None:
+def begin_next_daemon(node: Nodes) -> None:
+    """Node A's daemon is new, and registers."""
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2"))
+    told = node.told(HOME_A)
+    assert m.FindActors((FAR,)) in told
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", node.scheduler.address[1:]), m.Ready())
+    node.hear(HOME_A, *(m.Borrowed(each.number) for each in told if type(each) is m.Borrow))
+
+
+def test_calls_come_again_before_an_outcome_is_acknowledged_that_the_next_daemon_has_sent(node: Nodes) -> None:
     worker = find(node)
     node.hear(HOME_A, m.Borrowed(1), alive())
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
     node.sent.clear()
-    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2"))
-    told = node.told(HOME_A)
-    assert m.FindActors((FAR,)) in told
+    begin_next_daemon(node)
     assert m.RepeatCalls(FAR) in node.sent_to(CLIENT + worker)
-    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", node.scheduler.address[1:]), m.Ready())
-    node.hear(HOME_A, *(m.Borrowed(each.number) for each in told if type(each) is m.Borrow))
     node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ()),), ()))
-    assert m.EndsReceived(1) not in node.told_at_last(HOME_A), "the call may be on its way again, and the actor is to know it"
-    node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
+    assert node.told_at_last(HOME_A) == [], "the caller is asked first"
+    assert node.told_at_last(HOME_A) == [m.EndsReceived(1, ((worker, 0),))], "its call may be on its way again, and the actor is to know it"
     node.send(CLIENT + worker, m.CallsRepeated(FAR))
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
     confirm(node, worker, 0.0)
-    assert [type(each) for each in node.told_at_last(HOME_A)] == [m.RelayedCalls, m.EndsReceived]
+    relayed, received = node.told_at_last(HOME_A)
+    assert (relayed.rows, received) == ((call(), call(1)), m.EndsReceived(1))
+
+
+def test_later_calls_do_not_overtake_calls_that_were_lost_with_a_daemon(node: Nodes) -> None:
+    """They were on their way as their caller was to repeat those."""
+    worker = find(node)
+    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
+    begin_next_daemon(node)
+    assert m.RepeatCalls(FAR) in node.sent_to(CLIENT + worker)
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(1),)))
+    assert [each for each in node.told(HOME_A) if type(each) is m.RelayedCalls] == []
+    node.send(CLIENT + worker, m.CallsRepeated(FAR))
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
+    node.send(CLIENT + worker, m.Call(FAR, 7, (call(2),)))
+    assert [each.rows for each in node.told(HOME_A) if type(each) is m.RelayedCalls] == [(call(), call(1)), (call(2),)]
+
+
+def test_nothing_is_expected_of_a_caller_that_exits_before_it_has_repeated_its_calls(node: Nodes) -> None:
+    worker = find(node)
+    node.hear(HOME_A, m.Borrowed(1), alive())
+    begin_next_daemon(node)
+    assert node.scheduler.remote_actors._repeating == {(worker, FAR)}
+    died(node, worker, None)
+    assert not node.scheduler.remote_actors._repeating
 
 
 def test_a_caller_that_exits_is_gone_on_the_actors_node_too(node: Nodes) -> None:

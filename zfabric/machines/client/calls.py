@@ -107,8 +107,10 @@ class Calls:
         """Calls that were sent and are to be stopped, with the reason: they are not repeated."""
         self._limited: set[bytes] = set()
         """Calls without an outcome that have a timeout: they may end without running."""
+        self._ahead: list[Send] = []
+        """Messages to be sent ahead of calls."""
         self._orders: list[Send] = []
-        """Requests to stop calls, to be sent."""
+        """Messages to be sent behind calls, such as requests to stop some."""
         self.killed: dict[bytes, bool] = {}
         """Actors that this process has killed and whose end is not confirmed; True if they may not restart."""
         self.queued = 0
@@ -401,7 +403,7 @@ class Calls:
 
     def take_lone(self) -> Send | None:
         """Take the only call to send, if no other message must go ahead of it."""
-        if self.queued != 1 or len(self._full) != 1 or self._receipts or self._orders:
+        if self.queued != 1 or len(self._full) != 1 or self._receipts or self._ahead or self._orders:
             return None
         target = next(iter(self._full))
         if target.keeps or len(target.outbox) != 1:
@@ -414,7 +416,7 @@ class Calls:
 
     def take_sends(self) -> list[Send]:
         """Take acknowledgements of outcomes, and the calls to send behind them."""
-        sends: list[Send] = []
+        sends, self._ahead = self._ahead, []
         for target, others in self._receipts.items():
             if target.incarnation:
                 calls = (*target.sent, *(row[0] for row in target.unsent())) if others else tuple(target.unacknowledged)
@@ -445,7 +447,7 @@ class Calls:
     @property
     def unsent(self) -> bool:
         """Whether anything is to be sent."""
-        return bool(self._full or self._orders or self._receipts or self._to_ask)
+        return bool(self._full or self._ahead or self._orders or self._receipts or self._to_ask)
 
     # -- outcomes --
 
@@ -599,8 +601,6 @@ class Calls:
                 self.killed.pop(actor_id, None)
             if state == DEAD:
                 self._retained.release_row(actor_id)  # A restarted scheduler must not make it again.
-            if incarnation == source[1:]:  # It is on another node. The rows go behind the calls that are sent again.
-                self._orders.append(Send(source, m.CallsRepeated(actor_id)))
             if target is None:
                 continue
             if state != DEAD and actor_id in self.killed and (self.killed[actor_id] or not changed):
@@ -629,7 +629,7 @@ class Calls:
         target = self.targets.get(message.actor_id)
         if target is not None and target.address == source:
             self._repeat(target)
-        self._orders.append(Send(source, m.CallsRepeated(message.actor_id)))
+        self._ahead.append(Send(source, m.CallsRepeated(message.actor_id)))
 
     def on_request_receipt(self, now: float, source: Address, message: m.RequestReceipt) -> None:
         """Confirm that all outcomes of calls have been received that were sent before."""

@@ -871,7 +871,6 @@ class NodeRecord(WorkerRecord):
         "reclaimable",
         "registered",
         "repeated",
-        "repeating",
         "reported",
         "requested",
         "resources",
@@ -894,8 +893,6 @@ class NodeRecord(WorkerRecord):
         """As home: demands for which actors or bundles left no room there when it was tried, and until when it is not tried again."""
         self.reclaimable = False
         """As home: whether it may have tasks of this node that it has not begun. Some were sent since it last had none to return."""
-        self.repeating: set[tuple[bytes, bytes]] = set()
-        """As home: processes that repeat calls of an actor there: (process, actor). No ends are acknowledged meanwhile."""
         self.ends_received: int | None = None
         """As home: the newest message of ended attempts that is to be acknowledged (``Tables.owed``)."""
         self.receipts: dict[bytes, CallerReceipt] = {}

@@ -102,9 +102,7 @@ class CallerExited(NamedTuple):
 class CallerNotified(NamedTuple):
     """A process of this node is notified that an actor of this node lives on another one, to which this scheduler relays its calls."""
 
-    incarnation: bytes
     actor_id: bytes
-    node: bytes
 
 
 class CallsEndReceived(NamedTuple):

@@ -137,17 +137,17 @@ class LogPage(NamedTuple):
 class RepeatCalls(NamedTuple):
     """local scheduler -> client. A daemon was restarted: repeat your calls of this actor on another node that have no outcome.
 
-    They may be lost. The client repeats them in order, and ``CallsRepeated`` follows them. The actor ignores calls that it has already.
-    Requests to stop some of them (``StopRelayed``) are repeated, too.
+    They may be lost, so later ones must not be relayed. The client sends ``CallsRepeated``, and behind it all these calls in order. The
+    actor ignores those that it has already. Requests to stop some of them (``StopRelayed``) are repeated, too.
     """
 
     actor_id: bytes
 
 
 class CallsRepeated(NamedTuple):
-    """client -> local scheduler. The client has repeated all calls, after ``RepeatCalls`` or a new location of an actor on another node.
+    """client -> local scheduler. All calls of an actor that have no outcome follow, after ``RepeatCalls``. What was sent before is void.
 
-    Until then the scheduler acknowledges no outcomes to the actor's node. So the actor has either each repeated call or its outcome.
+    The actor has either each repeated call or its outcome: the client sends a ``Receipt`` for an outcome behind the calls.
     """
 
     actor_id: bytes

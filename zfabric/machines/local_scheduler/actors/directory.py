@@ -309,7 +309,7 @@ class ActorDirectory:
                 self.tables.behind_ends.append((incarnation, m.ActorLocations(((*row[:2], node, *row[3:]),))))
             elif watcher is not None and watcher.kind != "node":  # Else it has just died.
                 if worker is not None and worker.remote:
-                    self.tables.transitions.append(CallerNotified(incarnation, record.id, worker.token))
+                    self.tables.transitions.append(CallerNotified(record.id))
                 self.tables.send_to_client(watcher, message)
 
     def process_gone(self, incarnation: bytes) -> None:

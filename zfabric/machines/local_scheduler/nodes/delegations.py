@@ -166,7 +166,7 @@ class Delegations:
         for node, due in list(self.tables.owed.items()):
             if node.ends_received is None or self.tables.nodes.get(node.token) is not node:
                 del self.tables.owed[node]
-            elif due <= now and not node.repeating:
+            elif due <= now:
                 if node.receipts and not node.requested and self.receipts.request(node):
                     node.requested = True
                     self.tables.owed[node] = now + RECEIPTS_WITHIN
@@ -183,7 +183,7 @@ class Delegations:
 
     def next_deadline(self) -> float | None:
         """When an acknowledgement is due."""
-        return min((due for node, due in self.tables.owed.items() if not node.repeating), default=None)
+        return min(self.tables.owed.values(), default=None)
 
 
 def _without_strategy(row: m.Row, function: FunctionRecord) -> m.Row:

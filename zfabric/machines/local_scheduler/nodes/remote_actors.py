@@ -49,9 +49,8 @@ class RemoteActors:
         self.receipts = receipts
         self.node = node
         self.records = tables.remote_actors
-        self._repeating: dict[tuple[bytes, bytes], NodeRecord] = {}
-        """Processes that repeat calls of an actor, and its node: (process, actor). Until they have, no ends of that node are acknowledged:
-        the actor then has either a call or its outcome when that call comes again."""
+        self._repeating: set[tuple[bytes, bytes]] = set()
+        """Processes that are to repeat calls of an actor: (process, actor). What they sent before is void: calls ahead of it are lost."""
         self.later: list[tuple[bytes, bytes]] = []
         """Requests for locations that wait until all nodes have registered with this restarted scheduler: (actor, process)."""
         self.kills: list[tuple[Address, m.KillActor]] = []
@@ -97,20 +96,20 @@ class RemoteActors:
                 if record.killed is not None:
                     self.tables.send_to_node(node, record.killed)
             if node == record.node:
-                self._have_repeated(record.id, record.watchers, node)
+                self._have_repeated(record.id, record.watchers)
         for actor in self.tables.actors.values():
             if actor.worker is None or actor.worker.token != node:
                 continue
             if actor.ending is not None:
                 self.tables.send_to_node(node, actor.ending)
             if actor.state == ALIVE:
-                self._have_repeated(actor.id, actor.watchers, node)
+                self._have_repeated(actor.id, actor.watchers)
 
-    def _have_repeated(self, actor_id: bytes, watchers: set[bytes], node: bytes) -> None:
+    def _have_repeated(self, actor_id: bytes, watchers: set[bytes]) -> None:
         for incarnation in sorted(watchers - self.tables.nodes.keys()):
             process = self.tables.processes.get(incarnation)
             if process is not None:
-                self._expect_repeats(actor_id, node, incarnation)
+                self._repeating.add((incarnation, actor_id))
                 self.tables.send_to_client(process, m.RepeatCalls(actor_id))
 
     def _find(self, actor_id: bytes, process: ProcessRecord) -> None:
@@ -174,28 +173,17 @@ class RemoteActors:
 
     def _notify(self, record: RemoteActorRecord, process: ProcessRecord) -> None:
         if record.state == ALIVE:
-            self.on_caller_notified(CallerNotified(process.incarnation, record.id, record.node))
+            self.on_caller_notified(CallerNotified(record.id))
         self.tables.send_to_client(process, m.ActorLocations((record.row,)))
 
     def on_caller_notified(self, notified: CallerNotified) -> None:
         """A process is notified that an actor lives on another node. If this daemon is new, calls that its predecessor had come again."""
         if daemons_of(self.tables.first_attempt):
             self.call_results.streams.found_actor(notified.actor_id)
-            self._expect_repeats(notified.actor_id, notified.node, notified.incarnation)
-
-    def _expect_repeats(self, actor_id: bytes, place: bytes, incarnation: bytes) -> None:
-        node = self.tables.nodes.get(place)
-        if node is not None and self._repeating.setdefault((incarnation, actor_id), node) is node:
-            node.repeating.add((incarnation, actor_id))
 
     def on_calls_repeated(self, now: float, source: Address, message: m.CallsRepeated) -> None:
-        """A process has repeated all calls of an actor."""
-        self._repeated((source[1:], message.actor_id))
-
-    def _repeated(self, key: tuple[bytes, bytes]) -> None:
-        node = self._repeating.pop(key, None)
-        if node is not None:
-            node.repeating.discard(key)
+        """A process repeats all calls of an actor behind this message."""
+        self._repeating.discard((source[1:], message.actor_id))
 
     def _lost(self, record: RemoteActorRecord) -> None:
         text = f"actor {short(record.id)} is dead: its home, the node where it was made, is dead"
@@ -207,7 +195,7 @@ class RemoteActors:
         """Relay calls to the node of their actor. If that life has ended, the caller is notified of it, or has been."""
         tables = self.tables
         process, place = tables.processes.get(source[1:]), self._place_of(message.actor_id, message.attempt)
-        if process is None or not place:
+        if process is None or not place or (source[1:], message.actor_id) in self._repeating:
             return
         rows = message.rows
         homes: m.Rows = ()
@@ -335,8 +323,7 @@ class RemoteActors:
         """Notify the nodes of the actors that a process has called."""
         incarnation = exited.incarnation
         self.receipts.caller_exited(incarnation)
-        for key in [each for each in self._repeating if each[0] == incarnation]:
-            self._repeated(key)
+        self._repeating = {each for each in self._repeating if each[0] != incarnation}
         called = {record.node for record in self.records.values() if incarnation in record.watchers and record.node}
         for record in self.records.values():
             guest = self.tables.guests.get(record.id)
