@@ -908,6 +908,27 @@ def test_a_result_whose_home_had_to_be_found_is_retained_until_its_caller_releas
     assert m.Release((value,)) in told(node, A)
 
 
+def test_a_call_of_an_actor_elsewhere_waits_until_the_home_of_its_argument_is_found() -> None:
+    """The caller learns earlier where the actor lives: as soon as all nodes have registered."""
+    node = Anew()
+    node.rejoin(((task_id(1), ACTOR_CLASS, b"", ()),), held=(m.Hold((OTHER,)), m.FindActors((task_id(1),))))
+    _, in_a, _ = node.register(A, m.RunningDelegated(((task_id(1), OF_SELF),)))
+    _, in_c, _ = node.register(C)
+    hear(node, A, m.Ended(1, tuple(m.Completed.of(((task_id(1), OF_SELF, m.OK, (b"actor",)),), (), ())), ()))
+    assert [message.rows[0][1] for to, message in node.take(m.ActorLocations) if to == CLIENT + DRIVER][-1] == m.ALIVE
+    call = (JOB + b"parent X" + bytes(4), "add", b"arguments", (OTHER,), (None,), None)
+    for message in (m.OutcomesReceived(task_id(1), (), True), m.Call(task_id(1), OF_SELF, (call,)), m.CallsRepeated(task_id(1))):
+        node.send(CLIENT + DRIVER, message)
+    hear(node, A, m.Borrowed(in_a.number, (OTHER,)))
+    assert node.take(m.Returned) == []
+    told(node, A)
+    hear(node, C, m.Borrowed(in_c.number, ()))
+    assert node.take(m.Returned) == []
+    receipt, relayed = told(node, A)
+    assert type(receipt) is m.RelayedReceipt
+    assert relayed == m.RelayedCalls(task_id(1), OF_SELF, (call,), DRIVER, ((OTHER, C),))
+
+
 @pytest.mark.parametrize("has_restarted", [False, True])
 def test_a_restarted_daemon_waits_for_what_a_node_reports_that_has_yet_to_learn_of_a_death(has_restarted: bool) -> None:
     """A daemon of that node that is new, too, knows nothing of the dead one."""

@@ -11,6 +11,7 @@ that none of them has is lost.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from zfabric.config import ROWS_MAX
@@ -38,6 +39,7 @@ from zfabric.machines.local_scheduler.transitions import Recovered
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
+from zfabric.protocol.machine import Handler
 from zfabric.protocol.messages import FAILED
 
 HELD = frozenset(
@@ -132,6 +134,18 @@ class PeerRecovery:
         if waits:
             self._held.append((source, message))
         return waits
+
+    def of_callers(self, handler: Handler) -> Handler:
+        """Wrap a handler of what processes send to actors on other nodes: calls may name objects whose homes are not known yet."""
+
+        @functools.wraps(handler)
+        def handle(now: float, source: Address, message: m.Message) -> None:
+            if self.settled:
+                handler(now, source, message)
+            else:
+                self._held.append((source, message))
+
+        return handle
 
     def name_homes(self, node: bytes) -> None:
         """Note that objects which rows of a dead node make were at home there: this node takes over from it."""
