@@ -929,6 +929,53 @@ def test_a_call_of_an_actor_elsewhere_waits_until_the_home_of_its_argument_is_fo
     assert relayed == m.RelayedCalls(task_id(1), OF_SELF, (call,), DRIVER, ((OTHER, C),))
 
 
+@pytest.mark.parametrize("is_held_here", [True, False])
+def test_a_result_that_another_node_holds_here_is_not_lost_before_that_has_said_what_it_retains(is_held_here: bool) -> None:
+    node = Anew(elsewhere=True)
+    value = call_value(JOB + b"parent X" + bytes(4), 0)
+    node.rejoin_worker(*([(CLIENT, m.Hold((value,))), (CLIENT, m.Fetch((value,)))] if is_held_here else []))
+    retained = m.RetainedValues(((value, 200_000, ()),), ())
+    for home, said in ((C, ()), (A, (m.Borrow(1, (value,), True), retained))):
+        searches = [each for each in node.register(home, *said) if isinstance(each, m.Borrow)]
+        for search in searches:
+            hear(node, home, m.Borrowed(search.number, search.object_ids))
+    assert node.take(m.Objects) == []
+    assert m.Release((value,)) not in told(node, A)
+    record = node.scheduler.tables.find(value)
+    assert record is not None
+    assert (record.home, record.value.place) == (b"", A)  # type: ignore[attr-defined, union-attr]
+
+
+def test_what_only_a_dead_daemon_of_another_node_has_held_here_is_forgotten() -> None:
+    node = Anew(elsewhere=True)
+    value = call_value(JOB + b"parent X" + bytes(4), 0)
+    node.rejoin_worker()
+    node.register(A, m.Borrow(1, (value,), True))
+    hear(node, A, anew(NEW))
+    hear(node, A, again(NEW), m.Ready())
+    node.register(C)
+    node.turn()
+    assert node.scheduler.tables.find(value) is None
+
+
+def test_a_result_that_its_node_names_behind_the_outcome_keeps_what_is_inside_no_longer_than_the_result() -> None:
+    """The node answers the search for its home, while the outcome is here already."""
+    node = Anew(elsewhere=True)
+    call = JOB + b"parent X" + bytes(4)
+    value = call_value(call, 0)
+    node.rejoin_worker((CLIENT, m.Hold((value,))))
+    _, in_c, _ = node.register(C)
+    returned = m.CallsEnded(1, ((call, OLD, m.OK, (200_000,), ((OTHER,),)),), ((OTHER, C),))
+    _, in_a, _ = node.register(A, returned)
+    hear(node, A, m.RetainedValues(((value, 200_000, (OTHER,)),), ((OTHER, C),)), m.Borrowed(in_a.number, (value,)))
+    hear(node, C, m.Borrowed(in_c.number, (value,)))
+    assert node.scheduler.tables.find(OTHER) is not None
+    node.send(CLIENT + OLD, m.Release((value,)))
+    node.turn()
+    assert node.scheduler.tables.find(value) is None
+    assert node.scheduler.tables.find(OTHER) is None
+
+
 @pytest.mark.parametrize("has_restarted", [False, True])
 def test_a_restarted_daemon_waits_for_what_a_node_reports_that_has_yet_to_learn_of_a_death(has_restarted: bool) -> None:
     """A daemon of that node that is new, too, knows nothing of the dead one."""

@@ -146,6 +146,20 @@ def test_a_large_result_is_repeated_with_its_outcome_and_by_itself_once_that_is_
         node.hear(HOME_A, m.EndsReceived(1))
 
 
+def test_a_large_result_is_named_before_its_outcome_to_the_next_daemon_of_its_home_that_looks_for_it(node: Nodes) -> None:
+    """The caller has the outcome. Its node has not acknowledged it, and would take the result for lost."""
+    worker, value = node.actor(), call_value(CALL, 0)
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(),), CALLER, ()))
+    node.report(worker, (CALL, m.OK, ((4096, 300_000),), ()))
+    node.told(HOME_A)
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon 2", node.scheduler.address[1:]))
+    node.told(HOME_A)
+    node.hear(HOME_A, m.Borrow(1, (value, OTHER), False))
+    retained, borrowed = node.told(HOME_A)
+    assert retained == m.RetainedValues(((value, 300_000, ()),), ())
+    assert (borrowed.number, set(borrowed.unknown)) == (1, {value, OTHER})
+
+
 def test_calls_for_a_life_that_has_ended_are_dropped_and_the_callers_node_is_notified(node: Nodes) -> None:
     worker = node.actor()
     died(node, worker, None)

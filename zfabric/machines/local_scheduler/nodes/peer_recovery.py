@@ -246,7 +246,8 @@ class PeerRecovery:
             if of_stream and record is None:
                 self._unread.append((node, object_id))
                 continue
-            if self._is_homeless(record):  # The result of a call, say, of which the caller has no outcome: this is its home.
+            if record is not None and self._is_homeless(record) and record.status == PENDING:
+                # The result of a call, say, of which the caller has no outcome: this is its home.
                 before = self.tables.objects.pop(object_id)
                 record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
                 self._inherit(record, before)
@@ -284,23 +285,32 @@ class PeerRecovery:
             if self.streams.is_value(object_id):  # Its stream is restored before it.
                 continue
             job = self.tables.jobs.get(object_id[:JOB_BYTES])
-            record = self.tables.find(object_id)
             if job is None or job.ended:
                 continue
+            if self.tables.find(object_id) is None:
+                self.recovery.known(object_id)
+            record = self.tables.find(object_id)
             if isinstance(record, ObjectRecord) and self._is_homeless(record):
+                add_holder(record, node)
                 self._enter_here(object_id, record, node)
-            elif record is None:
-                self.recovery.known_here(object_id)
-                if self.tables.find(object_id) is None and not self._of_dead_home(object_id, node):
-                    self._lose(object_id)
+            elif record is None and not self._of_dead_home(object_id, node):
+                self._lose(object_id)
 
     def _enter_here(self, object_id: bytes, before: ObjectRecord, node: bytes = b"") -> None:
-        """Restore an object as one of this node that was looked for on others. ``node`` holds it, if any does."""
+        """Restore an object as one of this node that was looked for on others.
+
+        If a ``node`` holds it that has yet to repeat what it retains, and the outcomes it has for this one, the object is not lost yet.
+        """
         del self.tables.objects[object_id]
         if before.status == PENDING:
             self.recovery.known_here(object_id)
-        found = self.tables.find(object_id) or self._came_meanwhile(object_id, before)
-        record = found or (self._of_dead_home(object_id, node) if node else None) or self._lose(object_id)
+        record = self.tables.find(object_id) or self._came_meanwhile(object_id, before)
+        if record is None and node:
+            record = self._of_dead_home(object_id, node)
+            if record is None:
+                self.tables.objects[object_id] = before
+                return
+        record = record or self._lose(object_id)
         self._inherit(record, before)
         if record.status != PENDING:
             self.outcomes.announce(record)

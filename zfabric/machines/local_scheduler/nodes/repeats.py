@@ -33,7 +33,7 @@ from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, BorrowedRecord, Elsewhere, NodeRecord, Stored
+from zfabric.machines.local_scheduler.records import DONE, NO_HOME, AnyObject, BorrowedRecord, Elsewhere, NodeRecord, Stored
 from zfabric.machines.local_scheduler.references import References, add_holder, drop_holder, holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -120,14 +120,7 @@ class Repeats:
         for rows in _batches(tuple((each.object_id, each.contained) for each in claimed)):
             self.tables.send_to_node(token, m.ClaimValues(rows, self._homes(rows)))
         in_outcomes = self._in_outcomes(token, node.unreceived)
-        retained = [
-            (each.object_id, each.value.size, each.contained)
-            for each in records
-            if isinstance(each, BorrowedRecord) and each.home == token and type(each.value) is Stored and token in holders_of(each)
-            if each.id not in in_outcomes
-        ]
-        for rows in _batches(tuple(retained)):
-            self.tables.send_to_node(token, m.RetainedValues(rows, self._homes(rows)))
+        self._send_retained(token, (each for each in records if each.object_id not in in_outcomes))
         self.entrusting.repeat(token)
         self.failover.repeat(token)
         self.groups.repeat(token)
@@ -141,6 +134,16 @@ class Repeats:
         self.executions.repeat_ends(node)
         self.guest_logs.repeat(token)
         self.jobs.node_joined(token)
+
+    def _send_retained(self, home: bytes, records: Iterable[AnyObject | None]) -> None:
+        """Send a home the sizes of its values among these that this node retains for it."""
+        retained = tuple(
+            (each.id, each.value.size, each.contained)
+            for each in records
+            if isinstance(each, BorrowedRecord) and each.home == home and type(each.value) is Stored and home in holders_of(each)
+        )
+        for rows in _batches(retained):
+            self.tables.send_to_node(home, m.RetainedValues(rows, self._homes(rows)))
 
     def _name_jobs(self, token: bytes) -> None:
         """Send a node the jobs of which this one borrows its objects: its daemon may have died before it wrote them."""
@@ -173,6 +176,8 @@ class Repeats:
         self.peer_recovery.restore(message, node.token)
         if node.process is not None and not node.process.ready:
             node.repeated.update(message.object_ids)
+        if not message.certain:  # It looks for the home of results, say, that are its own: their outcomes come later than the answer.
+            self._send_retained(node.token, map(self.tables.find, message.object_ids))
         self.borrowing.on_borrow(now, source, message)
 
     def on_claim_values(self, now: float, source: Address, message: m.ClaimValues) -> None:
@@ -219,7 +224,7 @@ class Repeats:
         ended = [each for each in node.actors if node.reported.get(each) != self.tables.actors[each].task.attempt]
         self.actors.node_lost(node, ended, cause)
         for record in self.tables.values():
-            if not record.home and record.object_id not in node.repeated and node.token in holders_of(record):
+            if record.home in (b"", NO_HOME) and record.object_id not in node.repeated and node.token in holders_of(record):
                 drop_holder(record, node.token)
                 self.tables.spare.append(record)
         node.repeated.clear()
