@@ -27,6 +27,7 @@ from zfabric.protocol.codec import encode
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, TASK_BYTES, call_value
 from zfabric.protocol.messages import OK
+from zfabric.protocol.options import NODE_ID
 from zfabric.sim import __main__ as command
 from zfabric.sim import network, shrinking
 from zfabric.sim.actors import ActorAuthor
@@ -37,7 +38,7 @@ from zfabric.sim.invariants import Invariants
 from zfabric.sim.ledgers import LedgerAuthor
 from zfabric.sim.logged import READONLY
 from zfabric.sim.network import Faults, NodeFaults
-from zfabric.sim.node import SimSupervisor
+from zfabric.sim.node import SimSupervisor, node_identifier
 from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
 from zfabric.sim.streams import with_streaming_methods
@@ -495,6 +496,21 @@ def test_what_the_children_of_an_attempt_have_become_is_not_judged_while_its_wor
     assert not world.condemned(frame)
     node.daemon.scheduler.tables.workers[worker.incarnation].state = ENDING
     assert world.condemned(frame)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_result_of_an_actor_may_be_lost_if_the_daemons_of_its_node_and_of_its_caller_die_together(both: bool) -> None:
+    """If the next daemon of the caller's node has been told of the result, the death of the other one is no excuse."""
+    there = ("strategy", (("hard", NODE_ID, "in", (node_identifier(2).hex(),)),))
+    actor = ("make", 0, ACTOR, task(1), (("max_restarts", 1), there), ())
+    calls = (invoke(1, 0, task(2, size=200_000)), invoke(2, 0, task(3, ("sleep", 4.0))), get((2, mix(3, 0))))
+    program = Program((actor, *calls, ("peek", ((1, mix(2, 0), ()),))), 0)
+    world = World(0, faults=STEADY, program=program, nodes=2, settings={"worker_idle_seconds": 60.0})
+    world.after(2.0, world.nodes[0].kill_daemon)
+    world.after(2.001 if both else 3.0, world.nodes[1].kill_daemon)
+    assert world.run().failure == ""
+    assert world.states["daemon restarted"] == 2
+    assert len(world.invariants.lost) == both
 
 
 def test_a_node_that_died_while_it_was_stopped_is_excused_until_the_first_turn_of_its_daemon() -> None:

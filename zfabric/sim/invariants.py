@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from zfabric.machines.local_scheduler.actors.directory import DETACHED
-from zfabric.machines.local_scheduler.records import DONE, ENDING, AnyObject, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, ENDING, NO_HOME, AnyObject, BorrowedRecord, Stored, TaskRecord
 from zfabric.machines.registry.machine import NUMBERS_KEY, TABLE
 from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
@@ -47,6 +47,8 @@ class Invariants:
         """Values that nodes have reported then, and do not release: (object, node), by task."""
         self._members: set[bytes] = set()
         """Nodes of the last table that a registry has sent."""
+        self.lost: set[bytes] = set()
+        """Large values that the deaths of two daemons may have lost: the last one died that knew where they were."""
         self.of_nodes = NodeInvariants(world)
 
     def begun(self, worker: WorkerProcess, item: Item) -> None:
@@ -230,6 +232,23 @@ class Invariants:
             number = unpack_value(value).number
             if self._numbers.setdefault(identifier, number) != number:
                 self.world.fail(f"a process is sent another value of {short(identifier)}")
+
+    def daemon_dies(self, node: Node) -> None:
+        """Record the values that a daemon retains for homes whose next daemons have yet to be told of them (``docs/limits.md``).
+
+        What is pinned counts as known: the actor that made it may repeat it.
+        """
+        for home in self.world.living:
+            for record in node.daemon.scheduler.tables.objects.values() if home is not node else ():
+                if (
+                    isinstance(record, BorrowedRecord)
+                    and record.home == home.identifier
+                    and not record.pins
+                    and type(record.value) is Stored
+                ):
+                    found = home.daemon.scheduler.tables.find(record.id) if home.up else None
+                    if found is None or found.home == NO_HOME:
+                        self.lost.add(record.id)
 
     def seen_inside(self, node: Node, identifier: bytes, inner: bytes) -> None:
         """Check the object of a ref inside an error that a process reads. Only a daemon's death, or the end of the job, loses it."""

@@ -179,6 +179,7 @@ class Node:
         if self.daemon.alive:
             self.world.note("the daemon dies")
             self.collect_states()
+            self.world.invariants.daemon_dies(self)
             self.daemon.die()
             self.supervisor.daemon_died()
 
