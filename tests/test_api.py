@@ -931,6 +931,7 @@ def test_init_passes_on_its_arguments(starts):
         namespace="n",
         config={"max_retries": 1},
         log_to_driver=False,
+        labels={"zone": "a", "disk": "ssd"},
     )
     assert zf.is_initialized()
     arguments = starts[0]
@@ -942,6 +943,7 @@ def test_init_passes_on_its_arguments(starts):
         "object_store_memory": 10**8,
         "namespace": "n",
         "log_to_driver": False,
+        "labels": (("disk", "ssd"), ("zone", "a")),
     }
     assert context["node_id"] == interface.current().node.hex()
     assert context.address_info["session_dir"] == context.session_directory == "/nowhere/session"

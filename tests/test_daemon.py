@@ -30,7 +30,7 @@ class Here:
         self.session, self.lock = Session.create()
         self.session.write_description(
             {
-                "protocol": m.PROTOCOL_VERSION, "config": {}, "resources": {"CPU": 1.0}, "supervisor": os.getpid(),
+                "protocol": m.PROTOCOL_VERSION, "config": {}, "resources": {"CPU": 1.0}, "labels": {}, "supervisor": os.getpid(),
                 "started": 1, "arena": "", "arena_size": 0, "store": f"{self.session.directory}/store", "spill": "",
                 "node": new_incarnation().hex(), "cluster": None,
             }

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from faults import session as here
 import zfabric as zf
 from zfabric.config import size_of
 from zfabric.protocol import messages as m
-from zfabric.runtime.connect import attach, join
+from zfabric.runtime.connect import attach, await_daemon, join
 from zfabric.runtime.session import Session, sweep
 
 MiB = 2**20
@@ -206,6 +207,18 @@ def test_a_node_has_the_labels_that_init_gives_it(cluster: Callable[..., Any]) -
 def test_labels_that_are_none_are_refused(labels: Any) -> None:
     with pytest.raises(zf.ConfigError, match="init: labels map names to text, not"):
         zf.init("local", num_cpus=1, labels=labels)
+
+
+def test_the_reason_of_a_session_that_ends_between_two_looks_is_not_missed() -> None:
+    looks: list[bool] = []
+
+    def alive() -> bool:
+        looks.append(len(looks) < 1)
+        return looks[-1]
+
+    session: Any = SimpleNamespace(daemon=lambda: None, alive=alive, directory="/nowhere")
+    with pytest.raises(zf.VersionMismatchError, match="^another one$"):
+        await_daemon(session, lambda: "VersionMismatchError: another one" if len(looks) > 1 else "", PATIENCE)
 
 
 @pytest.mark.parametrize("options", [{"object_store_memory": 10}, {"config": {"object_store_memory": 2**21 - 1}}])

@@ -59,9 +59,10 @@ def await_daemon(session: Session, failure: Callable[[], str], seconds: float) -
                 if kind == VersionMismatchError.__name__
                 else ConnectionLostError(text if kind == ConnectionLostError.__name__ else f"the node could not start: {reason}")
             )
-        if not session.alive() and (reason := failure()):  # It has ended since the last check.
+        lives = session.alive()
+        if not lives and failure():  # It has ended since the last check.
             continue
-        if not session.alive():
+        if not lives:
             raise ConnectionLostError(f"no daemon answers in {session.directory}")
         if clock() > deadline:
             why = f"has not started within {seconds:g} s: is the machine overloaded? Its logs are in {session.logs}"
