@@ -458,7 +458,7 @@ def test_the_death_of_an_actors_node_is_that_of_the_actor_and_its_callers_are_to
         assert zf.wait([running], timeout=0.2) == ([], [running])
         repeated, once = [mover.pause.remote() for _ in range(20)], unclear.sleep.remote()
         own.nodes[1].kill()
-        with pytest.raises(zf.ActorDiedError, match="the node where it was made, is dead") as caught:
+        with pytest.raises(zf.ActorDiedError, match="the node where it was made, was drained or has died") as caught:
             zf.get(running, timeout=WITHIN)
         assert caught.value.facts["outcome"] == "unknown"
         with pytest.raises(zf.ActorDiedError):

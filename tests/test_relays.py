@@ -385,7 +385,7 @@ def test_the_death_of_the_actors_home_is_that_of_the_actor(node: Nodes) -> None:
     node.table(2, SELF, HOME_C)
     ((row,),) = [each.rows for each in node.sent_to(CLIENT + worker) if type(each) is m.ActorLocations]
     assert row[1] == m.DEAD
-    assert "its home, the node where it was made, is dead" in unpack_failure(row[6])[1]
+    assert "its home, the node where it was made, was drained or has died" in unpack_failure(row[6])[1]
 
 
 def test_of_a_weak_handle_all_nodes_are_asked_and_one_has_the_actor(node: Nodes) -> None:

@@ -217,7 +217,7 @@ def test_the_reason_of_a_session_that_ends_between_two_looks_is_not_missed() -> 
         return looks[-1]
 
     session: Any = SimpleNamespace(daemon=lambda: None, alive=alive, directory="/nowhere")
-    with pytest.raises(zf.VersionMismatchError, match="^another one$"):
+    with pytest.raises(zf.VersionMismatchError, match=r"^another one$"):
         await_daemon(session, lambda: "VersionMismatchError: another one" if len(looks) > 1 else "", PATIENCE)
 
 

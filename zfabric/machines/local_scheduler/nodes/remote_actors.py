@@ -186,7 +186,7 @@ class RemoteActors:
         self._repeating.discard((source[1:], message.actor_id))
 
     def _lost(self, record: RemoteActorRecord) -> None:
-        text = f"actor {short(record.id)} is dead: its home, the node where it was made, is dead"
+        text = f"actor {short(record.id)} is dead: its home, the node where it was made, was drained or has died"
         self._moved(record, (record.id, DEAD, b"", record.attempt, True, b"", pack_failure("ActorDiedError", text)))
 
     # -- what callers send --
