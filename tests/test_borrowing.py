@@ -289,8 +289,24 @@ def test_what_a_dead_node_held_is_released_though_the_next_daemon_of_the_last_ot
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
     assert value in node.scheduler.tables.objects
+    node.told(HOME_A)
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", OWN), m.Ready())
+    assert m.Remains(HOME_C, (), (), (), True) in node.told(HOME_A), "asked again, which the next daemon answers"
+    assert value in node.scheduler.tables.objects
+    node.hear(HOME_A, m.TookOver(HOME_C))
     assert value not in node.scheduler.tables.objects
+    assert HOME_C not in node.scheduler.failover._takeovers
+
+
+def test_the_home_of_a_job_waits_for_the_next_daemon_of_a_node_that_has_yet_to_learn_of_a_death(node: Executor) -> None:
+    """It begins with the last table of the one before."""
+    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    node.send(MEMBER + OWN, m.NodeTable(2, rows))
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", m.ANY_DAEMON))
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", OWN), m.Ready())
+    assert not node.scheduler.tables.dead[HOME_C]
+    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    assert node.scheduler.tables.dead[HOME_C]
 
 
 def test_a_hold_is_acknowledged_once_the_home_of_the_job_has_the_row(node: Executor) -> None:

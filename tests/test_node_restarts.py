@@ -978,13 +978,14 @@ def test_a_result_that_its_node_names_behind_the_outcome_keeps_what_is_inside_no
 
 @pytest.mark.parametrize("has_restarted", [False, True])
 def test_a_restarted_daemon_waits_for_what_a_node_reports_that_has_yet_to_learn_of_a_death(has_restarted: bool) -> None:
-    """A daemon of that node that is new, too, knows nothing of the dead one."""
+    """So may a daemon of that node that is new, too: it begins with the last table of the one before."""
     node = Anew()
     node.rejoin(())
     table(node, 2, A)
     hear(node, A, anew(b"daemon2.") if has_restarted else again(b"daemon1."))
     hear(node, A, again(b"daemon2." if has_restarted else b"daemon1."), m.Ready())
-    assert node.scheduler.tables.dead[C] == has_restarted
+    assert m.Remains(C, (), (), (), True) in told(node, A), "who knows nothing of the dead one answers"
+    assert not node.scheduler.tables.dead[C]
     hear(node, A, m.Remains(C, (), (), (), True))
     assert node.scheduler.tables.dead[C]
 

@@ -76,7 +76,7 @@ class TookOver(NamedTuple):
     """any node -> any node. The sender has taken over from the dead ``node``, and is a holder of all objects that it needs for that.
 
     Once all nodes have sent it, all homes release what the dead node held.
-    A daemon that was started after the death has nothing to report. It answers the reports of others with this message.
+    A daemon that never knew the dead node has nothing to report. It answers the reports of others with this message.
     """
 
     node: bytes

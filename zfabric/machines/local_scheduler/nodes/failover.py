@@ -1,9 +1,9 @@
 """How the home of a job takes over the tasks of the job that were at home on a node that died.
 
-It has the rows on whose values other nodes depend (``entrusting``). Each node that knew the dead one reports what it has: refs, values, and
-running attempts (``orphans``). Only when all of them have reported, or are dead themselves, does it become the home. It then adopts values
-that exist, and attempts that run. If a value is held, and no node has it, its task runs again, after the tasks that make its lost inputs.
-Until then its records of the objects are those of borrowed ones that nobody sends.
+It has the rows on whose values other nodes depend (``entrusting``). Each node reports what it has of the dead one: refs, values, and
+running attempts (``orphans``). One that never knew it says so. Only when all of them have reported, or are dead themselves, does it become
+the home. It then adopts values that exist, and attempts that run. If a value is held, and no node has it, its task runs again, after the
+tasks that make its lost inputs. Until then its records of the objects are those of borrowed ones that nobody sends.
 """
 
 from __future__ import annotations
@@ -172,32 +172,35 @@ class Failover:
                 self._drop(rows.pop(task_id))
 
     def begin_anew(self, node: bytes) -> None:
-        """Forget what a node had reported before its daemon was restarted: the new daemon has nothing of dead nodes."""
+        """Forget what a node had reported before its daemon was restarted.
+
+        The new daemon may have yet to learn of a death, since it begins with the last table of the one before. So it must report, too.
+        """
         for takeover in self._takeovers.values():
             self._forget_reports(takeover, node)
-            takeover.reported.add(node)
-            takeover.taken.add(node)
+            takeover.reported.discard(node)
+            takeover.taken.discard(node)
         self.references.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
-    def node_ready(self, now: float) -> None:
-        """The next daemon of a node has repeated everything: it has nothing of dead ones, and takes nothing over."""
-        self._advance(now)
-
     def repeat(self, node: bytes) -> None:
-        """Report again that this node has nothing more of dead nodes, and which entrusted rows of the other node are here."""
-        for dead, over in self.tables.dead.items():
-            if not over:
-                self.tables.send_to_node(node, m.Remains(dead, (), (), (), True))
-            elif dead in self._takeovers:
-                self.tables.send_to_node(node, m.TookOver(dead))
+        """Report again on dead nodes, and which entrusted rows of the other node are here."""
+        self.repeat_reports(node)
         task_ids = tuple(self.tables.entrusted.get(node, ()))
         for start in range(0, len(task_ids), ROWS_MAX):
             self.tables.send_to_node(node, m.Entrusted(0, task_ids[start : start + ROWS_MAX]))
 
     # -- reports on a dead one --
 
+    def repeat_reports(self, node: bytes) -> None:
+        """Report, maybe again, that this node has nothing more of dead ones. A node that never knew them answers that it has taken over."""
+        for dead, takeover in self._takeovers.items():
+            if takeover.survivors is not None and node not in takeover.taken:
+                self.tables.send_to_node(node, m.Remains(dead, (), (), (), True))
+            if takeover.done:
+                self.tables.send_to_node(node, m.TookOver(dead))
+
     def node_died(self, dead: bytes, survivors: Iterable[bytes], ended: list[m.Completed], now: float) -> None:
-        """Wait for the nodes that knew a dead one to report; wait for a node that was to report no longer.
+        """Wait for the other nodes to report on a dead one; wait for a node that was to report no longer.
 
         ``ended`` are attempts for it that had ended here (``Executions.home_died``).
         """

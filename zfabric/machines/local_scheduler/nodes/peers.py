@@ -151,8 +151,6 @@ class Peers:
         """A node registers. If its daemon or this one had another before, both repeat what they have of each other's."""
         new = message.daemon != node.daemon
         first = new and not node.daemon and not message.peer and not self.peer_recovery.restarted
-        # Else only this daemon is new. The other has answered it, and may have yet to report on dead nodes.
-        has_restarted = bool(node.daemon) or message.peer != self.tables.address[1:]
         if new:
             if node.daemon or message.peer:
                 node.registered = False
@@ -166,7 +164,7 @@ class Peers:
             self.jobs.node_joined(node.token)  # What was sent before the table with this node reached it was refused.
         elif node.answered != message.daemon:
             node.answered = message.daemon
-            self.repeats.begin_anew(node, has_restarted)
+            self.repeats.begin_anew(node)
             self.tables.send_to_node(node.token, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:], message.daemon))
             self.names.repeat(node.token, True)
             self.repeats.send(node)

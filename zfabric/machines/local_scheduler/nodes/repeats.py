@@ -86,8 +86,8 @@ class Repeats:
 
     # -- what this node repeats --
 
-    def begin_anew(self, node: NodeRecord, has_restarted: bool) -> None:
-        """Forget what was under way to and from the former daemon of a node, or of this one (``has_restarted`` is False)."""
+    def begin_anew(self, node: NodeRecord) -> None:
+        """Forget what was under way to and from the former daemon of a node."""
         node.functions.clear()
         node.reported.clear()
         node.repeated.clear()
@@ -101,8 +101,7 @@ class Repeats:
         self.creation.begin_anew(node.token)
         self.reclaiming.begin_anew(node.token)
         self.entrusting.begin_anew(node.token)
-        if has_restarted:
-            self.failover.begin_anew(node.token)
+        self.failover.begin_anew(node.token)
         self.peer_recovery.begin_anew(node.token)
 
     def send(self, node: NodeRecord) -> None:
@@ -228,7 +227,6 @@ class Repeats:
                 drop_holder(record, node.token)
                 self.tables.spare.append(record)
         node.repeated.clear()
-        self.failover.node_ready(now)
         if self.tables.unsettled is None:
             self.peer_recovery.stop_unwanted(node)
 
