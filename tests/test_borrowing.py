@@ -12,6 +12,7 @@ from scheduler_alone import DRIVER, JOB, OWN, died, ref, row, task_id
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import CLIENT, CONTROL_STORE, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, TRANSFER_AGENT, first_attempt
+from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.sim.variants import applied
 
 
@@ -307,6 +308,25 @@ def test_the_home_of_a_job_waits_for_the_next_daemon_of_a_node_that_has_yet_to_l
     assert not node.scheduler.tables.dead[HOME_C]
     node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
     assert node.scheduler.tables.dead[HOME_C]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_the_home_of_a_job_waits_for_a_node_that_it_meets_as_it_learns_of_a_death(node: Executor, early: bool) -> None:
+    """That node may have met the dead one meanwhile. If not, it answers: it is told once it has registered, and so knows this node."""
+    rows = {**node.scheduler.tables.node_table, LATE: (LATE, 4, "n4", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0)}
+    register, report = m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.."), m.Remains(HOME_C, (), (), (), True)
+    if early:
+        node.hear(LATE, register, m.Ready())
+    node.send(MEMBER + OWN, m.NodeTable(2, tuple(row for row in rows.values() if row[0] != HOME_C)))
+    node.hear(HOME_A, report, m.TookOver(HOME_C))
+    assert not node.scheduler.tables.dead[HOME_C]
+    if not early:
+        assert report not in node.told(LATE)
+        node.hear(LATE, register, m.Ready())
+    assert node.told(LATE).count(report) == 1
+    node.hear(LATE, m.TookOver(HOME_C))
+    assert node.scheduler.tables.dead[HOME_C]
+    assert HOME_C not in node.scheduler.failover._takeovers
 
 
 def test_a_hold_is_acknowledged_once_the_home_of_the_job_has_the_row(node: Executor) -> None:

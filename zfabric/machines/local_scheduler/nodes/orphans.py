@@ -81,7 +81,9 @@ class Orphans:
             self.tables.send_to_node(home, m.Remains(dead, rows, self.tables.homes_of(named), (), False))
         for start in range(0, len(attempts), ROWS_MAX):
             self.tables.send_to_node(home, m.Remains(dead, (), (), tuple(attempts[start : start + ROWS_MAX]), False))
-        if not self.tables.dead[dead]:  # Else it was never known here, and nobody waits for a report.
+        if self.tables.dead[dead]:
+            return  # It was never known here, and nobody waits for a report.
+        if self.tables.nodes[home].daemon:  # Else it is told once it registers: it may lack a table with this node, and refuse this.
             self.tables.send_to_node(home, m.Remains(dead, (), (), (), True))
 
     def rehome(self, record: BorrowedRecord) -> bool:

@@ -106,10 +106,11 @@ class Peers:
         if own is not None:
             self.tables.first_attempt = first_attempt(self.daemons, own[1])
             self.tables.labels = labels_of(own)
-        survivors = self.tables.nodes.keys() & table.keys()
         for node, row in table.items():
             if node != self.node and node not in self.tables.nodes:
                 self._joined(node, row, now)
+        # Those that are new here as well: this node may have missed the table in which they met the dead one.
+        survivors = self.tables.nodes.keys() & table.keys()
         for gone in [each for each in self.tables.nodes.values() if each.token not in table]:
             self._died(gone, survivors, now)
         oldest = sorted(table.values(), key=lambda row: row[1])[: self.tables.config.placers]
@@ -161,7 +162,9 @@ class Peers:
             if node.token == self.tables.head:
                 self.requests.repeat_to_head()
         if first:
-            self.jobs.node_joined(node.token)  # What was sent before the table with this node reached it was refused.
+            # What was sent before the table with this node reached it was refused.
+            self.jobs.node_joined(node.token)
+            self.failover.repeat_reports(node.token)
         elif node.answered != message.daemon:
             node.answered = message.daemon
             self.repeats.begin_anew(node)
@@ -197,7 +200,7 @@ class Peers:
         self.peer_recovery.node_ready(node.token, transition.now)
 
     def _died(self, node: NodeRecord, survivors: set[bytes], now: float) -> None:
-        """A node is dead: what it ran runs again, and jobs whose driver was there end, or pass to the head. ``survivors`` knew it."""
+        """A node is dead: what it ran runs again, and jobs whose driver was there end, or pass to the head. ``survivors`` report on it."""
         del self.tables.nodes[node.token]
         self.entrusting.repeat_jobs(self.jobs.pass_on(node.token))
         self.tables.send(self._local_placer, m.ProcessGone(node.token))
