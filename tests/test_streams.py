@@ -8,7 +8,7 @@ import pytest
 from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, OLD, OWN, WORKER, Node, Restarted, died, ref, row, task_id
 
 from zfabric.config import Config
-from zfabric.machines.local_scheduler.records import Stored
+from zfabric.machines.local_scheduler.records import PENDING, Stored
 from zfabric.machines.worker.baton import Baton
 from zfabric.machines.worker.items import Invocation, Item
 from zfabric.machines.worker.machine import Worker
@@ -412,6 +412,39 @@ def test_the_next_daemon_permits_a_stream_what_tasks_wait_for_that_nobody_reques
     running = m.RunningTasks(((stream, 0, True, ""),), ())
     node.rejoin((stream, row(1, ref(0, 4))), (WORKER, running), (WORKER, yielded), functions=((STREAM, "s", b"payload", (("stream", 2),)),))
     assert [message for _, message in node.take(m.AllowYields)] == [m.AllowYields(task_id(0), 4)]
+
+
+def test_the_next_daemon_has_a_value_made_again_that_the_one_before_had_released() -> None:
+    """The task that took it had ended, but its submitter was not notified: the worker knows no more than that the value was accepted."""
+    node = Restarted()
+    stream = (task_id(0), STREAM, b"", ())
+    running = m.RunningTasks(((stream, 0, True, ""),), ())
+    yielded = m.Yielded(((task_id(0), 0, 0, True, ()),))
+    node.rejoin((row(1, ref(0, 1)), stream), (WORKER, running), (WORKER, yielded), functions=((STREAM, "s", b"payload", (("stream", 2),)),))
+    value = node.scheduler.tables.objects[ref(0, 1)]
+    assert (value.status, value.value) == (PENDING, None)
+    assert [message.upto for _, message in node.take(m.AllowYields)] == [m.CLOSE]
+    node.send(WORKER + OLD, m.Yielded(((task_id(0), 0, 1, None, ()),)))
+    node.complete(OLD, 0)
+    ((_, number, attempt),) = node.dispatched()
+    assert number == 0
+    node.send(WORKER + OLD, m.Yielded(((task_id(0), attempt, 0, b"a", ()), (task_id(0), attempt, 1, None, ()))))
+    node.complete(OLD, 0, attempt)
+    assert [number for _, number, _ in node.dispatched()] == [1]
+
+
+def test_an_actors_stream_goes_on_without_a_value_that_the_daemon_before_had_released() -> None:
+    """Another copy of the generator has taken that value, and reads on."""
+    node = Restarted()
+    call = task_id(5)
+    end, names = call_value(call, 0), tuple(object_id(call, index + 1) for index in range(2))
+    actor = m.HostedActors((((task_id(0), ACTOR_CLASS, b"", ()), 0),))
+    held = (m.ExpectResults(((end, task_id(0), 2),)), m.Hold((end, *names)), m.Fetch(names))
+    node.rejoin((), (CLIENT, actor), (WORKER, m.Yielded(((call, 0, 0, True, ()),))), held=held)
+    node.send(WORKER + OLD, m.Yielded(((call, 0, 1, b"b", ()),)))
+    first, second = [row for _, message in node.take(m.Objects) for row in message.rows]
+    assert (first[:2], unpack_failure(first[2])[0]) == ((names[0], m.FAILED), "ObjectFreedError")
+    assert second[:3] == (names[1], m.OK, b"b")
 
 
 # --- the worker's side -----------------------------------------------------------------------------------------------------------------

@@ -320,7 +320,7 @@ class Recovery:
                 self.step(now, source, message)
 
     def _take_yielded(self, now: float, source: Address, message: m.Yielded) -> None:
-        """Handle values of streams. Those that an earlier daemon had accepted (True) are in the arena."""
+        """Handle values of streams. Those that an earlier daemon had accepted (True) are in the arena, unless it had released them."""
         for task_id, _, index, value, contained in message.rows:
             self._restore_all((contained,))
             task = self.tables.tasks.get(task_id)

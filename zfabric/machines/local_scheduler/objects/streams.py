@@ -145,11 +145,14 @@ class Streams:
         if stream.end is not None and index >= stream.end:
             self._end_at(record, stream)
         elif index < stream.count:
-            takers = "another copy of its generator, or by an attempt of a task that has died"
-            text = f"value {index} of the stream of {stream.name} was taken by {takers}, and dropped"
-            self.outcomes.settle_value(record, FAILED, pack_failure("ObjectFreedError", text))
+            self._drop(record, stream, index)
         else:
             stream.pending[index] = record
+
+    def _drop(self, record: AnyObject, stream: StreamRecord, index: int) -> None:
+        takers = "another copy of its generator, or by an attempt of a task that has died"
+        text = f"value {index} of the stream of {stream.name} was taken by {takers}, and dropped"
+        self.outcomes.settle_value(record, FAILED, pack_failure("ObjectFreedError", text))
 
     def _end_at(self, record: ObjectRecord, stream: StreamRecord) -> None:
         text = f"the stream of {stream.name} has {stream.end} values"
@@ -225,6 +228,11 @@ class Streams:
         if record is None or record.status != PENDING:
             if value is not True:
                 self.outcomes.drop_copy(worker, identifier, value)
+        elif value is True:  # An earlier daemon had released it, and it is wanted again. A task yields it again (``recovered``).
+            if stream.actor:
+                stream.pending.pop(index, None)
+                self._drop(record, stream, index)
+            return
         else:
             stream.pending.pop(index, None)
             self.outcomes.set_value(record, value, contained, worker.process.incarnation if worker.process else b"", False)
