@@ -39,7 +39,7 @@ from zfabric.sim.ledgers import LedgerAuthor
 from zfabric.sim.logged import READONLY
 from zfabric.sim.network import Faults, NodeFaults
 from zfabric.sim.node import SimSupervisor, node_identifier
-from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
+from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, function_id, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
 from zfabric.sim.streams import with_streaming_methods
 from zfabric.sim.variants import SCRIPTED, VARIANTS, applied, kind_of
@@ -553,15 +553,25 @@ def test_what_stands_for_the_value_of_a_handle_is_not_judged_as_a_value() -> Non
         world.invariants.sent(world.daemon, sent)
 
 
-def test_ends_that_are_sent_again_count_as_they_are_then() -> None:
-    """The end of the making of an actor is left out whose process has died since."""
+@pytest.mark.parametrize("lives", [True, False])
+def test_an_actor_that_has_died_is_made_again_although_its_home_has_not_acknowledged_that_it_was_made(lives: bool) -> None:
+    """The node does not send that end again, or leaves the actor out of it."""
     world = World(0, faults=STEADY, program=Program((), 0), nodes=2)
-    executor = world.nodes[1].daemon
-    actor, other = ((letter * TASK_BYTES, 1, OK, (b"",)) for letter in (b"a", b"b"))
-    for rows in ((actor, other), (other,)):
-        ended = m.Ended(1, tuple(m.Completed.of(rows, (), ())), ())
-        world.invariants.between_nodes(executor, b"home", [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, ended)])
-    assert list(world.invariants._ended[executor.node.identifier].values()) == [(other[0], 0)]
+    home, executor = world.nodes
+    while executor.identifier not in home.daemon.scheduler.tables.nodes:
+        world.step()
+    actor = (bytes(TASK_BYTES), function_id(ACTOR), b"", ())
+    record: Any = SimpleNamespace(function=SimpleNamespace(delegated=False), rare=None)
+    home.daemon.scheduler.tables.tasks[actor[0]] = record
+    ended = m.Ended(1, tuple(m.Completed.of(((actor[0], 1, OK, (b"actor",)),), (), ())), ())
+    world.invariants.between_nodes(executor.daemon, home.identifier, [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, ended)])
+    host = executor.make_worker(b"the host", b"", 1)
+    host.worker.mailbox.actors[actor[0]] = actor, 1
+    if not lives:
+        executor.process_died(host)
+    worker: Any = SimpleNamespace(name="worker1", incarnation=b"")
+    with pytest.raises(Failure, match="node 2 has its outcome") if lives else nullcontext():
+        world.invariants._alone(worker, Item(actor, 2))
 
 
 @pytest.mark.parametrize("home_is_dead", [False, True])

@@ -25,7 +25,7 @@ from zfabric.sim.node import Node, Overview, SimDaemon
 from zfabric.sim.node_invariants import NodeInvariants
 from zfabric.sim.programs import LOST, unpack_value
 from zfabric.sim.surroundings import NodeView
-from zfabric.sim.workers import WorkerProcess
+from zfabric.sim.workers import CLASSES, WorkerProcess
 
 _OF_HANDLES = (b"", b"actor")
 """What stands for the value of a handle: to an actor of another node; to one that has lived through the restart of a daemon."""
@@ -88,7 +88,8 @@ class Invariants:
                 if stream is not None:  # It runs again if its home has taken the end in, and lacks values.
                     taken = nodes[node.identifier].ends_received or 0
                     ended = {key: each for key, each in ended.items() if key[0] != home.identifier or key[1] > taken}
-                if (task_id, node.restarts) in ended.values():
+                gone = item.row[1] in CLASSES and not any(task_id in each.worker.mailbox.actors for each in node.workers.values())
+                if (task_id, node.restarts) in ended.values() and not gone:  # An actor that has died is to be made again.
                     self.world.fail(f"{short(task_id)} begins on {worker.name}, and node {node.number} has its outcome")
                 for other in node.workers.values():
                     if other is not worker and any(type(each.item) is Item and each.item.row[0] == task_id for each in other.stack):
@@ -163,9 +164,7 @@ class Invariants:
             if type(message) is m.Delegate:
                 self._delegated(daemon, message)
             elif type(message) is m.Ended:
-                before = self._ended.get(daemon.node.identifier, {}).items()
-                ended = {key: task for key, task in before if key[:2] != (node, message.number)}  # It may come again, with less.
-                self._ended[daemon.node.identifier] = ended
+                ended = self._ended.setdefault(daemon.node.identifier, {})
                 for index, row in enumerate(m.Completed(*message.completed).rows):
                     if row[2] == OK:
                         ended[node, message.number, index] = row[0], daemon.node.restarts
