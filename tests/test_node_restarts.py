@@ -837,6 +837,32 @@ def test_every_node_is_asked_for_the_home_of_what_only_processes_know() -> None:
     assert [message.rows for _, message in node.take(m.Objects)] == [((OTHER, m.OK, b"value", ()),)]
 
 
+class Home(Anew):
+    """The control store has the row of task 7, which this node has submitted for a job of node A."""
+
+    def answer(self, message: Any) -> None:
+        """Return the row, too."""
+        if isinstance(message, m.Scan) and message.table == "task":
+            self.send(b"S" + OWN, m.Found(message.token, ((task_id(7), pack_block([row(7)])),), False))
+        else:
+            super().answer(message)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_restarted_home_is_found_by_the_next_daemon_of_a_borrower_though_only_the_control_store_has_the_row(is_there: bool) -> None:
+    """The value is made again, unless a third node has retained it."""
+    node = Home(elsewhere=True)
+    node.rejoin_worker()
+    node.register(A, m.Borrow(3, (ref(7), OTHER), False))
+    node.register(C, *([m.RetainedValues(((ref(7), 200_000, ()),), ())] if is_there else []))
+    assert m.Borrowed(3, (OTHER,)) in told(node, A)
+    hear(node, A, m.FetchValues((ref(7),)))
+    assert [number for _, number, _ in node.dispatched()] == ([] if is_there else [7])
+    record = node.scheduler.tables.find(ref(7))
+    assert record is not None
+    assert getattr(record.value, "place", b"") == (C if is_there else b"")
+
+
 def test_values_in_the_arena_that_a_home_claims_are_retained_for_it_and_others_go() -> None:
     node = Anew(elsewhere=True)
     node.arena = ((ref(1), 4096, 200_000), (ref(2), 300_000, 200_000))

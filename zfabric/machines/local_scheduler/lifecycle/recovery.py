@@ -669,6 +669,13 @@ class Recovery:
         if self._pinned:
             self._restore_inside()
 
+    def restore_rows(self, object_ids: Iterable[bytes]) -> None:
+        """Restore objects for a node that looks for their home: those that rows of this node make."""
+        for object_id in object_ids:
+            self._restore(object_id)
+        if self._pinned:
+            self._restore_inside()
+
     def known_here(self, object_id: bytes) -> None:
         """Restore an object that is at home here from what is left of it, if anything is."""
         self._known_here(object_id)

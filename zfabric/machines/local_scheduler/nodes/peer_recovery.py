@@ -129,7 +129,9 @@ class PeerRecovery:
         process = self.tables.processes[source[1:]]
         if kind is m.ClaimName and not process.ready:
             return False  # Its actor has the name: new ones claim theirs behind ``Ready``.
-        early = self.tables.unsettled is not None and (kind in HELD or (isinstance(message, m.Borrow) and not message.certain))
+        searched = message.object_ids if isinstance(message, m.Borrow) and not message.certain else ()
+        self.recovery.restore_rows(searched)  # At once: what other nodes have of these tasks is entered when all have registered.
+        early = self.tables.unsettled is not None and (kind in HELD or bool(searched))
         waits = early or kind is m.FetchValues
         if waits:
             self._held.append((source, message))
