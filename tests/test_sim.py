@@ -33,6 +33,7 @@ from zfabric.sim import network, shrinking
 from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import SimStorage
 from zfabric.sim.bodies import Ancestry, StackFrame
+from zfabric.sim.drivers import Driver
 from zfabric.sim.grouped import grouped
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.ledgers import LedgerAuthor
@@ -719,6 +720,18 @@ def test_a_circle_ends_with_its_driver(light: bool) -> None:
     assert outcome.failure == ""
     assert outcome.states["driver crashed"] == 1
     assert outcome.states["HostDelays" if light else "WaitDetails"] > 0, "they wait"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_circle_is_seen_by_way_of_a_task_whose_home_is_any_node(number: int) -> None:
+    """The actor waits for a task, and that for a call of the actor, as an argument. The driver is warned and kills the actor."""
+    closing = task(1, invoke(1, 0, task(2)), call(2, task(3), needs=(1,)), get((2, ("ActorDiedError", "TaskCancelledError"))))
+    program = Program((make(0, task(0)), invoke(1, 0, closing, inside=(0,)), get((1, ("ActorDiedError",)))), 0)
+    world = World(0, faults=STEADY, program=program, nodes=2, circles=True)
+    home = world.nodes[number - 1]
+    world.driver = Driver(world, home, world.incarnation(), home.supervisor.pid(), program)
+    assert world.run().failure == ""
+    assert world.states["circle broken"] == 1
 
 
 def test_a_dead_driver_leaves_no_records() -> None:

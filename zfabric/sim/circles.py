@@ -255,8 +255,7 @@ class WaitGraph:
             return
         for process in everyone:
             yield from ((process, frame) for frame in process.stack if frame.item is not None and frame.item.row[0] == maker)
-        daemon = self.world.daemon
-        task = daemon.scheduler.tables.tasks.get(maker) if daemon is not None else None
+        task = self.world.task_record(maker)
         if task is not None and task.state == WAITING:
             for needed in task.row[3]:
                 yield from self._makers(needed)

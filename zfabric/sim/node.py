@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from zfabric.adapters.memory_journal import MemoryJournal
+from zfabric.machines.local_scheduler import TaskRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
@@ -606,6 +607,9 @@ class Overview(Surroundings, Protocol):
     @property
     def workers(self) -> dict[bytes, WorkerProcess]:
         """Living workers of all nodes, by incarnation."""
+
+    def task_record(self, task_id: bytes) -> TaskRecord | None:
+        """The record of a task at its home."""
 
     def processes(self) -> list[Process]:
         """All living processes but daemons."""
