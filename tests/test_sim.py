@@ -44,7 +44,7 @@ from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
 from zfabric.sim.streams import with_streaming_methods
 from zfabric.sim.variants import SCRIPTED, VARIANTS, applied, kind_of
-from zfabric.sim.world import Failure, World, WorldResult
+from zfabric.sim.world import EVENTS_MAX, Failure, World, WorldResult
 
 SEEDS = range(250)
 VARIANT_SEEDS = 400
@@ -877,6 +877,19 @@ def test_a_rebuilt_task_that_had_been_cancelled_may_run_to_its_end(asked_again: 
     outcome = world.run()
     assert (outcome.failure == "") == asked_again
     assert outcome.states["forgotten cancel"] == asked_again
+
+
+def test_a_world_whose_task_runs_to_its_end_may_have_more_events() -> None:
+    world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", FOREVER))), ("sleep", 0.2), ("drop", 0)), 0), cpus=1)
+
+    def ask() -> None:
+        (running,) = world.daemon.scheduler.tables.tasks.values()  # type: ignore[union-attr]  # The daemon lives.
+        running.facts().rebuilt = True
+        world.events = EVENTS_MAX
+
+    world.after(10.0, ask)
+    assert world.run().failure == ""
+    assert world.events > EVENTS_MAX
 
 
 @pytest.mark.parametrize("alive", [True, False])

@@ -59,6 +59,8 @@ from zfabric.sim.workers import WorkerProcess
 LIMIT = 400.0
 """Virtual seconds within which each phase of a world must end."""
 EVENTS_MAX = 40_000
+FOREVER_EVENTS_MAX = 200_000
+"""Further events while tasks run to their end whose cancel was lost. If others wait behind one, a daemon has a hundred turns a second."""
 CHECK_EVERY = 0.05
 OUTLIVING = 0.4
 """Share of the worlds of several nodes that have programs whose children outlive their parents."""
@@ -155,6 +157,7 @@ class World(Agenda):
         """Rows after which a process begins another frame. It may die between any two frames."""
         self._names = 0
         self.rate = random.Random(f"{seed}/rate of agents").choice((50, 1000)) * MiB if self.faults.jitter else 1000.0 * MiB
+        self._events_max = EVENTS_MAX
         self.cancel_forgotten = False
         """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
         self.cancellers: dict[bytes, set[bytes]] = {}
@@ -575,7 +578,7 @@ class World(Agenda):
     def _until(self, done: Callable[[], bool], what: str) -> None:
         limit = self.now + LIMIT
         while not done():
-            if not self.step() or self.now > limit or self.events > EVENTS_MAX:
+            if not self.step() or self.now > limit or self.events > self._events_max:
                 raise Failure(f"{what} does not come: {self.explain()}")
 
     def _empty(self, left: Callable[[], list[str]], when: str) -> None:
@@ -587,9 +590,10 @@ class World(Agenda):
                 check_at = self.now + every
                 if not left():
                     return
-            if not self.step() or self.now > limit or self.events > EVENTS_MAX:
+            if not self.step() or self.now > limit or self.events > self._events_max:
                 if every == CHECK_EVERY and self._runs_to_its_end():
                     limit, every = self.now + 2 * FOREVER, 100 * CHECK_EVERY
+                    self._events_max += FOREVER_EVENTS_MAX
                     self.states["forgotten cancel"] += 1
                     continue
                 found = left()
