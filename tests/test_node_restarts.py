@@ -984,6 +984,20 @@ def test_what_only_a_dead_daemon_of_another_node_has_held_here_is_forgotten() ->
     assert node.scheduler.tables.find(value) is None
 
 
+def test_a_large_value_of_a_stream_that_is_made_before_its_home_has_registered_is_retained_for_it() -> None:
+    """The home has had no ref to repeat: it is told of the value once it has registered. A process here had a ref, too."""
+    node, value = Anew(elsewhere=True), object_id(task_id(5), 1)
+    node.rejoin_worker((CLIENT, m.Hold((value,))), (CLIENT, RUNNING))
+    node.send(WORKER + OLD, m.Yielded(((task_id(5), OF_A, 0, (4096, 200_000), ()),)))
+    node.send(CLIENT + OLD, m.Release((value,)))
+    for other in (C, A):
+        _, search, *_ = node.register(other)
+        hear(node, other, m.Borrowed(search.number, (value,) if other == C else ()))
+    record = node.scheduler.tables.find(value)
+    assert record is not None
+    assert type(record.value) is Stored
+
+
 def test_a_result_that_its_node_names_behind_the_outcome_keeps_what_is_inside_no_longer_than_the_result() -> None:
     """The node answers the search for its home, while the outcome is here already."""
     node = Anew(elsewhere=True)

@@ -33,7 +33,7 @@ from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, NO_HOME, AnyObject, BorrowedRecord, Elsewhere, NodeRecord, Stored
+from zfabric.machines.local_scheduler.records import DONE, NO_HOME, PENDING, AnyObject, BorrowedRecord, Elsewhere, NodeRecord, Stored
 from zfabric.machines.local_scheduler.references import References, add_holder, drop_holder, holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -223,7 +223,9 @@ class Repeats:
         ended = [each for each in node.actors if node.reported.get(each) != self.tables.actors[each].task.attempt]
         self.actors.node_lost(node, ended, cause)
         for record in self.tables.values():
-            if record.home in (b"", NO_HOME) and record.object_id not in node.repeated and node.token in holders_of(record):
+            # A value that is here, and whose home is not known yet, may be retained for that node: what it made here has yet to be sent.
+            may_be_over = not record.home or (record.home == NO_HOME and record.status == PENDING)
+            if may_be_over and record.object_id not in node.repeated and node.token in holders_of(record):
                 drop_holder(record, node.token)
                 self.tables.spare.append(record)
         node.repeated.clear()
