@@ -275,9 +275,14 @@ class PeerRecovery:
             self._give_up_unread()
 
     def _give_up_unread(self) -> None:
-        """Release values of streams that nobody has requested, unless the node that makes the stream repeats them."""
+        """Release values of streams that nobody has requested, unless the node that makes the stream repeats them.
+
+        At once: if the task runs again there, the node must not take such a value for one that the new attempt yields.
+        """
         unread, self._unread = self._unread, []
-        self.tables.given_up += [(node, object_id) for node, object_id in unread if not self.streams.may_be_repeated(object_id, node)]
+        for node, object_id in unread:
+            if node in self.tables.nodes and not self.streams.may_be_repeated(object_id, node):
+                self.tables.send_to_node(node, m.Release((object_id,)))
 
     # -- objects --
 
