@@ -204,6 +204,15 @@ def alert(pair: Pair) -> None:
     pair.listen()
 
 
+def alerted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Polls:
+    """Have a peer that is known alert the receiver; return what it polls from then on."""
+    pair.mine.peer(pair.theirs.incarnation)
+    pair.send(1)
+    pair.listen()
+    alert(pair)
+    return Polls(monkeypatch)
+
+
 def test_an_alert_has_its_receiver_look_for_the_frame_after_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.theirs.alert(pair.mine.incarnation)
     assert not pair.mine.poll(0.0), "nobody of that name is known"
@@ -220,11 +229,7 @@ def test_an_alert_has_its_receiver_look_for_the_frame_after_it(pair: Pair, monke
 
 
 def test_a_frame_that_does_not_follow_its_alert_is_waited_for_asleep(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair.mine.peer(pair.theirs.incarnation)
-    pair.send(1)
-    pair.listen()
-    alert(pair)
-    polls = Polls(monkeypatch)
+    polls = alerted(pair, monkeypatch)
     assert pair.mine.poll(0.05)
     assert set(polls.timeouts[:-1]) == {0}
     assert 10 <= len(polls.timeouts) <= 12
@@ -235,10 +240,6 @@ def test_a_frame_that_does_not_follow_its_alert_is_waited_for_asleep(pair: Pair,
 
 
 def test_an_alert_does_not_delay_what_does_not_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair.mine.peer(pair.theirs.incarnation)
-    pair.send(1)
-    pair.listen()
-    alert(pair)
-    polls = Polls(monkeypatch)
+    polls = alerted(pair, monkeypatch)
     assert not pair.mine.poll(0.0)
     assert polls.timeouts == [0]

@@ -575,13 +575,19 @@ def test_an_actor_that_has_died_is_made_again_although_its_home_has_not_acknowle
         world.invariants._alone(worker, Item(actor, 2))
 
 
-@pytest.mark.parametrize("home_is_dead", [False, True])
-def test_the_record_of_a_dead_home_says_nothing_of_its_task(home_is_dead: bool) -> None:
-    """Its daemon may go on until it learns that it is dead. The home of the job takes over, and knows what living nodes report."""
+def of_three() -> tuple[World, Any, Any]:
+    """A steady world of three nodes, with the last two, which have met."""
     world = World(0, faults=STEADY, program=Program((), 0), nodes=3)
     _, executor, home = world.nodes
     while executor.identifier not in home.daemon.scheduler.tables.nodes:
         world.step()
+    return world, executor, home
+
+
+@pytest.mark.parametrize("home_is_dead", [False, True])
+def test_the_record_of_a_dead_home_says_nothing_of_its_task(home_is_dead: bool) -> None:
+    """Its daemon may go on until it learns that it is dead. The home of the job takes over, and knows what living nodes report."""
+    world, executor, home = of_three()
     record: Any = SimpleNamespace(function=SimpleNamespace(delegated=False), rare=None)
     home.daemon.scheduler.tables.tasks[bytes(TASK_BYTES)] = record
     world.invariants._ended[executor.identifier] = {(home.identifier, 1, 0): (bytes(TASK_BYTES), 0)}
@@ -594,10 +600,7 @@ def test_the_record_of_a_dead_home_says_nothing_of_its_task(home_is_dead: bool) 
 @pytest.mark.parametrize("is_taken_in", [False, True])
 def test_a_stream_runs_again_that_has_ended_elsewhere_once_its_home_has_taken_that_in(is_taken_in: bool) -> None:
     """The home finds out then that values are lost. It acknowledges the end a little later."""
-    world = World(0, faults=STEADY, program=Program((), 0), nodes=3)
-    _, executor, home = world.nodes
-    while executor.identifier not in home.daemon.scheduler.tables.nodes:
-        world.step()
+    world, executor, home = of_three()
     tables = home.daemon.scheduler.tables
     record: Any = SimpleNamespace(function=SimpleNamespace(delegated=False), rare=None)
     stream: Any = SimpleNamespace(cut=None)

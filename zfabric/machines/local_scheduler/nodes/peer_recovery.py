@@ -12,6 +12,7 @@ that none of them has is lost.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable
 
 from zfabric.config import ROWS_MAX
@@ -130,7 +131,8 @@ class PeerRecovery:
         if kind is m.ClaimName and not process.ready:
             return False  # Its actor has the name: new ones claim theirs behind ``Ready``.
         searched = message.object_ids if isinstance(message, m.Borrow) and not message.certain else ()
-        self.recovery.restore_rows(searched)  # At once: what other nodes have of these tasks is entered when all have registered.
+        if searched:
+            self.recovery.restore_rows(searched)  # At once: what other nodes have of these tasks is entered when all have registered.
         early = self.tables.unsettled is not None and (kind in HELD or bool(searched))
         waits = early or kind is m.FetchValues
         if waits:
@@ -280,9 +282,13 @@ class PeerRecovery:
         At once: if the task runs again there, the node must not take such a value for one that the new attempt yields.
         """
         unread, self._unread = self._unread, []
+        by_node: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for node, object_id in unread:
             if node in self.tables.nodes and not self.streams.may_be_repeated(object_id, node):
-                self.tables.send_to_node(node, m.Release((object_id,)))
+                by_node[node].append(object_id)
+        for node, object_ids in by_node.items():
+            for start in range(0, len(object_ids), ROWS_MAX):
+                self.tables.send_to_node(node, m.Release(tuple(object_ids[start : start + ROWS_MAX])))
 
     # -- objects --
 
