@@ -8,8 +8,9 @@ that loads one has a cache of its own, empty at first.
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
+
+from zfabric.adapters.importable import importable
 
 CachedFunction: Any = functools._lru_cache_wrapper
 """The class of the functions that ``functools.lru_cache`` makes."""
@@ -21,7 +22,7 @@ _NOTHING = object()
 
 def reduce_cached(cached: Any) -> str | tuple[Any, ...]:
     """Reduce a cached function for pickle: to its name if other processes can import it, or else to its parts."""
-    if _importable(cached):
+    if importable(cached):
         return str(cached.__qualname__)
     inside = cached.__wrapped__
     inherited = getattr(inside, "__dict__", {})
@@ -33,18 +34,3 @@ def reduce_cached(cached: Any) -> str | tuple[Any, ...]:
 
 def _cached(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
-
-
-def _importable(cached: Any) -> bool:
-    """Whether other processes can and should import it by name."""
-    import cloudpickle  # Plain data is pickled without it: processes start sooner.
-
-    found: Any = sys.modules.get(str(cached.__module__))
-    if found is None or cached.__module__ == "__main__":
-        return False
-    by_value = cloudpickle.list_registry_pickle_by_value()
-    if any(cached.__module__ == module or cached.__module__.startswith(f"{module}.") for module in by_value):
-        return False
-    for name in cached.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is cached

@@ -1,16 +1,86 @@
-"""The class of picklers for all but plain data: cloudpickle's, which also pickles cached functions, and code with the name of its file."""
+"""The class of picklers for all but plain data: cloudpickle's, with what it lacks for the code of programs.
+
+Functions and classes that travel by value are reduced here, not by cloudpickle: a process defines each class once (``definitions``), and
+names of ``__main__`` are bound in the reader's ``__main__`` (``namespaces``). ``finished`` must be called with what was pickled.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dis
+import enum
 import functools
+import hashlib
+import io
+import os
+import pickle
+import re
+import sys
 import types
+import typing
+import weakref
+import zlib
 from collections import ChainMap
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from zfabric.adapters import namespaces
 from zfabric.adapters.cached_functions import CachedFunction, reduce_cached
+from zfabric.adapters.definitions import (
+    define,
+    defined,
+    identities,
+    is_plain_error,
+    is_static,
+    reduce_class,
+    reduce_error,
+    reduce_member,
+    reduce_symbol,
+    stand_for_themselves,
+)
+from zfabric.adapters.importable import MAIN, importable
+from zfabric.adapters.namespaces import LoadedSnapshot, Snapshot, SnapshotRow, key_of, main, namespace_of, open_snapshot, snapshot_of
 
 _FILENAME = 10
 """The place of the file's name among the parameters of ``types.CodeType``."""
+DEFINITION_BYTES_MAX = 256 * 1024
+"""The largest definition of a class that is retained and sent along with each value of the class."""
+_GLOBAL_READS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_IDENTIFIER = re.compile(r"(?<![\w.])[^\W\d]\w*")
+_used_names: weakref.WeakKeyDictionary[types.CodeType, tuple[str, ...]] = weakref.WeakKeyDictionary()
+_dispatcher: Any = functools.singledispatch(print)
+_DISPATCH = _dispatcher.__code__
+"""The code of the functions that ``functools.singledispatch`` makes."""
+_PARAMETERS = tuple(
+    getattr(typing, name) for name in ("NewType", "ParamSpec", "TypeVarTuple", "TypeVar", "TypeAliasType") if hasattr(typing, name)
+)
+"""Classes of the typing module whose instances are pickled by their name."""
+
+
+_AS_CLOUDPICKLE, _FUNCTION, _CLASS, _MEMBER, _PARAMETER, _ERROR, _SYMBOL = (
+    "as cloudpickle",
+    "function",
+    "class",
+    "member",
+    "parameter",
+    "error",
+    "symbol",
+)
+
+
+def _how(kind: Any) -> str:
+    """Return how to reduce instances of a class."""
+    if kind is types.FunctionType:
+        return _FUNCTION
+    if issubclass(kind, type):
+        return _CLASS
+    if isinstance(kind, enum.EnumMeta):
+        return _AS_CLOUDPICKLE if importable(kind) else _MEMBER
+    if kind.__module__ == "typing" and any(kind is each for each in _PARAMETERS):
+        return _PARAMETER
+    if issubclass(kind, BaseException):
+        return _AS_CLOUDPICKLE if importable(kind) or not is_plain_error(kind) else _ERROR
+    return _SYMBOL if stand_for_themselves(kind) else _AS_CLOUDPICKLE
 
 
 @functools.cache
@@ -26,6 +96,347 @@ def pickler() -> Any:
         return kind, (*parameters[:_FILENAME], "".join(code.co_filename), *parameters[_FILENAME + 1 :])
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = ChainMap({CachedFunction: reduce_cached, types.CodeType: reduce_named_code}, cloudpickle.Pickler.dispatch_table)
+        dispatch_table = ChainMap(
+            {
+                CachedFunction: reduce_cached,
+                types.CodeType: reduce_named_code,
+                functools.cached_property: _reduce_cached_property,
+                Snapshot: lambda snapshot: (snapshot_of, (snapshot.nonce,)),
+            },
+            cloudpickle.Pickler.dispatch_table,
+        )
+        has_data = False
+        """Whether names of ``__main__`` in this pickle have data, which may be shared with other names."""
+        refers = True
+        """Whether classes are reduced to references to their definitions, where they have one."""
+        nonces: Callable[[], bytes] = functools.partial(os.urandom, 16)
+        """Makes the keys under which snapshots are pickled until their rows are known."""
+
+        def __init__(self, file: Any, protocol: int | None = None, buffer_callback: Any = None) -> None:
+            super().__init__(file, protocol, buffer_callback)
+            self.snapshots: dict[int, Snapshot] = {}
+            self.definitions: dict[bytes, None] = {}
+            """What defines the classes that this pickle refers to."""
+            self._kinds: dict[int, str] = {}
+            """How to reduce instances of each class, by its ``id``: classes may forbid to be keys."""
+
+        def reducer_override(self, thing: Any) -> Any:
+            """Reduce functions, classes, and what stands for itself; all else as cloudpickle does."""
+            kind = type(thing)
+            how = self._kinds.get(id(kind))
+            if how is None:
+                how = self._kinds[id(kind)] = _how(kind)
+            if how is _AS_CLOUDPICKLE:
+                return NotImplemented
+            reduced: Any = None
+            if how is _FUNCTION:
+                reduced = self._reduce_function(thing) if not importable(thing) else None
+            elif how is _CLASS:
+                reduced = self._reduce_class(thing) if not is_static(thing) and not importable(thing) else None
+            elif how is _MEMBER:
+                reduced = reduce_member(thing)
+            elif how is _PARAMETER:
+                reduced = self._reduce_parameter(thing, kind) if thing.__module__ == MAIN else None
+            elif how is _ERROR:
+                reduced = reduce_error(thing)
+            elif not getattr(thing, "__dict__", None):
+                reduced = reduce_symbol(thing, kind)
+            return super().reducer_override(thing) if reduced is None else reduced
+
+        def finished(self, stream: bytes) -> bytes:
+            """Return a whole pickle, given what ``dump`` has written: what the snapshots need comes first."""
+            if not self.snapshots:
+                return b"".join((*self.definitions, stream)) if self.definitions else stream
+            opened = list(self.definitions)
+            for snapshot in self.snapshots.values():
+                rows = snapshot.rows(_examined)
+                self.has_data = self.has_data or any(group for *_, group in rows)
+                key, opening = _opening(rows)
+                stream = stream.replace(snapshot.nonce, key)
+                opened.append(opening)
+            return b"".join((*opened, stream))
+
+        def _snapshot(self, space: namespaces.Namespace) -> Snapshot:
+            found = self.snapshots.get(id(space))
+            if found is None:
+                found = self.snapshots[id(space)] = Snapshot(space, self.nonces())
+            return found
+
+        def _reduce_function(self, function: Any) -> tuple[Any, ...] | None:
+            if function.__code__ is _DISPATCH:
+                return _reduce_dispatcher(function)
+            space = namespace_of(function)
+            if space is None:
+                return None
+            snapshot = self._snapshot(space)
+            own = snapshot.own(function, function.__qualname__)
+            values = snapshot.values((*used_names(function.__code__), *_names_in(function.__annotations__.values())))
+            state = {name: getattr(function, name) for name in _ATTRIBUTES if hasattr(function, name)}
+            parts = (values, _submodules(values.values(), function.__code__), state, vars(function))
+            return (
+                _make_function,
+                (snapshot, own, function.__code__, function.__closure__),
+                (snapshot, own, parts),
+                None,
+                None,
+                _set_function,
+            )
+
+        def _reduce_class(self, kind: Any) -> tuple[Any, ...]:
+            if self.refers:
+                definition = _definition(kind)
+                if definition is not None:
+                    self.definitions[definition] = None
+                    return defined, (identities.of(kind),)
+            if getattr(kind, "__module__", None) != MAIN:
+                return reduce_class(kind, None, "", {})
+            snapshot = self._snapshot(main())
+            root = kind.__qualname__.partition(".")[0]
+            values = snapshot.values(_names_in(vars(kind).get("__annotations__", {}).values()))
+            if root != kind.__qualname__ and isinstance(main().names.get(root), type):
+                values.update(snapshot.values((root,)))
+            return reduce_class(kind, snapshot, snapshot.own(kind, kind.__qualname__), values)
+
+        def _reduce_parameter(self, thing: Any, kind: Any) -> tuple[Any, ...]:
+            """Reduce a ``NewType``, a ``TypeVar`` or their like of ``__main__``, which Python pickles by name."""
+            snapshot = self._snapshot(main())
+            own = snapshot.own(thing, thing.__name__)
+            return _make_parameter, (snapshot, own, identities.of(thing), kind, *_parts_of_parameter(thing, kind))
 
     return Pickler
+
+
+class _Bounded(io.BytesIO):
+    """A file that refuses to become large."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > DEFINITION_BYTES_MAX:
+            raise OverflowError
+        return super().write(data)
+
+
+def _definition(kind: type) -> bytes | None:
+    """Return the beginning of a pickle that refers to this class; None if the class has to be a part of the pickle.
+
+    It is made once. A class whose methods use data of ``__main__``, or variables of a function, shares that with what is pickled beside it:
+    such a class is a part of each pickle, and so is a large one.
+    """
+    identity = identities.of(kind)
+    if identity in identities.packed:
+        return identities.packed[identity]
+    found = None
+    file = _Bounded()
+    made = pickler()(file, protocol=5)
+    made.refers = False
+    try:
+        made.dump(kind)
+        stream = made.finished(file.getvalue())
+    except Exception:  # The pickle that the class is a part of says why.
+        stream = b""
+    if stream and not made.has_data and not _shares(made.memo.copy().values()):
+        found = _call_and_drop(define, identity, zlib.compress(stream, 6))
+    identities.packed[identity] = found
+    return found
+
+
+def _shares(parts: Iterable[tuple[int, Any]]) -> bool:
+    """Whether some part of a class is also bound to a name of ``__main__``, or to a variable of a function."""
+    bound = {id(value) for value in main().names.values() if not isinstance(value, (*_WITHOUT_PARTS, *namespaces.WITHOUT_DATA))}
+    return any(id(part) in bound or (type(part) is types.FunctionType and _has_variables(part)) for _, part in parts)
+
+
+def _has_variables(function: types.FunctionType) -> bool:
+    """Whether a function of the program has a closure, other than for ``super()``."""
+    names = function.__code__.co_freevars
+    if not names or names == ("__class__",):
+        return False
+    # Methods made by the standard library, such as those of dataclasses, have defaults and types there, which nobody else has.
+    made = function.__code__.co_filename.startswith(_GENERATED)
+    return not made and str(function.__globals__.get("__name__")).partition(".")[0] not in sys.stdlib_module_names
+
+
+_GENERATED = ("<string>", "<attrs generated ")
+"""The file names of code that ``dataclasses`` and ``attrs`` make."""
+
+
+def used_names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of globals that code uses, and the code inside it."""
+    found = _used_names.get(code)
+    if found is None:
+        names = dict.fromkeys(each.argval for each in dis.get_instructions(code) if each.opname in _GLOBAL_READS)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                names.update(dict.fromkeys(used_names(constant)))
+        found = _used_names[code] = tuple(names)
+    return found
+
+
+def _names_in(annotations: Iterable[Any]) -> list[str]:
+    """Return the names in annotations that are texts, or contain texts."""
+    names: list[str] = []
+    for each in annotations:
+        if isinstance(each, str):
+            names += _IDENTIFIER.findall(each)
+        elif isinstance(each, typing.ForwardRef):
+            names += _IDENTIFIER.findall(each.__forward_arg__)
+        elif isinstance(inside := getattr(each, "__args__", None), tuple):
+            names += _names_in(inside)
+    return names
+
+
+def _submodules(values: Iterable[Any], code: types.CodeType) -> tuple[str, ...]:
+    """Return the loaded submodules that code reaches through its modules: ``import a.b`` binds ``a`` alone."""
+    packages = [value.__name__ for value in values if isinstance(value, types.ModuleType) and hasattr(value, "__path__")]
+    if not packages:
+        return ()
+    words = set(code.co_names).union(*(each.co_names for each in code.co_consts if isinstance(each, types.CodeType)))
+    return tuple(
+        name
+        for name in list(sys.modules)
+        for package in packages
+        if name.startswith(f"{package}.") and words.issuperset(name[len(package) + 1 :].split("."))
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _opening(rows: tuple[SnapshotRow, ...]) -> tuple[bytes, bytes]:
+    """Return the key of a snapshot, and the beginning of a pickle that has its rows."""
+    key = key_of(rows)
+    return key, _call_and_drop(open_snapshot, key, rows)
+
+
+def _call_and_drop(function: Callable[..., Any], *arguments: Any) -> bytes:
+    """Return the beginning of a pickle: a call of a function, whose result is dropped. As the memo stays empty, any pickle may follow."""
+    file = io.BytesIO()
+    made = pickle.Pickler(file, 5)
+    made.fast = True
+    made.dump(_Call(function, arguments))
+    return file.getvalue()[:-1] + pickle.POP
+
+
+class _Call:
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.parts = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.parts
+
+
+# --- what snapshots compare -------------------------------------------------------------------------------------------------------
+
+
+class _Hashing:
+    """A file that hashes what is written."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.blake2b(digest_size=16)
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        return len(data)
+
+
+_WITHOUT_PARTS = (str, bytes, int, float, complex, tuple, Snapshot, types.CodeType, *namespaces.WITHOUT_DATA, *_PARAMETERS)
+"""Classes of values that do not change, or are not data."""
+
+
+def _examined(value: Any) -> tuple[bytes, dict[int, Any]]:
+    """Return a digest of a value's content, and the parts of it that may change, by ``id``."""
+    file = _Hashing()
+    made = pickler()(file, protocol=5, buffer_callback=lambda buffer: file.write(buffer.raw()))
+    made.nonces = functools.partial(_counted, iter(range(1 << 30)))
+    try:
+        made.dump(value)
+    except Exception:  # What cannot be pickled has failed already; what pickles in another way each time is new each time.
+        return os.urandom(16), {}
+    return file.hash.digest(), {number: thing for number, (_, thing) in made.memo.copy().items() if not isinstance(thing, _WITHOUT_PARTS)}
+
+
+def _counted(numbers: Any) -> bytes:
+    return bytes(8) + int(next(numbers)).to_bytes(8, "big")
+
+
+# --- functions --------------------------------------------------------------------------------------------------------------------
+
+_ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__annotations__", "__name__", "__qualname__", "__doc__", "__module__", "__type_params__")
+
+
+def _make_function(snapshot: LoadedSnapshot, own: str, code: types.CodeType, closure: Any) -> Any:
+    found = snapshot.find(own)
+    return types.FunctionType(code, snapshot.space.names, None, None, closure) if found is None else found
+
+
+def _set_function(function: Any, state: Any) -> None:
+    import importlib
+
+    snapshot, own, (values, submodules, attributes, contents) = state
+    for each in submodules:
+        importlib.import_module(each)
+    if own not in snapshot.kept:
+        for name, value in attributes.items():
+            setattr(function, name, value)
+        vars(function).update(contents)
+    snapshot.bind({**values, own: function} if own else values)
+
+
+def _reduce_dispatcher(function: Any) -> tuple[Any, ...]:
+    """Reduce a function made by ``functools.singledispatch``: its registry is in a closure that cannot be pickled."""
+    implementations = dict(function.registry)
+    plain = implementations.pop(object)
+    return _make_dispatcher, (plain,), tuple(implementations.items()), None, None, _set_dispatcher
+
+
+def _make_dispatcher(plain: Any) -> Any:
+    return functools.singledispatch(plain)
+
+
+def _set_dispatcher(function: Any, implementations: Any) -> None:
+    for kind, implementation in implementations:
+        function.register(kind, implementation)
+
+
+def _reduce_cached_property(each: Any) -> tuple[Any, ...]:
+    """Reduce a ``functools.cached_property``, which has a lock up to Python 3.11."""
+    return _make_cached_property, (each.func, each.attrname, each.__doc__)
+
+
+def _make_cached_property(function: Any, name: str | None, doc: str | None) -> Any:
+    made = functools.cached_property(function)
+    made.attrname, made.__doc__ = name, doc
+    return made
+
+
+# --- parameters of types ----------------------------------------------------------------------------------------------------------
+
+
+def _parts_of_parameter(thing: Any, kind: Any) -> tuple[Any, ...]:
+    if kind is typing.NewType:
+        return (thing.__name__, thing.__supertype__)
+    if kind.__name__ == "TypeAliasType":
+        return (thing.__name__, thing.__value__, thing.__type_params__)
+    if kind.__name__ == "TypeVarTuple":
+        return (thing.__name__,)
+    variance = (thing.__covariant__, thing.__contravariant__)
+    constraints = getattr(thing, "__constraints__", ())
+    return (thing.__name__, constraints, thing.__bound__, *variance)
+
+
+def _make_parameter(snapshot: LoadedSnapshot, own: str, identity: bytes, kind: Any, name: str, *parts: Any) -> Any:
+    found = identities.find(identity)
+    if found is None:
+        found = _parameter(kind, name, *parts)
+        with contextlib.suppress(AttributeError):
+            found.__module__ = MAIN
+        identities.add(found, identity)
+    if own:
+        snapshot.bind({own: found})
+    return found
+
+
+def _parameter(kind: Any, name: str, *parts: Any) -> Any:
+    if kind.__name__ == "TypeAliasType":
+        return kind(name, parts[0], type_params=parts[1])
+    if kind.__name__ in ("NewType", "TypeVarTuple"):
+        return kind(name, *parts)
+    constraints, bound, covariant, contravariant = parts
+    return kind(name, *constraints, bound=bound, covariant=covariant, contravariant=contravariant)

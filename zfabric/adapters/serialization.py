@@ -306,8 +306,9 @@ def _dump_cloud(value: Any, note_buffer: Callable[[pickle.PickleBuffer], Any]) -
     kinds = tensor_types()
     kind = pickler() if not kinds or any(kind in _REGISTERED for kind in kinds) else _tensor_pickler()
     file = io.BytesIO()
-    kind(file, protocol=5, buffer_callback=note_buffer).dump(value)
-    return file.getvalue()
+    made = kind(file, protocol=5, buffer_callback=note_buffer)
+    made.dump(value)
+    return bytes(made.finished(file.getvalue()))
 
 
 @functools.cache
@@ -525,7 +526,7 @@ def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
         raise _cannot_pickle(state, where, error) from error
     finally:
         _collecting.references = previous
-    return SerializedValue(file.getvalue(), (), tuple(references))
+    return SerializedValue(pickler.finished(file.getvalue()), (), tuple(references))
 
 
 def load_instance(data: bytes, kind: type) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zfabric.adapters.cached_functions import CachedFunction
+from zfabric.adapters.importable import importable
 from zfabric.adapters.pickler import pickler
 
 DEPTH_MAX = 24
@@ -101,6 +102,8 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         for name in (slots,) if isinstance(slots, str) else slots:
             if hasattr(value, name) and name not in ("__dict__", "__weakref__"):
                 yield f".{name}", getattr(value, name)
+    if not importable(kind):
+        yield f".<class {kind.__qualname__}>", kind
 
 
 def _captured(function: Any) -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
 import msgpack
 
+from zfabric.adapters.definitions import identities
+from zfabric.adapters.namespaces import register_without_data
 from zfabric.api.errors import a, check_flag, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
@@ -217,6 +219,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         """Discard what was derived from the class: it has changed, and is inspected and exported again for new actors."""
         for name in ("_export", "_blueprint", "_signature"):
             vars(self).pop(name, None)
+        identities.renew(self._kind)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._kind)})
@@ -594,3 +597,7 @@ def exit_actor() -> NoReturn:
     if client is None:
         raise TypeError("exit_actor() is for methods of actors; this is none")
     client.exit_actor()
+
+
+for _kind in (ActorClass, ActorHandle, ActorMethod):
+    register_without_data(_kind)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, Protoco
 
 from zfabric.api.options import Pairs, checked_method, pairs_of_method
 from zfabric.api.refs import ObjectRef
-from zfabric.api.signatures import positional, shown
+from zfabric.api.signatures import positional, shown, signature_as_called
 from zfabric.api.types import P, R, R_co
 
 if TYPE_CHECKING:
@@ -166,17 +166,15 @@ def method(*args: Any, **options: Any) -> Any:
 
 def signature_of(kind: type) -> inspect.Signature | None:
     """The signature of a class; None for some that are written in C."""
-    import inspect  # Programs without actors start sooner without it.
-
     try:
-        return inspect.signature(kind)
+        return signature_as_called(kind)
     except (TypeError, ValueError):  # Some classes written in C have no signature.
         return None
 
 
 def methods_of(kind: type, retries: int) -> tuple[Method, ...]:
     """The methods of a class that can be called remotely. ``retries`` is how often their calls are repeated after a death."""
-    import inspect  # As above.
+    import inspect  # Programs without actors start sooner without it.
 
     found = []
     for name in dir(kind):
@@ -192,7 +190,7 @@ def methods_of(kind: type, retries: int) -> tuple[Method, ...]:
         options = pairs_of_method(settings, (("stream", 0),) if yields else (), retries)
         readonly = bool(settings.get("readonly"))
         try:
-            signature = inspect.signature(bound)
+            signature = signature_as_called(bound)
         except (TypeError, ValueError):  # Some methods written in C have no signature.
             found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", options, readonly))
             continue

@@ -8,6 +8,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from zfabric.adapters.collector import untrack
+from zfabric.adapters.namespaces import register_without_data
 from zfabric.adapters.serialization import deserialize, note_reference, register_plain
 from zfabric.api.errors import error_of
 from zfabric.api.lifecycle import connected
@@ -268,3 +269,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+register_without_data(ObjectRef)

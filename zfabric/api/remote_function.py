@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
+from zfabric.adapters import own_modules
+from zfabric.adapters.namespaces import register_without_data
 from zfabric.adapters.serialization import (
     ArgumentsTooLarge,
     SerializedValue,
@@ -21,6 +23,7 @@ from zfabric.adapters.serialization import (
     note_function,
     serialize,
 )
+from zfabric.api import notebooks
 from zfabric.api.environments import NO_RUNTIME_ENV
 from zfabric.api.errors import a
 from zfabric.api.generators import Collected, ObjectRefGenerator
@@ -28,7 +31,7 @@ from zfabric.api.lifecycle import connected, default_environment
 from zfabric.api.options import Pairs, checked, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.packages import packages_of
 from zfabric.api.refs import ObjectRef
-from zfabric.api.signatures import shown
+from zfabric.api.signatures import shown, signature_as_called
 from zfabric.api.strategies import check_place
 from zfabric.api.types import Given_co, Parameters
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
@@ -71,6 +74,8 @@ class ExportedFunction:
         self.captured: tuple[bytes, ...] = ()
         """Refs in its closure: whoever runs it holds them. Calls name both, so that other nodes know where they are."""
         self.busy = False
+        self.stale = False
+        """Whether what it uses may have changed since the export."""
 
     @property
     def name(self) -> str:
@@ -84,7 +89,7 @@ class ExportedFunction:
         elsewhere = self.client is not None and self.client is not client
         environment = default_environment()
         known = bool(self.function_id) and self.job == client.job and not elsewhere and self.environment == environment
-        if not known or self.node != client.node:
+        if not known or self.stale or self.node != client.node:
             retry = self.options.get("retry_exceptions") or False
             pairs = self._pairs()
             self.busy = True
@@ -97,21 +102,31 @@ class ExportedFunction:
                     f"{self.name} has {len(payload) / 2**20:.0f} MiB with what it captures, which is over the limit of "
                     f"{FUNCTION_BYTES_MAX / 2**20:.0f} MiB; zf.put the data and pass the ref as an argument"
                 )
-            function_id = self.function_id if known else function_identity(payload, pairs)
-            client.export(function_id, self.name, payload, (*pairs, ("contains", captured)) if captured else pairs)
+            function_id = self.function_id if known and not self.stale else function_identity(payload, pairs)
+            if not known or function_id != self.function_id or self.node != client.node:
+                client.export(function_id, self.name, payload, (*pairs, ("contains", captured)) if captured else pairs)
             # Set these last: Ctrl-C may interrupt at any line above.
             self.packages, self.captured = packages_of(pairs), captured
             self.function_id, self.job, self.node, self.environment = function_id, client.job, client.node, environment
+            self.stale = False
+            notebooks.note(self)
         self.client = client
+
+    def examine_again(self) -> None:
+        """Export it again at the next call if what it uses has changed."""
+        self.stale = True
 
     def _pairs(self) -> Pairs:
         if self.blueprint:
-            return pairs_of_actor(self.options, self.blueprint, default_environment())
-        return pairs_of(self.options, default_environment())
+            pairs = pairs_of_actor(self.options, self.blueprint, default_environment())
+        else:
+            pairs = pairs_of(self.options, default_environment())
+        modules = own_modules.stamp()
+        return (*pairs, ("modules", modules)) if modules else pairs
 
     def __getstate__(self) -> dict[str, Any]:
         client = interface.current()
-        if client is not None and client is not self.client and not self.busy:
+        if client is not None and (client is not self.client or self.stale) and not self.busy:
             self.bind(client)
         return {
             "function": self.function,
@@ -126,7 +141,7 @@ class ExportedFunction:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, client=None, busy=False)
+        self.__dict__.update(state, client=None, busy=False, stale=False)
         if not self.function_id:
             note_function(self)
 
@@ -188,7 +203,12 @@ class RemoteFunction(Generic[Parameters, Given_co]):
             self._least, self._most = _positional(function)
             self._signature: Any = None
             self._client = client
+            notebooks.note(self)
         return client
+
+    def examine_again(self) -> None:
+        """Bind again at the next call."""
+        self._client = None
 
     if not TYPE_CHECKING:
 
@@ -316,10 +336,8 @@ class RemoteFunction(Generic[Parameters, Given_co]):
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError if the arguments do not fit. (This test is exact; the caller's is only a quick one.)"""
         if self._signature is None:
-            import inspect  # Only errors need it.
-
             try:
-                self._signature = inspect.signature(self._function)
+                self._signature = signature_as_called(self._function)
             except (TypeError, ValueError):  # Some functions written in C have no signature.
                 return
         try:
@@ -463,3 +481,7 @@ def _store_large(
         total -= serialized.size
     swapped = tuple(stored.get(id(value), value) for value in args)
     return swapped, {name: stored.get(id(value), value) for name, value in kwargs.items()}, list(stored.values())
+
+
+for _kind in (RemoteFunction, StreamingFunction, DynamicFunction):
+    register_without_data(_kind)

@@ -23,6 +23,19 @@ class _Text:
         return self.text
 
 
+def signature_as_called(called: Any) -> inspect.Signature:
+    """Return the signature that a call has to fit: that of a wrapper, not of the function that it wraps (``functools.wraps``).
+
+    Raises ValueError or TypeError for some callables that are written in C.
+    """
+    import inspect  # Programs without actors start sooner without it.
+
+    try:
+        return inspect.signature(called, follow_wrapped=False)
+    except ValueError:  # Functions with a cache are written in C, and take what the function inside takes.
+        return inspect.signature(called)
+
+
 def positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
     """(least, most) positional arguments of a call without keywords; (1, 0) if some keyword is required."""
     if any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):

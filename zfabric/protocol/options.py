@@ -12,6 +12,7 @@
 ``inline``              False: never run on top of another task
 ``paths``               where the program that exported the function finds its modules (functions only; set by clients that joined a node)
 ``directory``           the working directory of that program, and of its functions if it exists (functions only; set as ``paths`` is)
+``modules``             the state of the files of the program's own modules, once one has changed (functions only)
 ``deterministic``       True: its values may be dropped and rebuilt instead of spilled
 ``strategy``            where tasks may run: rows (rank, label, "in" or "not in", values), rank "hard", "soft" or "spread" (``accepts``);
                         or in a placement group (``group_strategy``); empty: anywhere, also in a task that has its children in its group
@@ -106,6 +107,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "parent": (bytes,),
     "paths": (tuple,),
     "directory": (str,),
+    "modules": (str,),
     "actor": (bytes,),
     "detached": (bool,),
     "namespace": (str,),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from zfabric.adapters import numeric_threads, serialization
+from zfabric.adapters import namespaces, numeric_threads, own_modules, serialization
 from zfabric.adapters.generated_values import returning_all
 from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.messages import Row
@@ -39,6 +39,8 @@ class LoadedFunctions:
         """Called when this process is to run a task whose children run in its placement group."""
         self.thread_limit = 1
         """The current number of threads of numeric libraries."""
+        self._modules = ""
+        """The state of the own modules' files in which functions were loaded last."""
         self._client = client
         self._worker = worker
         self._host = host
@@ -56,6 +58,7 @@ class LoadedFunctions:
             self._look_in(option(row[3], "paths", ()))
             self._go_to(option(row[3], "directory", ""), task)
             self._packages.enter()
+            self._renew_modules(option(row[3], "modules", ""))
             self._look_for_captures(option(row[3], "strategy", ()))
             ahead = option(row[3], "stream")
             self.usual_terms[function_id] = (row[1], option(row[3], "num_returns", 1))
@@ -68,6 +71,17 @@ class LoadedFunctions:
             elif ahead is None and option(row[3], "num_returns", 1) == 1 and self._cpus_of(function_id) == 1:
                 self.plain[function_id] = found
         return found
+
+    def load_again(self) -> None:
+        """Load each function again when it runs next: the program's names are newer now than those that some of them were sent with."""
+        self._loaded.clear()
+        self.plain.clear()
+
+    def _renew_modules(self, state: str) -> None:
+        """Have the program's own modules imported anew if they have changed. Actors, and what runs here, keep those that they have."""
+        if state and state != self._modules and not self._host.instances and namespaces.may_renew():
+            self._modules = state
+            own_modules.drop()
 
     def strategy_of(self, task: Row) -> Strategy:
         """Return what a task, its function or its parent says about where it runs."""

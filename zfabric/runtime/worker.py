@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from zfabric.adapters import namespaces
 from zfabric.exceptions import FabricError
 from zfabric.protocol.messages import Rows
 from zfabric.runtime import interface
@@ -78,6 +79,8 @@ class WorkerRuntime:
         self._waiting = Waiting(connection, contexts, functions, lending, self._shared, self._loop.execute)
         self.client = WorkerClient(connection, fabric, self.interrupter, replayer, self._waiting, exits)
         functions.on_capturing = self.client.begin_capturing
+        namespaces.may_renew = lambda: len(worker.stack) + len(worker.running_calls) < 2
+        namespaces.on_renewed = functions.load_again
 
     def run(self, daemon: bytes) -> None:
         """Register with the daemon, and run the tasks that it sends until it ends this worker, which raises SystemExit."""

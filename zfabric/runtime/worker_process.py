@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-from zfabric.adapters import numeric_threads
+from zfabric.adapters import namespaces, numeric_threads
 from zfabric.protocol.options import RUNTIME_ENV_VARIABLE
 from zfabric.runtime import interface
 from zfabric.runtime.session import Session
@@ -26,6 +26,7 @@ def entry_point(name: str) -> Callable[..., object]:
 
 def begin(environment: Iterable[tuple[str, str]], threads: int) -> None:
     """Set signals, variables and the number of threads of numeric libraries, before any code of a user is loaded."""
+    namespaces.mirror()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # No terminal can send it here; libraries may, on purpose.
     faulthandler.enable()
     os.environ.update(environment)

@@ -99,7 +99,7 @@ def pack(call: Callable[[], Any], stored: StoredArrays, shared_from: float) -> P
     file = io.BytesIO()
     made = _Pickler(file, stored, shared_from)
     made.dump(call)
-    return PackedCall(file.getvalue(), made.references, made.arrays)
+    return PackedCall(made.finished(file.getvalue()), made.references, made.arrays)
 
 
 class _Loading(threading.local):

@@ -1,0 +1,406 @@
+"""Classes that travel by value: each process defines a class once, and every later value finds that definition.
+
+A class has an *identity*: 16 random bytes, drawn by the process that made the class when it first pickles the class. A pickle carries the
+identity, what the bare class is made of, and its contents. A process that already has a class of this identity ignores the contents, so
+reading a value never changes a class. The process that made the class finds the class itself. A class statement that runs again makes
+another class, with an identity of its own: old instances stay instances of the old class.
+
+A bare class is made by the ``__new__`` of ``type`` (or of the metaclass written in C below the user's). Neither the ``__new__`` and
+``__init__`` of a metaclass in Python nor ``__init_subclass__`` runs again: what they have done is among the contents. Members of
+enumerations are made bare, too, and then get their attributes.
+
+Objects without state that stand for themselves (``MISSING = object()``) keep their identity. One of a library travels by its name; one of
+the program's own module has an identity as classes have.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import os
+import pickle
+import sys
+import threading
+import types
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from zfabric.adapters.importable import MAIN, found_in, importable
+from zfabric.exceptions import SerializationError
+
+IDENTITY_BYTES = 16
+_HEAP_TYPE = 1 << 9
+"""The flag of classes that were made at run time, as in CPython's ``object.h``."""
+_BUILT_IN = (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
+_ENUM_MAPS = ("_member_map_", "_value2member_map_", "_unhashable_values_", "_unhashable_values_map_", "_hashable_values_")
+"""Attributes of an enumeration that lead from names and values to members."""
+_lock = threading.RLock()
+
+
+class _Identities:
+    """Objects that have an identity, both ways. Classes are held weakly, all else (of which there is little) strongly."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Callable[[], Any], bytes]] = {}
+        self._objects: dict[bytes, Callable[[], Any]] = {}
+        self.packed: dict[bytes, bytes | None] = {}
+        """Definitions of classes as they travel, by identity; None for those that travel as a part of each pickle."""
+
+    def of(self, thing: Any) -> bytes:
+        """Return the identity of an object. It gets one if it has none."""
+        known = self._of.get(id(thing))
+        if known is not None:
+            return known[1]
+        with _lock:
+            known = self._of.get(id(thing))
+            return known[1] if known is not None else self.add(thing, os.urandom(IDENTITY_BYTES))
+
+    def renew(self, thing: Any) -> None:
+        """Give an object that has changed another identity when it is pickled next. It can still be found by the one that it had."""
+        self._of.pop(id(thing), None)
+
+    def find(self, identity: bytes) -> Any:
+        """Return the object of this identity, or None."""
+        reference = self._objects.get(identity)
+        return None if reference is None else reference()
+
+    def add(self, thing: Any, identity: bytes) -> bytes:
+        """Give an object this identity, and return that."""
+        number = id(thing)
+
+        def forget(_: Any) -> None:
+            self._of.pop(number, None)
+            self._objects.pop(identity, None)
+            self.packed.pop(identity, None)
+
+        reference: Callable[[], Any] = weakref.ref(thing, forget) if isinstance(thing, type) else lambda: thing
+        self._of[number] = reference, identity
+        self._objects[identity] = reference
+        return identity
+
+
+identities = _Identities()
+_unfinished: set[bytes] = set()
+"""Classes without their contents: their load has not ended, or has failed. A load that finds one sets the contents, too."""
+
+
+# --- classes --------------------------------------------------------------------------------------------------------------------
+
+
+def is_static(kind: type) -> bool:
+    """Whether a class is one of the interpreter or of an extension module, which all processes have."""
+    return not kind.__flags__ & _HEAP_TYPE
+
+
+def reduce_class(kind: type, snapshot: Any, own: str, values: dict[str, Any]) -> tuple[Any, ...]:
+    """Reduce a class that travels by value. ``own`` is its name in the namespace of ``snapshot``, if any; ``values`` are bound there."""
+    contents = {name: value for name, value in vars(kind).items() if not _is_made_with_class(kind, name, value)}
+    slots = _slots_of(kind)
+    registered: tuple[Any, ...] = ()
+    if "_abc_impl" in contents:
+        registered = tuple(each for reference in abc._get_dump(kind)[0] if (each := reference()) is not None)  # type: ignore[attr-defined]
+        del contents["_abc_impl"]
+    members: tuple[Any, ...] | None = None
+    if isinstance(kind, enum.EnumMeta):
+        members = _members_of(kind)
+        found = set(map(id, kind.__members__.values()))
+        contents = {name: value for name, value in contents.items() if name not in _ENUM_MAPS and id(value) not in found}
+    arguments = (identities.of(kind), type(kind), kind.__name__, kind.__bases__, kind.__module__, kind.__qualname__, slots)
+    return make_class, arguments, (contents, members, registered, snapshot, {**values, own: kind} if own else values), None, None, set_class
+
+
+def _is_made_with_class(kind: type, name: str, value: Any) -> bool:
+    """Whether making the bare class makes this attribute, too."""
+    if name in ("__module__", "__qualname__", "__annotate_func__", "__annotations_cache__"):
+        return True
+    return isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)) and value.__objclass__ is kind
+
+
+def _slots_of(kind: type) -> tuple[str, ...] | None:
+    """The names of the slots of a class, as its instances have them; None if it has no ``__slots__``."""
+    if "__slots__" not in vars(kind):
+        return None
+    made = [name for name, value in vars(kind).items() if isinstance(value, types.MemberDescriptorType) and value.__objclass__ is kind]
+    return (*made, *(name for name in ("__dict__", "__weakref__") if isinstance(vars(kind).get(name), types.GetSetDescriptorType)))
+
+
+def make_class(
+    identity: bytes,
+    meta: type,
+    name: str,
+    bases: tuple[type, ...],
+    module: str,
+    qualname: str,
+    slots: tuple[str, ...] | None,
+) -> type:
+    """Return the class of this identity, or make a bare one."""
+    with _lock:
+        kind: type | None = identities.find(identity)
+        if kind is None:
+            contents: dict[str, Any] = {"__module__": module, "__qualname__": qualname}
+            if slots is not None:
+                contents["__slots__"] = slots
+            kind = _bare(meta, name, bases, contents)
+            identities.add(kind, identity)
+            _unfinished.add(identity)
+    return kind
+
+
+_arrived: dict[bytes, bytes] = {}
+"""Definitions that came with the pickles that are being loaded, of classes that are not here yet."""
+ARRIVED_MAX = 4096
+"""The most definitions that are retained. Each is used within the load that it came with."""
+
+
+def define(identity: bytes, packed: bytes) -> None:
+    """Take in the definition of a class, if it is not here yet. ``defined`` is asked for it next."""
+    if identities.find(identity) is None or identity in _unfinished:
+        if len(_arrived) >= ARRIVED_MAX:
+            del _arrived[next(iter(_arrived))]
+        _arrived[identity] = packed
+
+
+def defined(identity: bytes) -> Any:
+    """Return the class of this identity, and make it if it is not here yet."""
+    kind = identities.find(identity)
+    if kind is None or identity in _unfinished:
+        kind = pickle.loads(zlib.decompress(_arrived[identity]))
+        _arrived.pop(identity, None)
+    return kind
+
+
+class _Making(threading.local):
+    quiet = False
+    """Whether this thread makes a bare class, of which ``__init_subclass__`` is not notified."""
+
+
+_making = _Making()
+
+
+def _bare(meta: type, name: str, bases: tuple[type, ...], contents: dict[str, Any]) -> type:
+    """Make a class without running code of the user. Raises SerializationError with its name if its metaclass does not allow that."""
+    native = _native(meta, "__new__")
+    restore = _silence(bases)
+    try:
+        _making.quiet = True
+        kind: type = native(meta, name, bases, contents)
+    except TypeError as error:
+        raise SerializationError(f"cannot define the class {contents['__qualname__']} here: {error}") from error
+    finally:
+        _making.quiet = False
+        restore()
+    if isinstance(kind, abc.ABCMeta):
+        abc._abc_init(kind)  # type: ignore[attr-defined]
+    return kind
+
+
+def _native(meta: type, name: str) -> Any:
+    """The first implementation in C of a method of a metaclass."""
+    for base in meta.__mro__:
+        found = vars(base).get(name)
+        if isinstance(found, _BUILT_IN):
+            return getattr(base, name)
+    return getattr(type, name)
+
+
+def _silence(bases: tuple[type, ...]) -> Callable[[], None]:
+    """Keep ``__init_subclass__`` from running where this thread makes a bare class, until the function that this returns is called."""
+    for base in (each for parent in bases for each in parent.__mro__):
+        original = vars(base).get("__init_subclass__")
+        if original is None or is_static(base):
+            continue
+        called = original
+
+        def hook(cls: type, /, _original: Any = called, **keywords: Any) -> None:
+            if not _making.quiet:
+                _original.__get__(None, cls)(**keywords)
+
+        type.__setattr__(base, "__init_subclass__", classmethod(hook))
+        later = _silence(tuple(each for each in bases if not issubclass(each, base)))
+
+        def restore(_base: type = base, _original: Any = original, _later: Callable[[], None] = later) -> None:
+            _later()
+            type.__setattr__(_base, "__init_subclass__", _original)
+
+        return restore
+    return lambda: None
+
+
+def set_class(kind: type, state: tuple[Any, ...]) -> None:
+    """Set the contents of a bare class; do nothing if it has them."""
+    contents, members, registered, snapshot, values = state
+    identity = identities.of(kind)
+    if identity in _unfinished:
+        _fill(kind, contents, members, registered)
+        _unfinished.discard(identity)
+    if values:
+        snapshot.bind(values)
+
+
+def _fill(kind: type, contents: dict[str, Any], members: Any, registered: tuple[Any, ...]) -> None:
+    assign = _native(type(kind), "__setattr__")
+    for name, value in contents.items():
+        assign(kind, name, value)
+    if members is not None:
+        _set_members(kind, members, assign)
+    for each in registered:
+        kind.register(each)  # type: ignore[attr-defined]
+
+
+# --- enumerations -----------------------------------------------------------------------------------------------------------------
+
+
+def _members_of(kind: Any) -> tuple[Any, ...]:
+    """Describe the members of an enumeration: all names, what each is made of, which are plain attributes, their values, and the rest."""
+    names = {name: member._name_ for name, member in kind._member_map_.items()}
+    parts = {member._name_: (*_raw(member), dict(getattr(member, "__dict__", {}))) for member in kind._member_map_.values()}
+    plain = [name for name, member in kind._member_map_.items() if vars(kind).get(name) is member]
+    values = [(value, member._name_) for value, member in kind._value2member_map_.items() if member._name_ in kind._member_map_]
+    others = {name: vars(kind)[name] for name in _ENUM_MAPS[2:] if name in vars(kind)}
+    return names, parts, plain, values, others
+
+
+def reduce_member(member: Any) -> tuple[Any, ...]:
+    """Reduce a member of an enumeration that travels by value."""
+    kind = type(member)
+    if kind._member_map_.get(member._name_) is not member:  # Flags that were combined.
+        return _combined, (kind, member._value_)
+    return member_of, (kind, member._name_, *_raw(member))
+
+
+def _raw(member: Any) -> tuple[Any, ...]:
+    """What a bare member is made of: (the class in C whose ``__new__`` makes it, arguments)."""
+    base: Any = next(each for each in type(member).__mro__ if is_static(each))
+    if base is object:
+        return base, ()
+    if hasattr(base, "__getnewargs__"):
+        return base, base.__getnewargs__(member)
+    return base, base.__reduce__(member)[1]
+
+
+def _combined(kind: Any, value: Any) -> Any:
+    return kind(value)
+
+
+def member_of(kind: Any, name: str, base: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return a member of an enumeration, or make a bare one if the class does not have its contents yet."""
+    with _lock:
+        known = vars(kind).get("_member_map_")
+        if known is None:
+            known = {}
+            type.__setattr__(kind, "_member_map_", known)
+        member = known.get(name)
+        if member is None:
+            member = known[name] = base.__new__(kind, *arguments)
+            member._name_ = name
+        return member
+
+
+def _set_members(kind: Any, members: tuple[Any, ...], assign: Any) -> None:
+    names, parts, plain, values, others = members
+    found = {name: member_of(kind, name, base, arguments) for name, (base, arguments, _) in parts.items()}
+    for name, (_, _, attributes) in parts.items():
+        if attributes:
+            vars(found[name]).update(attributes)
+    every = {name: found[own] for name, own in names.items()}
+    assign(kind, "_member_map_", every)
+    assign(kind, "_value2member_map_", {value: every[own] for value, own in values})
+    for name in plain:
+        assign(kind, name, every[name])
+    for name, value in others.items():
+        assign(kind, name, value)
+
+
+# --- exceptions -------------------------------------------------------------------------------------------------------------------
+
+
+def is_plain_error(kind: type[BaseException]) -> bool:
+    """Whether instances of an exception's class are its arguments and attributes: Python pickles them as a call of the class."""
+    return (
+        _inherits(kind, BaseException, "__reduce_ex__", "__reduce__")
+        and isinstance(kind.__new__, types.BuiltinFunctionType)
+        and isinstance(kind.__init__, types.FunctionType)
+        and next(base for base in kind.__mro__ if is_static(base)).__basicsize__ == BaseException.__basicsize__
+    )
+
+
+def reduce_error(error: BaseException) -> tuple[Any, ...]:
+    """Reduce an exception so that its ``__init__``, which may take other arguments and count its calls, is not called again."""
+    return _make_error, (type(error), BaseException.args.__get__(error)), vars(error) or None  # type: ignore[attr-defined]
+
+
+def _make_error(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
+    return kind.__new__(kind, *arguments)
+
+
+def _inherits(kind: type, base: type, *names: str) -> bool:
+    """Whether a class has these methods from ``base``."""
+    return all(getattr(kind, name, None) is getattr(base, name, None) for name in names)
+
+
+# --- objects that stand for themselves --------------------------------------------------------------------------------------------
+
+_seen_modules: dict[str, int] = {}
+"""Modules whose plain objects are in ``_plain_objects`` -> how many names they had."""
+_plain_objects: dict[int, tuple[str, str, Any]] = {}
+"""Plain objects (``object()``) of library modules, by their ``id``: (module, name, object)."""
+
+
+def stand_for_themselves(kind: type) -> bool:
+    """Whether instances of a class may stand for themselves: all state is in ``__dict__``, and Python pickles them in its default way."""
+    if kind is object:
+        return True
+    return (
+        not is_static(kind)
+        and _inherits(kind, object, "__reduce_ex__", "__reduce__", "__getstate__")
+        and not hasattr(kind, "__getnewargs__")
+        and not hasattr(kind, "__getnewargs_ex__")
+        and not any(is_static(base) for base in kind.__mro__[:-1])
+        and not any(isinstance(value, types.MemberDescriptorType) for base in kind.__mro__ for value in vars(base).values())
+    )
+
+
+def reduce_symbol(thing: Any, kind: type) -> str | tuple[Any, ...] | None:
+    """Reduce an object without state, which may stand for itself; None if it is bound to no name of a module."""
+    if kind is object:
+        found = _plain_object(thing)
+        if found is not None:
+            return getattr, (sys.modules[found[0]], found[1])
+    elif importable(kind):
+        return next((name for name, value in list(vars(sys.modules[kind.__module__]).items()) if value is thing), None)
+    if any(value is thing for value in list(vars(sys.modules[MAIN]).values())):
+        return symbol, (identities.of(thing), kind)
+    return None
+
+
+def symbol(identity: bytes, kind: type) -> Any:
+    """Return the object of this identity, or make one that stands for it."""
+    with _lock:
+        thing = identities.find(identity)
+        if thing is None:
+            thing = object.__new__(kind)
+            identities.add(thing, identity)
+        return thing
+
+
+def _plain_object(thing: Any) -> tuple[str, str, Any] | None:
+    found = _plain_objects.get(id(thing))
+    if found is None:
+        for module, name, value in _new_plain_objects():
+            _plain_objects.setdefault(id(value), (module, name, value))
+        found = _plain_objects.get(id(thing))
+    return found if found is not None and found[2] is thing and found_in(sys.modules.get(found[0]), found[1]) is thing else None
+
+
+def _new_plain_objects() -> Iterator[tuple[str, str, Any]]:
+    """Yield the plain objects of modules that have changed since the last look."""
+    for module, contents in list(sys.modules.items()):
+        names = getattr(contents, "__dict__", None)
+        if contents is sys.modules[MAIN] or names is None or _seen_modules.get(module) == len(names):
+            continue
+        _seen_modules[module] = len(names)
+        for name, value in list(names.items()):
+            if type(value) is object:
+                yield module, name, value

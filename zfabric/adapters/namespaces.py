@@ -1,0 +1,300 @@
+"""The names of the program's own module (``__main__``) in other processes.
+
+Functions and classes of ``__main__`` travel by value, with the names that they use: other functions and classes, modules, data. A worker
+binds them in *its* module ``__main__``, which never runs the program's file. So what looks there finds them: plain ``pickle``, the
+children of a process pool, ``typing.get_type_hints``. Functions and classes share that module as they do in the program.
+
+A name may be bound anew between two functions: by a loop at the top of the program, by a cell of a notebook. The process that pickles a
+function numbers the *versions* of each name, and a pickle states the version of every name it uses. That is a *snapshot*. A worker that
+loads a snapshot compares:
+
+- all names are absent, or bound in this very version: the module ``__main__`` is extended and shared;
+- some are newer: the module ``__main__`` has the newer ones from now on, if nothing runs that could notice. Functions that were loaded
+  before are loaded again when they run next, since theirs are now older;
+- some are older, or not of the program: the functions get a namespace of their own.
+
+Data is compared by content. Data of two names that share a part, as a model and its optimizer do, is bound together or not at all.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from zfabric.adapters.importable import MAIN
+
+Version = tuple[bytes, int]
+"""(the process that has bound the name, its count)."""
+SnapshotRow = tuple[str, bytes, int, int]
+"""(name, process, count, group of names with data in common; 0: no data)."""
+ROWS_MAX = 4096
+"""The most snapshots whose rows are retained. Each is used within the load that opens it."""
+PARTS_MAX = 50_000
+"""The most parts of a value that are compared with those of others. A larger value counts as sharing a part with all others."""
+_MARK = "__zfabric_namespace__"
+_SCALARS = (int, float, str, bytes, bool, type(None), complex)
+WITHOUT_DATA = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodType)
+_without_data: set[type] = set()
+
+
+def register_without_data(kind: type) -> None:
+    """Compare values of exactly this class by identity: what they refer to is not the program's data."""
+    _without_data.add(kind)
+
+
+class Record(NamedTuple):
+    """What is known of a name: its version, the value that has it, and a digest of that value (None: compared by identity)."""
+
+    version: Version
+    value: Any
+    digest: bytes | None
+
+
+class Namespace:
+    """The globals of functions of ``__main__``, with the versions of the names in it."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+        self.records: dict[str, Record] = {}
+        """What names were bound to: by the program, or by the snapshots of a program."""
+        self.local: dict[str, Record] = {}
+        """In a worker: names that its tasks have bound, or whose data they may have changed."""
+
+    def has(self, name: str, version: Version) -> bool:
+        """Whether a name is bound in this version."""
+        record = self.records.get(name)
+        return record is not None and record.version == version and name in self.names
+
+
+origin = os.urandom(8)
+"""Identifies this process in versions."""
+_count = 0
+_main: Namespace | None = None
+_rows: dict[bytes, tuple[SnapshotRow, ...]] = {}
+_private: weakref.WeakValueDictionary[bytes, Namespace] = weakref.WeakValueDictionary()
+mirrors = False
+"""Whether the module ``__main__`` of this process mirrors that of a program (it is a worker), or is a program itself."""
+
+
+def _always() -> bool:
+    return True
+
+
+def _nothing() -> None:
+    """No part of this process has loaded functions."""
+
+
+may_renew: Callable[[], bool] = _always
+"""Returns whether names of ``__main__`` may be bound anew: nothing runs that could notice. The runtime of workers sets it."""
+on_renewed: Callable[[], None] = _nothing
+"""Called before names are bound anew."""
+
+
+def _renew_process() -> None:
+    global origin
+    origin = os.urandom(8)
+
+
+os.register_at_fork(after_in_child=_renew_process)
+
+
+def main() -> Namespace:
+    """Return the namespace of the module ``__main__``."""
+    global _main
+    names = vars(sys.modules[MAIN])
+    if _main is None or _main.names is not names:
+        _main = Namespace(names)
+    return _main
+
+
+def mirror() -> None:
+    """Make the module ``__main__`` of this process an empty one, which mirrors that of the program whose functions are loaded."""
+    global mirrors
+    module = types.ModuleType(MAIN)
+    vars(module)["__builtins__"] = builtins
+    sys.modules[MAIN] = module
+    if "__mp_main__" in sys.modules:  # multiprocessing has the same module under this name.
+        sys.modules["__mp_main__"] = module
+    mirrors = True
+
+
+def namespace_of(function: Any) -> Namespace | None:
+    """Return the namespace of a function of ``__main__``; None for those of other modules."""
+    names = function.__globals__
+    if names is vars(sys.modules[MAIN]):
+        return main()
+    found: Namespace | None = names.get(_MARK)
+    return found
+
+
+# --- pickling -----------------------------------------------------------------------------------------------------------------------
+
+
+class Snapshot:
+    """The names of one namespace that one pickle uses. It travels as a key; the rows come before it."""
+
+    def __init__(self, space: Namespace, nonce: bytes) -> None:
+        self.space = space
+        self.nonce = nonce
+        self.used: dict[str, None] = {}
+
+    def values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values of those of these names that are bound, and note them."""
+        known = self.space.names
+        found = {name: known[name] for name in names if name in known and name != "__builtins__"}
+        self.used.update(dict.fromkeys(found))
+        return found
+
+    def own(self, thing: Any, qualname: str) -> str:
+        """Return ``qualname`` if it is the name under which this namespace has ``thing``, else an empty text."""
+        if self.space.names.get(qualname) is not thing:
+            return ""
+        self.used[qualname] = None
+        return qualname
+
+    def rows(self, examined: Callable[[Any], tuple[bytes, dict[int, Any]]]) -> tuple[SnapshotRow, ...]:
+        """Return the version of each name that was noted. ``examined`` returns the digest of a value, and its parts."""
+        parts: dict[str, Any] = {}
+        versions = {name: self._version(name, examined, parts) for name in self.used}
+        groups = _groups(parts)
+        return tuple((name, *version, groups.get(name, 0)) for name, version in versions.items())
+
+    def _version(self, name: str, examined: Callable[[Any], tuple[bytes, dict[int, Any]]], parts: dict[str, Any]) -> Version:
+        global _count
+        value = self.space.names.get(name)
+        known = [each for each in (self.space.records.get(name), self.space.local.get(name)) if each is not None]
+        digest = None
+        if type(value) in _SCALARS:
+            found = [each for each in known if type(each.value) is type(value) and (each.value is value or each.value == value)]
+        elif isinstance(value, WITHOUT_DATA) or type(value) in _without_data:
+            found = [each for each in known if each.value is value]
+        else:
+            digest, parts[name] = examined(value)
+            found = [each for each in known if each.digest == digest]
+        if found:
+            return found[0].version
+        _count += 1
+        (self.space.local if mirrors else self.space.records)[name] = Record((origin, _count), value, digest)
+        return origin, _count
+
+
+def _groups(parts: dict[str, Any]) -> dict[str, int]:
+    """Number the names whose values have parts in common, from 1."""
+    groups: dict[str, int] = {}
+    first: dict[int, str] = {}
+    leaders = {name: name for name in parts}
+
+    def leader(name: str) -> str:
+        while leaders[name] != name:
+            name = leaders[name]
+        return name
+
+    large = [name for name, found in parts.items() if len(found) > PARTS_MAX]
+    for name, found in parts.items():
+        if large:
+            leaders[leader(name)] = leader(large[0])
+        for part in found if len(found) <= PARTS_MAX else ():
+            other = first.setdefault(part, name)
+            if other != name:
+                leaders[leader(name)] = leader(other)
+    numbers: dict[str, int] = {}
+    for name in parts:
+        groups[name] = numbers.setdefault(leader(name), len(numbers) + 1)
+    return groups
+
+
+def key_of(rows: tuple[SnapshotRow, ...]) -> bytes:
+    """Return the key of a snapshot: a hash of its rows (16 bytes)."""
+    return hashlib.blake2b(repr(rows).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+# --- loading ------------------------------------------------------------------------------------------------------------------------
+
+
+class LoadedSnapshot:
+    """Where the functions of one pickle have their globals, and which of the names in it they may bind."""
+
+    def __init__(self, space: Namespace, versions: dict[str, Version], renewed: frozenset[str] = frozenset(), binds: bool = True) -> None:
+        self.space = space
+        self._versions = versions
+        self._renewed = set(renewed)
+        self._binds = binds
+        self.kept: set[str] = set()
+        """Names that were found: what they name is not made again."""
+
+    def find(self, own: str) -> Any:
+        """Return what the namespace has under the name ``own`` in this version, or None."""
+        found = self.space.names.get(own) if own and own not in self._renewed else None
+        if found is not None:
+            self.kept.add(own)
+        return found
+
+    def bind(self, values: dict[str, Any]) -> None:
+        """Bind names that are absent, or that this snapshot renews."""
+        if not self._binds:
+            return
+        names, records = self.space.names, self.space.records
+        for name, value in values.items():
+            if name not in names or name in self._renewed:
+                names[name] = value
+                self._renewed.discard(name)
+                records[name] = Record(self._versions[name], value, None)
+
+
+def open_snapshot(key: bytes, rows: tuple[SnapshotRow, ...]) -> None:
+    """Take in the rows of a snapshot, which ``snapshot_of`` is asked for next."""
+    if key not in _rows and len(_rows) >= ROWS_MAX:
+        del _rows[next(iter(_rows))]
+    _rows[key] = rows
+
+
+def snapshot_of(key: bytes) -> LoadedSnapshot:
+    """Return where the functions of a snapshot have their globals: the module ``__main__``, or a namespace of their own."""
+    rows = _rows[key]
+    versions = {name: (process, count) for name, process, count, _ in rows}
+    space = main()
+    status = {name: _status(space, name, version) for name, version in versions.items()}
+    found = set(status.values())
+    if not mirrors:
+        if found <= {_BOUND}:
+            return LoadedSnapshot(space, versions, binds=False)
+    elif _OLDER not in found and not _is_torn(rows, status):
+        renewed = frozenset(name for name, each in status.items() if each is _NEWER)
+        if not renewed:
+            return LoadedSnapshot(space, versions)
+        if may_renew():
+            on_renewed()
+            return LoadedSnapshot(space, versions, renewed)
+    private = _private.get(key)
+    if private is None:
+        names: dict[str, Any] = {"__name__": MAIN, "__builtins__": builtins}
+        private = Namespace(names)
+        names[_MARK] = private
+        _private[key] = private
+    return LoadedSnapshot(private, versions)
+
+
+_ABSENT, _BOUND, _NEWER, _OLDER = "absent", "bound", "newer", "older"
+
+
+def _status(space: Namespace, name: str, version: Version) -> str:
+    if name not in space.names:
+        return _ABSENT
+    record = space.records.get(name)
+    if record is None:
+        return _OLDER
+    if record.version == version:
+        return _BOUND if mirrors or record.value is space.names[name] else _OLDER
+    return _NEWER if record.version[0] == version[0] and record.version[1] < version[1] else _OLDER
+
+
+def _is_torn(rows: tuple[SnapshotRow, ...], status: dict[str, str]) -> bool:
+    """Whether of data with parts in common some is bound here, and some is not."""
+    bound: dict[int, bool] = {}
+    return any(group and bound.setdefault(group, status[name] is _BOUND) is not (status[name] is _BOUND) for name, _, _, group in rows)

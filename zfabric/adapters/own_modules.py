@@ -1,0 +1,64 @@
+"""The program's own modules: those that are installed nowhere, whose files may be edited while the program runs.
+
+Once one of the files has changed, a program states with each function in which state of them it was exported (``stamp``). A worker
+that is given a function of another state drops its own modules (``drop``), so that the function imports them anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from typing import Any
+
+from zfabric.adapters.importable import MAIN
+
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_first: dict[str, tuple[int, int]] = {}
+"""The state in which this process has first seen each file."""
+_found: tuple[int, dict[str, str]] = (0, {})
+"""(number of modules, own modules) at the last look."""
+
+
+def _own() -> dict[str, str]:
+    """Return the files of the own modules that are loaded, by name."""
+    global _found
+    if _found[0] != len(sys.modules):
+        files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name != MAIN}
+        _found = len(files), {name: str(file) for name, file in files.items() if _is_own(file)}
+    return _found[1]
+
+
+def _is_own(file: Any) -> bool:
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return False
+    return not file.startswith((_LIBRARY, _PACKAGE)) and not any(each in file for each in _INSTALLED)
+
+
+def stamp() -> str:
+    """Return a text for the present state of the own modules' files: empty as long as none has changed since it was first seen."""
+    changed = []
+    for file in _own().values():
+        with contextlib.suppress(OSError):
+            found = os.stat(file)
+            state = found.st_mtime_ns, found.st_size
+            if _first.setdefault(file, state) != state:
+                changed.append((file, state))
+    return hashlib.blake2b(repr(sorted(changed)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest() if changed else ""
+
+
+def drop() -> None:
+    """Forget the own modules: whoever imports one next reads its file again."""
+    for name, file in _own().items():
+        sys.modules.pop(name, None)
+        # Python takes compiled code for current if the seconds of the source's time are the same.
+        with contextlib.suppress(OSError, NotImplementedError):
+            compiled = importlib.util.cache_from_source(file)
+            if os.stat(compiled).st_mtime_ns < os.stat(file).st_mtime_ns:
+                os.unlink(compiled)
+    importlib.invalidate_caches()
