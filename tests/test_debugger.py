@@ -111,7 +111,8 @@ def test_a_task_is_debugged_and_goes_on(directory: str, capfd: pytest.CaptureFix
     terminal = Debugged(directory, row["name"])
     assert waiting(directory) == []
     assert "breakpoint" not in zf.explain(ref).reason
-    assert f"test_debugger.py({line + 1})add()" in terminal.shown
+    stands = line if sys.version_info >= (3, 13) else line + 1  # From 3.13 on ``breakpoint()`` stops where it is called.
+    assert f"test_debugger.py({stands})add()" in terminal.shown
     assert terminal.type("p x, y").startswith("(3, 4)\n")
     where = terminal.type("where")
     assert "add()" in where

@@ -101,6 +101,7 @@ def pickler() -> Any:
                 CachedFunction: reduce_cached,
                 types.CodeType: reduce_named_code,
                 functools.cached_property: _reduce_cached_property,
+                functools.singledispatchmethod: _reduce_dispatching_method,
                 Snapshot: lambda snapshot: (snapshot_of, (snapshot.nonce,)),
             },
             cloudpickle.Pickler.dispatch_table,
@@ -109,7 +110,7 @@ def pickler() -> Any:
         """Whether names of ``__main__`` in this pickle have data, which may be shared with other names."""
         refers = True
         """Whether classes are reduced to references to their definitions, where they have one."""
-        nonces: Callable[[], bytes] = functools.partial(os.urandom, 16)
+        nonces: Callable[[], bytes] = staticmethod(functools.partial(os.urandom, 16))
         """Makes the keys under which snapshots are pickled until their rows are known."""
 
         def __init__(self, file: Any, protocol: int | None = None, buffer_callback: Any = None) -> None:
@@ -393,6 +394,17 @@ def _make_dispatcher(plain: Any) -> Any:
 def _set_dispatcher(function: Any, implementations: Any) -> None:
     for kind, implementation in implementations:
         function.register(kind, implementation)
+
+
+def _reduce_dispatching_method(method: Any) -> tuple[Any, ...]:
+    """Reduce a ``functools.singledispatchmethod``, which has a cache of weak references from Python 3.12 on."""
+    return _make_dispatching_method, (method.func, method.dispatcher)
+
+
+def _make_dispatching_method(function: Any, dispatcher: Any) -> Any:
+    made = functools.singledispatchmethod(function)
+    made.dispatcher = dispatcher
+    return made
 
 
 def _reduce_cached_property(each: Any) -> tuple[Any, ...]:

@@ -35,7 +35,7 @@ from zfabric.api.options import (
 )
 from zfabric.api.refs import ObjectRef, UncountedRef, owner_of
 from zfabric.api.remote_function import ExportedFunction, dump_call, naming_refs
-from zfabric.api.signatures import misfit, shape_of, shown
+from zfabric.api.signatures import fit, misfit, shape_of, shown
 from zfabric.api.strategies import check_place
 from zfabric.api.types import Instance_co, Parameters, R
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, ArgumentTypeError, OptionError
@@ -260,7 +260,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         check_place(self._options, client, self._kind.__qualname__, ())
         try:
             if self._signature is not None:
-                self._signature.bind(*args, **kwargs)
+                fit(self._signature, args, kwargs)
         except TypeError as error:
             takes = shown(self._signature, list(self._signature.parameters.values())) if self._signature is not None else ""
             raise TypeError(f"{self._kind.__qualname__}.remote(): {error}; it takes {takes}") from None

@@ -252,7 +252,8 @@ def init(
         where = (None if running else address) or os.environ.get(ADDRESS_VARIABLE)
         if not where and (running or not given):
             where = next((cluster.address for each in reversed(local_clusters) if (cluster := each()) is not None), address)
-        from zfabric.runtime.connect import join, session_to_join, start  # It loads ZeroMQ, which no program needs before its cluster.
+        with _outside_deleted_directory():
+            from zfabric.runtime.connect import join, session_to_join, start  # It loads ZeroMQ, which no program needs before its cluster.
 
         session = session_to_join(where)
         client: ClientInterface
@@ -395,6 +396,25 @@ def is_initialized() -> bool:
     """
     client = interface.current()
     return client is not None and not isinstance(client, _ForkedClient)
+
+
+@contextlib.contextmanager
+def _outside_deleted_directory() -> Iterator[None]:
+    """Leave the working directory for a moment if it no longer exists: Python 3.13.0 raises SystemError while it imports modules there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        pass
+    else:
+        yield
+        return
+    place = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.fchdir(place)
+        os.close(place)
 
 
 def connected() -> ClientInterface:

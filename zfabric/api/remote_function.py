@@ -31,7 +31,7 @@ from zfabric.api.lifecycle import connected, default_environment
 from zfabric.api.options import Pairs, checked, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.packages import packages_of
 from zfabric.api.refs import ObjectRef
-from zfabric.api.signatures import shown, signature_as_called
+from zfabric.api.signatures import fit, shown, signature_as_called
 from zfabric.api.strategies import check_place
 from zfabric.api.types import Given_co, Parameters
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
@@ -341,7 +341,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
             except (TypeError, ValueError):  # Some functions written in C have no signature.
                 return
         try:
-            self._signature.bind(*args, **kwargs)
+            fit(self._signature, args, kwargs)
         except TypeError as error:
             method = "; a method cannot be remote: write a function that takes the object" if "'self'" in str(error) else ""
             takes = shown(self._signature, list(self._signature.parameters.values()))

@@ -36,6 +36,14 @@ def signature_as_called(called: Any) -> inspect.Signature:
         return inspect.signature(called)
 
 
+def fit(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise TypeError if these arguments do not fit a signature."""
+    bound = signature.bind(*args, **kwargs)
+    for name, each in signature.parameters.items():
+        if name not in bound.arguments and each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            raise TypeError(f"missing a required argument: {name!r}")  # Python 3.13.0 overlooks positional-only ones.
+
+
 def positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
     """(least, most) positional arguments of a call without keywords; (1, 0) if some keyword is required."""
     if any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):
@@ -110,7 +118,7 @@ def misfit(text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     shape = shape_of(text)
     try:
         if shape is not None:
-            shape.bind(*args, **kwargs)
+            fit(shape, args, kwargs)
     except TypeError as error:
         return str(error)
     return ""
