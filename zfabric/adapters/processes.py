@@ -141,17 +141,46 @@ def run_and_exit(body: Callable[[], object]) -> NoReturn:
     try:
         body()
         code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
-    except BaseException:  # The caller's frames belong to the forked process's parent and must not go on.
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # The caller's frames belong to the forked process's parent and must not go on.
+        code = _exit_code(error)
     finally:
         try:
             flush_output()
         finally:
             os._exit(code & 0xFF)
+
+
+def exit_as_interpreter(error: BaseException | None) -> NoReturn:
+    """End this forked process as the interpreter ends: with ``error`` shown, threads joined, exit handlers run, and the usual exit code.
+
+    The frames of the caller do not go on, since they belong to the process's parent.
+    """
+    import atexit  # Only forked children of workers need them.
+    import threading
+
+    code = 1
+    try:
+        code = 0 if error is None else _exit_code(error)
+        with contextlib.suppress(Exception):  # The thread that forked is none of Python's.
+            threading._shutdown()  # type: ignore[attr-defined]  # As the interpreter and ``multiprocessing`` do.
+        atexit._run_exitfuncs()
+        flush_output()
+        if isinstance(error, KeyboardInterrupt):  # The parent sees that it was interrupted.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os._exit(code & 0xFF)
+
+
+def _exit_code(error: BaseException) -> int:
+    """Show an error that ends a process, and return the exit code that the interpreter gives it."""
+    if not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
 
 
 def flush_output() -> None:

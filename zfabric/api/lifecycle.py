@@ -85,14 +85,14 @@ class _ForkedClient:
     """The client of a forked child: every use raises an error."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise NotInitializedError(
-            "this process was forked from one that uses zfabric, and cannot share its connection; start it with "
-            "multiprocessing's 'spawn' method (or subprocess), or use tasks instead of processes"
-        )
+        from zfabric.runtime.connection import FORKED  # Loaded in every process that has a client.
+
+        raise NotInitializedError(FORKED)
 
 
 def _after_fork() -> None:
-    global _started, _page
+    global _lock, _started, _page
+    _lock = threading.RLock()  # A thread that the child does not have may hold the parent's.
     _started = _page = None
     local_clusters.clear()
     if interface.current() is not None:

@@ -12,6 +12,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,13 +52,55 @@ IN_FINALIZER = (
     "in a method that you call, or break the cycle that keeps the object alive"
 )
 
-_forks = 0
-"""How many forks led to this process. It is compared in every turn of ``wait_until``, where ``getpid`` would be a system call."""
+FORKED = (
+    "this process was forked from one that uses zfabric, and cannot share its connection; start it with multiprocessing's 'spawn' method "
+    "(or subprocess), or use tasks instead of processes"
+)
+
+_RLock: Any = type(threading.RLock())
+
+
+class ConnectionLock(_RLock):  # type: ignore[misc]
+    """The lock of a connection. Whatever sends a message holds it, so a forked child that cannot acquire it cannot hurt its parent."""
+
+    __slots__ = ()
+
+
+def _refuse() -> None:
+    raise NotInitializedError(FORKED)
+
+
+in_child: Callable[[], None] = _refuse
+"""What acquiring the lock of a parent's connection does in a forked child: it raises, or ends the process. Workers replace it."""
+
+
+class _ParentsLock(ConnectionLock):
+    """What a ``ConnectionLock`` becomes in a forked child. A thread that the child does not have may have held it at the fork."""
+
+    __slots__ = ()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        in_child()
+        return True
+
+    __enter__ = acquire
+
+    def release(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+"""The connections of this process."""
 
 
 def _after_fork() -> None:
-    global _forks
-    _forks += 1
+    """In a forked child, make the parent's connections unusable. A child has no other sign of the fork that costs no system call."""
+    for connection in _connections:
+        connection.forked = True
+        connection.lock.__class__ = _ParentsLock
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -86,7 +129,7 @@ class Connection:
         """The namespace in which this process looks for names of actors by default."""
         self.incarnation = incarnation
         self.control = b""
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = ConnectionLock()
         self.machine = Client(CLIENT + incarnation, self.config)
         self.machine.job = job
         self.machine.unread.watching = kind != "tool" and self.config.log_to_driver and self.config.show_unread_failures
@@ -100,8 +143,8 @@ class Connection:
         """Whether this process prints the output of its job's workers."""
         self._died = ""
         """The error text about the node's end, once that was detected."""
-        self._forks = _forks
-        """The value of ``_forks`` in the process that made this connection."""
+        self.forked = False
+        """Whether this process was forked from the one that made this connection."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.transport = Transport(self._context, session.sockets, incarnation, self.config)
         self.daemon = b""
@@ -128,6 +171,7 @@ class Connection:
         self._sampler = Sampler()
         self._flusher: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
+        _connections.add(self)
 
     # -- connecting --
 
@@ -508,20 +552,10 @@ class Connection:
     def _watched(self) -> bool:
         return bool(self.machine.objects.watchers)
 
-    @property
-    def forked(self) -> bool:
-        """Whether this process was forked from the one that made this connection."""
-        return _forks != self._forks
-
     def check_usable(self) -> None:
         """Raise an error if this process cannot use the cluster any more. The caller holds the lock."""
         if self.closed:
             raise NotInitializedError("the connection to the cluster is closed; call zf.init() for a new one")
-        if _forks != self._forks:
-            raise NotInitializedError(
-                "this process was forked from one that uses zfabric, and cannot share its connection; start it with multiprocessing's "
-                "'spawn' method (or subprocess), or use tasks"
-            )
         if self.machine.refused is not None and self.machine.welcomed:
             refused, self.machine.refused = self.machine.refused, None
             raise _error(refused.kind, refused.text)

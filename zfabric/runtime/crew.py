@@ -181,7 +181,8 @@ class Loop:
         self._current = asyncio.current_task
         self._flushing = False
         self.loop = loop or asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="zfabric-loop", daemon=True).start()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="zfabric-loop", daemon=True)
+        self.thread.start()
 
     def wanted(self) -> bool:
         """Whether a queued call may start. The caller holds the lock."""

@@ -217,6 +217,17 @@ current_task: Callable[[], TaskContext | None] = _no_task
 """Returns the context of the running task or call. A worker replaces it."""
 
 
+def _same_process(error: BaseException | None = None) -> None:
+    pass
+
+
+check_process: Callable[..., None] = _same_process
+"""``check_process(error)`` ends this process if user code that has just returned, or raised ``error``, began in another one and forked.
+
+For code that runs several functions of users, or catches what they raise. A forked child of a worker replaces it.
+"""
+
+
 def _not_collected(function: Callable[..., Any]) -> Callable[..., Any]:
     raise FabricError("num_returns='dynamic' needs the package itself: import zfabric in this process")
 

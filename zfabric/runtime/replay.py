@@ -24,6 +24,7 @@ from zfabric.machines.worker import CallLog, CheckpointLog, Gate, Invocation, It
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import LOGGED, option
+from zfabric.runtime import interface
 from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import clock
@@ -291,6 +292,7 @@ class _Maker:
                 function, _, args, kwargs = replayer.user_code.prepare(item)
                 value = function(*args, **kwargs)
                 del args, kwargs
+                interface.check_process()
             except BaseException as error:  # Usually it raised the same error the first time.
                 if call.status == OK:
                     self._warn(f"{call.method} (call {call.number}) raised {type(error).__name__} in a replay and had not at first")

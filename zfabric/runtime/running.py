@@ -15,6 +15,7 @@ from zfabric.exceptions import FabricError, NotInitializedError
 from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.ids import JOB_BYTES, LOCAL_SCHEDULER, WORKER
 from zfabric.protocol.messages import Row
+from zfabric.runtime import interface
 from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.attempts import AttemptRunner
 from zfabric.runtime.client import FabricClient
@@ -99,7 +100,8 @@ class TaskLoop:
                         self._replayer.checkpoint_when_quiet()
                         host.crew.hand_out()
                     self._idle()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as error:
+            interface.check_process(error)
             raise SystemExit(0) from None
         except NotInitializedError:
             if host.exit_code is None:

@@ -17,6 +17,7 @@ from zfabric.protocol.ids import call_value, object_id, tries_of
 from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
+from zfabric.runtime import interface
 from zfabric.runtime.actor_exits import ActorExits
 from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.client import FabricClient
@@ -248,6 +249,7 @@ class _Again:
         self.arguments = arguments
 
     def _asks(self, error: Exception) -> bool:
+        interface.check_process(error)
         if type(error) is generated_values.Unfinished:
             error = error.error
         if not self.left or not any(f"{kind.__module__}.{kind.__qualname__}" in self.kinds for kind in type(error).__mro__):

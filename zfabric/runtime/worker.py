@@ -25,6 +25,7 @@ from zfabric.runtime.connection import clock
 from zfabric.runtime.contexts import Contexts
 from zfabric.runtime.control import ControlThread
 from zfabric.runtime.crew import CallRunner, Loop, Threads
+from zfabric.runtime.forked_children import end_forked_children
 from zfabric.runtime.functions import LoadedFunctions
 from zfabric.runtime.gpus import AssignedGpus
 from zfabric.runtime.interrupter import Interrupter
@@ -81,6 +82,7 @@ class WorkerRuntime:
         functions.on_capturing = self.client.begin_capturing
         namespaces.may_renew = lambda: len(worker.stack) + len(worker.running_calls) < 2
         namespaces.on_renewed = functions.load_again
+        end_forked_children(host, self.interrupter.fences, user_code, attempts, RUNNERS)
 
     def run(self, daemon: bytes) -> None:
         """Register with the daemon, and run the tasks that it sends until it ends this worker, which raises SystemExit."""

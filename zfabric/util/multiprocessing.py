@@ -25,6 +25,7 @@ from zfabric.adapters.serialization import deserialize, serialize
 from zfabric.adapters.task_errors import HeldRefs, load_error, pack_error
 from zfabric.exceptions import ActorDiedError, NotInitializedError, TaskCancelledError
 from zfabric.protocol.inside import refs_in
+from zfabric.runtime import interface
 from zfabric.util import initializers
 
 __all__ = ["AsyncResult", "IMapIterator", "JoinableQueue", "Pool", "TimeoutError"]
@@ -495,7 +496,8 @@ class _Process:
             func = partial(function, *func.args, **func.keywords) if func.args or func.keywords else function
         arguments = chain.from_iterable(call[0] for call in calls) if self._shared.names else ()
         with self._shared.given_to(func, *filter(callable, arguments)):
-            return [_outcome(func, *call) if each else func(*call[0], **call[1]) for call in calls]
+            run = _outcome if each else _value
+            return [run(func, *call) for call in calls]
 
     def _loaded(self, payload: bytes) -> Callable[..., Any]:
         function = self._functions.pop(payload, None)
@@ -540,8 +542,15 @@ class _Raised:
         return _Raised, (self.payload,)
 
 
+def _value(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    value = func(*args, **kwargs)
+    interface.check_process()
+    return value
+
+
 def _outcome(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     try:
-        return func(*args, **kwargs)
+        return _value(func, args, kwargs)
     except Exception as error:  # Whatever the work raises is its result.
+        interface.check_process(error)
         return _Raised(*pack_error(error, {"function": getattr(func, "__qualname__", type(func).__qualname__), "pid": os.getpid()}))

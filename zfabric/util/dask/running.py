@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from dask.sizeof import sizeof
 
 from zfabric.adapters.serialization import deserialize, serialize, serialize_fast
+from zfabric.runtime import interface
 from zfabric.util.dask.batches import last_uses
 from zfabric.util.dask.graphs import Step
 
@@ -48,6 +49,7 @@ def run(work: Work, *arguments: Any) -> Any:
                     args[position] = values[place]
                 values.append(function(*args))
                 args.clear()
+            interface.check_process()
         except Exception as error:  # Whatever a task of the graph raises gets its key.
             error.add_note(f"in the Dask task {key!r}")
             raise
