@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import zfabric as zf
 from zfabric.adapters.cached_directories import use
 from zfabric.adapters.ignore_patterns import IgnorePatterns
-from zfabric.adapters.packages import pack, unpack
+from zfabric.adapters.packages import DEPTH_MAX, IGNORE_FILE, pack, unpack
 
 LIMIT = 10**7
 PATHS = ["a", "b", "a.log", "d/a", "d/b.log", "d/e/a", "d/e/c", "x/d/a", "x/a b", "x/[y]", "ab/cd", "d e"]
@@ -239,3 +239,22 @@ def test_who_comes_while_another_one_makes_a_directory_waits_no_longer_than_that
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(zf.RuntimeEnvSetupError, match="cannot be unpacked"):
         unpacked(tmp_path, b"no archive")
+
+
+def test_directories_inside_each_other_have_a_limit(tmp_path: Path) -> None:
+    deep = Path("p", *["d"] * (DEPTH_MAX - 1))
+    (tmp_path / deep).mkdir(parents=True)
+    (tmp_path / deep / "file").touch()
+    archive = pack(str(tmp_path / "p"), LIMIT).archive
+    assert (unpacked(tmp_path, archive) / deep / "file").exists()
+    (tmp_path / deep / "d").mkdir()
+    with pytest.raises(zf.RuntimeEnvSetupError, match=f"more than {DEPTH_MAX} deep.*name it in {IGNORE_FILE}"):
+        pack(str(tmp_path / "p"), LIMIT)
+    for depth in (DEPTH_MAX + 1, 1200, 30_000):
+        path = tmp_path / f"{depth}.zip"
+        with zipfile.ZipFile(path, "w") as content:
+            content.writestr("d/" * depth + "file", "")
+        with pytest.raises(zf.RuntimeEnvSetupError, match=f"an archive has directories more than {DEPTH_MAX} deep"):
+            unpacked(tmp_path, path.read_bytes(), str(depth))
+        with pytest.raises(zf.RuntimeEnvSetupError, match=f"{depth}.zip has directories more than {DEPTH_MAX} deep"):
+            pack(str(path), LIMIT)

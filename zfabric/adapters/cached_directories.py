@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+from zfabric.adapters.file_trees import remove_tree
+
 
 class CachedDirectory(NamedTuple):
     """A directory that is complete, and the descriptor of its lock: it stays while that is open."""
@@ -52,12 +54,12 @@ def _complete(place: str, make: Callable[[str], None]) -> bool:
         fcntl.flock(making, fcntl.LOCK_EX)
         if os.path.exists(f"{place}/ready"):
             return False
-        _remove_tree(f"{place}/content")
+        remove_tree(f"{place}/content")
         os.mkdir(f"{place}/content", 0o700)
         try:
             make(f"{place}/content")
         except BaseException:  # Interrupts too: what is half made must not be used.
-            _remove_tree(f"{place}/content")
+            remove_tree(f"{place}/content")
             raise
         _write_size(place)
         return True
@@ -67,12 +69,6 @@ def _complete(place: str, make: Callable[[str], None]) -> bool:
 
 class _Removed(Exception):
     """The directory was removed while this process waited for its lock."""
-
-
-def _remove_tree(path: str) -> None:
-    import shutil  # Most processes never need it.
-
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def _open(place: str, name: str) -> int:
@@ -123,7 +119,7 @@ def _remove(place: str) -> bool:
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{place}/ready")
-        _remove_tree(place)
+        remove_tree(place)
         return True
     finally:
         os.close(lock)

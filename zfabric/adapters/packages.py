@@ -26,7 +26,11 @@ ARCHIVES = (".whl", ".zip")
 """Files that are archives already."""
 FILES_MAX = 200_000
 """Most files of one package: each costs a system call on every node."""
+DEPTH_MAX = 128
+"""Most directories of one package inside each other. Each costs a few bytes of every path below it, of which the kernel accepts 4,096."""
 LARGEST_SHOWN = 5
+SHOWN_MAX = 80
+"""Most characters of a deep path that an error shows."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -67,6 +71,9 @@ def _whole_archive(path: str, name: str, bytes_max: int) -> Package:
         archive = file.read(bytes_max + 1)
     with zipfile.ZipFile(io.BytesIO(archive)) as content:
         _check_sizes(path, [(each.filename, each.file_size) for each in content.infolist()], bytes_max)
+        deep = next((each.filename for each in content.infolist() if each.filename.count("/") > DEPTH_MAX), None)
+        if deep is not None:
+            raise RuntimeEnvSetupError(_too_deep(path, deep))
     return _package(archive, "")
 
 
@@ -97,6 +104,8 @@ class _Walk(NamedTuple):
 
     def entries(self, directory: str, relative: str, above: tuple[str, ...]) -> Iterator[_Entry]:
         """Yield what is sent of a directory that is at ``relative`` in the archive; ``above`` are the real paths of those it is in."""
+        if len(above) >= DEPTH_MAX:
+            raise RuntimeEnvSetupError(f"{_too_deep(self.root, relative)}: name it in {IGNORE_FILE}")
         real = os.path.realpath(directory)
         if real in above:
             raise RuntimeEnvSetupError(f"{directory!r} is a link to a directory that it is in: name it in {IGNORE_FILE}")
@@ -154,6 +163,10 @@ def _add(archive: zipfile.ZipFile, entry: _Entry) -> None:
     archive.writestr(info, content, compresslevel=1)
 
 
+def _too_deep(root: str, name: str) -> str:
+    return f"{root} has directories more than {DEPTH_MAX} deep ({name[:SHOWN_MAX]}{'…' * (len(name) > SHOWN_MAX)}), which are not sent"
+
+
 def _check_sizes(path: str, sizes: list[tuple[str, int]], bytes_max: int) -> None:
     total = sum(size for _, size in sizes)
     if total <= bytes_max and len(sizes) <= FILES_MAX:
@@ -205,6 +218,8 @@ def _unpack(archive: bytes | memoryview, directory: str) -> None:
 
 def _checked(name: str) -> str:
     parts = name.removesuffix("/").split("/")
+    if len(parts) > DEPTH_MAX + 1:
+        raise RuntimeEnvSetupError(_too_deep("an archive", name))
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise RuntimeEnvSetupError(f"an archive has a path to outside of its directory: {name!r}")
     return "/".join(parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import click
 
+from zfabric.adapters.file_trees import remove_tree
 from zfabric.adapters.journal import ReadOnlyJournal
 from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.cli.options import json_option
@@ -121,7 +121,8 @@ def sessions(unwanted: tuple[str, ...], as_json: bool) -> None:
     """
     gone = kept_sessions() if "all" in unwanted else [kept_session(identifier) for identifier in unwanted]
     for session in gone:
-        shutil.rmtree(session.directory, ignore_errors=True)
+        if (error := remove_tree(session.directory)) is not None:
+            raise click.ClickException(f"{session.directory} cannot be removed: {error.strerror}")
     if unwanted:
         removed = [session.identifier for session in gone]
         print_json(removed) if as_json else click.echo(f"Removed {', '.join(removed) or 'nothing'}.")

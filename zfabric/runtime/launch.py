@@ -197,8 +197,15 @@ def launch(
         pass
     if kind == STARTED:
         launched.request_end()
-    sweep(base)
+    with contextlib.suppress(OSError):  # What is left of others does not concern this session.
+        sweep(base, _report_leftover)
     return launched
+
+
+def _report_leftover(path: str, error: OSError) -> None:
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # It may be closed.
+            print(f"zfabric: {path}, left by an ended cluster, cannot be removed: {error.strerror}; remove it yourself", file=sys.stderr)
 
 
 def _checked(config: Config, arena_size: int) -> Config:

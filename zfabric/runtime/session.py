@@ -27,19 +27,21 @@ removes directories whose lock is free, without checking a pid or an age.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgpack
 
 from zfabric.adapters.datagrams import SUFFIX, path_of
+from zfabric.adapters.file_trees import remove_tree
 from zfabric.config import Config
 from zfabric.exceptions import FabricError, VersionMismatchError
 from zfabric.machines.common.row_format import unpack_row
@@ -59,6 +61,10 @@ TCP = "tcp://"
 """Begins the address of a node of a cluster of several. All other addresses are session directories."""
 HEAD_SUFFIX = ".head"
 """Ends the name of the key file that only the head of a cluster has."""
+FILE_BYTES_MAX = 64 * 2**20
+"""Largest file of a session that is read as a whole, in bytes: the node table of thousands of nodes has less."""
+DAMAGED = (ValueError, KeyError, TypeError, RecursionError)
+"""What files raise when they are read that no session has written so."""
 KEPT = "kept-"
 KEPT_MAX = 20
 """Number of ended sessions whose files remain; the oldest are deleted first. Logs and events are bounded while a session runs."""
@@ -217,7 +223,7 @@ class Session:
     def _read(self) -> dict[str, Any]:
         try:
             description = self._written()
-        except (OSError, ValueError) as error:
+        except (OSError, *DAMAGED) as error:
             raise FabricError(f"{self.directory} is not a running session: {error}") from None
         if description.get("protocol") != PROTOCOL_VERSION:
             raise VersionMismatchError(
@@ -228,15 +234,13 @@ class Session:
         return description
 
     def _written(self) -> dict[str, Any]:
-        with open(f"{self.directory}/session.json", "rb") as file:
-            description: dict[str, Any] = json.load(file)
-        return description
+        return _loaded(f"{self.directory}/session.json")
 
     def kind(self) -> str:
         """Return "embedded" or "started", for sessions of any version; empty if it is missing or not described yet."""
         try:
             return str(self._written().get("kind", ""))
-        except (OSError, ValueError):
+        except (OSError, *DAMAGED):
             return ""
 
     def supervisor(self) -> tuple[int, int]:
@@ -244,7 +248,7 @@ class Session:
         try:
             description = self._written()
             return int(description["supervisor"]), int(description["started"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, *DAMAGED) as error:
             raise FabricError(f"{self.directory} is not a running session: {error}") from None
 
     def config(self) -> Config:
@@ -274,11 +278,10 @@ class Session:
     def membership(self) -> JoinedNode | None:
         """Return what ``write_membership`` recorded; None if the node has not joined a cluster."""
         try:
-            with open(f"{self.directory}/membership", "rb") as file:
-                found = json.load(file)
-        except (OSError, ValueError):
+            found = _loaded(f"{self.directory}/membership")
+            return JoinedNode(found["number"], found["address"], tuple(found["addresses"]), found["table"])
+        except (OSError, *DAMAGED):
             return None
-        return JoinedNode(found["number"], found["address"], tuple(found["addresses"]), found["table"])
 
     def write_lease(self, until: float) -> None:
         """Record when the node's lease ends, for its next daemon. It is written in place: a disk that is full since takes it, too."""
@@ -341,8 +344,7 @@ class Session:
     def failure(self) -> str:
         """Return why the session ended by itself; empty if it did not."""
         try:
-            with open(f"{self.directory}/failure", "rb") as file:
-                return file.read().decode(errors="replace")
+            return _content(f"{self.directory}/failure").decode(errors="replace")
         except OSError:
             return ""
 
@@ -371,7 +373,7 @@ class Session:
         """Return the new path if the files are to remain; empty if they are not, or were renamed already."""
         try:
             found = bool(self._written().get("keep"))
-        except (OSError, ValueError):
+        except (OSError, *DAMAGED):
             return ""
         parent, name = os.path.split(self.directory)
         return f"{parent}/{KEPT}{self.identifier}" if found and not name.startswith(KEPT) else ""
@@ -380,7 +382,7 @@ class Session:
         """Return the directory of spilled objects, if it belongs to this session and is not inside its directory."""
         try:
             path = str(self._written()["spill"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, *DAMAGED):
             return ""
         return path if path == self.spill_path(os.path.dirname(path)) else ""
 
@@ -389,33 +391,32 @@ class Session:
         """The eight hexadecimal digits in the name of the directory."""
         return os.path.basename(self.directory).rpartition("-")[2]
 
-    def remove(self) -> None:
-        """Delete the directory, or rename it if it is to be kept. The session must be dead."""
-        if not os.path.exists(self.directory):
-            return
-        import shutil  # Most processes never need it.
-
+    def remove(self) -> OSError | None:
+        """Delete the directory, or rename it if it is to be kept. The session must be dead. Return why something is left, if it is."""
+        if not os.path.lexists(self.directory):
+            return None
         kept = self._kept()
         if kept:
-            shutil.rmtree(self._spill_elsewhere() or f"{self.directory}/spill", ignore_errors=True)
-            shutil.rmtree(self.sockets, ignore_errors=True)
+            remove_tree(self._spill_elsewhere() or f"{self.directory}/spill")
+            remove_tree(self.sockets)
             for path in (self.key, self.cluster_key, self.cluster_key + HEAD_SUFFIX):
                 with suppress(OSError):
                     os.unlink(path)
             # Whoever does this may be killed at any moment, and the next one does it again: first the record, which can be written twice.
-            with suppress(OSError):  # The disk is full, or another process has done this.
+            with suppress(OSError, *DAMAGED):  # The disk is full, or another process has done this.
                 self._note_end(kept)
-            with suppress(OSError):
+            with suppress(OSError):  # Its name is taken, or another process has done this. What is still here is deleted.
                 os.rename(self.directory, kept)
             for session in kept_sessions(os.path.dirname(os.path.dirname(kept)))[:-KEPT_MAX]:
-                shutil.rmtree(session.directory, ignore_errors=True)
-            return
-        shutil.rmtree(self._spill_elsewhere() or self.directory, ignore_errors=True)
-        for _ in range(20):  # A process that is being killed may still make files.
-            shutil.rmtree(self.directory, ignore_errors=True)
-            if not os.path.exists(self.directory):
-                return
-            time.sleep(0.005)  # It dies soon, and this process cannot wait for it: it is no child.
+                remove_tree(session.directory)
+        elsewhere = self._spill_elsewhere()
+        left = remove_tree(elsewhere) if elsewhere else None
+        for _ in range(20):
+            error = remove_tree(self.directory)
+            if error is None or error.errno != errno.ENOTEMPTY:
+                break
+            time.sleep(0.005)  # A process makes files that is being killed. It is no child of this one, so this cannot wait for its end.
+        return error or left
 
 
 # --- finding sessions -----------------------------------------------------------------------------------------------------------
@@ -457,7 +458,7 @@ def find_sessions(base: str | None = None) -> list[Session]:
     for name in os.listdir(parent):
         session = Session(f"{parent}/{name}")
         if name.startswith("s-") and session.alive():
-            with suppress(OSError, ValueError):  # It is not described yet, or has just ended.
+            with suppress(OSError, *DAMAGED):  # It is not described yet, or has just ended.
                 found[session] = (int(session._written().get("started", 0)), os.stat(f"{session.directory}/session.json").st_mtime_ns)
     return sorted(found, key=found.__getitem__)
 
@@ -470,13 +471,16 @@ def kept_sessions(base: str | None = None) -> list[Session]:
         session = Session(f"{parent}/{name}")
         if name.startswith(KEPT):
             found[session] = 0.0  # Until the description shows it, which may be damaged, or just being removed.
-            with suppress(OSError, ValueError):
+            with suppress(OSError, *DAMAGED):
                 found[session] = float(session._written()["created"])
     return sorted(found, key=found.__getitem__)
 
 
-def sweep(base: str | None = None) -> list[str]:
-    """Delete the directories of this user's dead sessions; return their paths."""
+def sweep(base: str | None = None, report: Callable[[str, OSError], None] = lambda path, error: None) -> list[str]:
+    """Delete the directories of this user's dead sessions; return their paths.
+
+    What cannot be deleted is passed to ``report`` with the reason, and stays. The next sweep tries again.
+    """
     parent = user_directory(base)
     claimed = []
     with _locked_parent(parent):
@@ -486,13 +490,20 @@ def sweep(base: str | None = None) -> list[str]:
                 lock = _take_lock(f"{path}/lock")
                 if lock is None and os.path.exists(f"{path}/lock"):
                     continue
-                os.rename(path, f"{parent}/dead-{name}")  # Deleting may take long, and then needs no lock.
-                if lock is not None:
-                    os.close(lock)
-                claimed.append(path)
+                try:
+                    os.rename(path, f"{parent}/dead-{name}")  # Deleting may take long, and then needs no lock.
+                    claimed.append(path)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY:  # One of this name is being deleted. The next sweep claims this one.
+                        report(path, error)
+                finally:
+                    if lock is not None:
+                        os.close(lock)
     for name in os.listdir(parent):
         if name.startswith("dead-"):
-            Session(f"{parent}/{name}").remove()
+            left = Session(f"{parent}/{name}").remove()
+            if left is not None:
+                report(f"{parent}/{name}", left)
     return claimed
 
 
@@ -510,6 +521,24 @@ def started_session(base: str | None = None) -> Session | None:
 # --- files ------------------------------------------------------------------------------------------------------------------------
 
 
+def _content(path: str) -> bytes:
+    """Return the content of a file. Raises OSError if it is no regular file: another one may have no end, or no writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES_MAX:
+            raise OSError(errno.EINVAL, "it is no file of a session", path)
+        return file.read(FILE_BYTES_MAX)
+
+
+def _loaded(path: str) -> dict[str, Any]:
+    """Return the content of a file of JSON. Raises OSError or one of ``DAMAGED``."""
+    found = json.loads(_content(path))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged")
+    return found
+
+
 def _replace(path: str, content: bytes) -> None:
     """Replace a file's content atomically."""
     temporary = f"{path}.{os.getpid()}"
@@ -522,7 +551,7 @@ def _replace(path: str, content: bytes) -> None:
 def _take_lock(path: str) -> int | None:
     """Lock a file and return the descriptor. None if another process holds the lock, or the file is missing."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
