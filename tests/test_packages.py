@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -19,12 +20,46 @@ from hypothesis import strategies as st
 import zfabric as zf
 from zfabric.adapters.cached_directories import use
 from zfabric.adapters.ignore_patterns import IgnorePatterns
-from zfabric.adapters.packages import DEPTH_MAX, IGNORE_FILE, pack, unpack
+from zfabric.adapters.packages import DEPTH_MAX, IGNORE_FILE, ignore_lines, pack, unpack
 
 LIMIT = 10**7
-PATHS = ["a", "b", "a.log", "d/a", "d/b.log", "d/e/a", "d/e/c", "x/d/a", "x/a b", "x/[y]", "ab/cd", "d e"]
+PATHS = [
+    *("a", "b", "a.log", "d/a", "d/b.log", "d/e/a", "d/e/c", "x/d/a", "x/a b", "x/[y]", "ab/cd", "d e", "a/b/a/b/a", "x/aab", "B-", "x/9]"),
+    *("\u00e9", "d/\u00e9\u00e9", "d/\udcff", "#a", "!a", "x/a\\b", "aXb/c", "a]"),
+]
+PATHS = [path for path in PATHS if not path.startswith("a/")] + ["aa/b/a/b/a"]
+"""Files; "a" is one, so no directory is called so."""
 PIECES = st.sampled_from(
-    ["a", "b", "c", "d", "e", "x", "*", "**", "?", "/", "!", "#", "\\", "[", "]", "[ab]", "[!a]", "[a-c]", ".log", " "]
+    [
+        *(
+            "a",
+            "b",
+            "c",
+            "d",
+            "e",
+            "x",
+            "aa",
+            "*",
+            "**",
+            "***",
+            "?",
+            "/",
+            "**/",
+            "/**",
+            "/**/",
+            "!",
+            "#",
+            "\\",
+            "[",
+            "]",
+            "-",
+            ".log",
+            " ",
+            "\r",
+        ),
+        *("[ab]", "[!a]", "[^b]", "[a-c]", "[c-a]", "[c-ab]", "[]a]", "[a-]", "[-a]", "[!]a]", "[a/b]", "[\\]]", "[a-\\c]", "[[:alpha:]]"),
+        *("[[:nothing:]]", "[[:digit:]a]", "[![:upper:]]", "[[:a]", "\u00e9", "[\u00e9]"),
+    ]
 )
 
 
@@ -41,22 +76,32 @@ def checkout() -> str:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(lines=st.lists(st.lists(PIECES, min_size=1, max_size=5).map("".join), min_size=1, max_size=4))
-@example(lines=["*", "!d/", "!d/e/", "!a"])
-@example(lines=["/a", "**/e", "x/**", "a\\ b"])
-@example(lines=["d/**/a", "\\!x", "[!b].log", "d e  "])
-def test_patterns_mean_what_they_mean_in_git(checkout: str, lines: list[str]) -> None:
-    Path(checkout, ".gitignore").write_text("\n".join(lines) + "\n")
-    command = ["git", "-C", checkout, "-c", "core.excludesFile=/dev/null", "ls-files", "-z", "--others", "--exclude-standard", "*"]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
-    patterns = IgnorePatterns(lines)
+@given(
+    lines=st.lists(st.lists(PIECES, min_size=1, max_size=5).map("".join), min_size=1, max_size=12),
+    ending=st.sampled_from(["\n", "\r\n"]),
+    mark=st.sampled_from(["", "\ufeff"]),
+)
+@example(lines=["*", "!d/", "!d/e/", "!a"], ending="\n", mark="")
+@example(lines=["/a", "**/e", "x/**", "a\\ b"], ending="\n", mark="\ufeff")
+@example(lines=["aa**/a", "x/a**", "/d**"], ending="\n", mark="")
+@example(lines=["d/**/a", "\\!x", "[!b].log", "d e  "], ending="\r\n", mark="")
+def test_patterns_mean_what_they_mean_in_git(checkout: str, lines: list[str], ending: str, mark: str) -> None:
+    content = mark + "".join(f"{line}{ending}" for line in lines)
+    for name in (".gitignore", IGNORE_FILE):
+        Path(checkout, name).write_bytes(content.encode())
+    command = ["git", "-C", checkout, "-c", "core.excludesFile=/dev/null", "check-ignore", "--no-index", "-z", "--stdin"]
+    asked = b"\0".join(map(os.fsencode, PATHS))
+    found = subprocess.run(command, input=asked, check=False, capture_output=True)
+    assert found.returncode in (0, 1), found.stderr
+    ignored = set(map(os.fsdecode, found.stdout.split(b"\0")))
+    patterns = IgnorePatterns(ignore_lines(checkout))
 
     def is_sent(path: str) -> bool:
         parts = path.split("/")
         above = ["/".join(parts[:length]) for length in range(1, len(parts))]
         return not any(patterns.ignores(each, True) for each in above) and not patterns.ignores(path, False)
 
-    assert [path for path in PATHS if is_sent(path)] == [path for path in PATHS if path in listed]
+    assert [path for path in PATHS if not is_sent(path)] == [path for path in PATHS if path in ignored]
 
 
 def unpacked(tmp_path: Path, archive: bytes, name: str = "there") -> Path:
@@ -258,3 +303,90 @@ def test_directories_inside_each_other_have_a_limit(tmp_path: Path) -> None:
             unpacked(tmp_path, path.read_bytes(), str(depth))
         with pytest.raises(zf.RuntimeEnvSetupError, match=f"{depth}.zip has directories more than {DEPTH_MAX} deep"):
             pack(str(path), LIMIT)
+
+
+def test_damaged_and_encrypted_archives_are_typed_errors(tmp_path: Path) -> None:
+    source = io.BytesIO()
+    with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.py", "x = 1\n" * 100)
+        archive.writestr("b.py", os.urandom(200))
+    whole = source.getvalue()
+    encrypted = bytearray(whole)
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = 0
+        while (start := whole.find(signature, start)) >= 0:
+            encrypted[start + offset] |= 1
+            start += 1
+    Path(tmp_path, "locked.zip").write_bytes(encrypted)
+    with pytest.raises(zf.RuntimeEnvSetupError, match="it is encrypted"):
+        pack(str(tmp_path / "locked.zip"), LIMIT)
+    with pytest.raises(zf.RuntimeEnvSetupError, match="encrypted"):
+        unpacked(tmp_path, bytes(encrypted))
+    for index in range(len(whole)):  # Each byte of the archive, damaged in a way that sets and clears bits.
+        damaged = whole[:index] + bytes([whole[index] ^ 0x5A]) + whole[index + 1 :]
+        with contextlib.suppress(zf.RuntimeEnvSetupError, OSError):
+            unpacked(tmp_path, damaged, f"damaged-{index}")
+    for length in range(len(whole)):
+        with pytest.raises(zf.RuntimeEnvSetupError):
+            unpacked(tmp_path, whole[:length], f"cut-{length}")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "lost", "directory", "large", "utf-16", "long"])
+def test_a_file_of_patterns_that_cannot_be_used_is_an_error(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "p"
+    place.mkdir()
+    path = place / IGNORE_FILE
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "lost":
+        path.symlink_to("nowhere")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        content = {"large": b"x\n" * 2**20, "utf-16": "secret\n".encode("utf-16"), "long": b"*a" * 4096}
+        path.write_bytes(content[kind])
+    with pytest.raises(zf.RuntimeEnvSetupError, match=IGNORE_FILE):
+        pack(str(place), LIMIT)
+
+
+@pytest.mark.parametrize("name", [IGNORE_FILE, "data"])
+def test_files_without_a_size_are_not_read(tmp_path: Path, name: str) -> None:
+    """Reading one of ``/proc`` may wait for ever (``kmsg``), or take what another program waits for."""
+    place = tmp_path / "p"
+    place.mkdir()
+    (place / name).symlink_to("/proc/self/environ" if os.access("/proc/self/environ", os.R_OK) else "/proc/kmsg")
+    assert tree(unpacked(tmp_path, pack(str(place), LIMIT).archive)) == {"p": "/", f"p/{name}": ""}
+
+
+def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "a.py"
+    module.write_text("x = 1")
+    stat = os.stat
+
+    def replaced(path: str) -> os.stat_result:
+        found = stat(path)
+        if str(path) == str(module):
+            module.unlink()
+            os.mkfifo(module)
+        return found
+
+    monkeypatch.setattr(os, "stat", replaced)
+    with pytest.raises(zf.RuntimeEnvSetupError, match="not a regular file"):
+        pack(str(module), LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("*a" * 25, "a" * 250 + "b"),
+        ("**/*a*a*b" * 400, "/".join(["a" * 20] * 200)),
+        ("**/a" * 1000 + "/b", "/".join("a" * 2000)),
+        ("/".join(["*a*a*a"] * 500), "/".join(["a" * 7] * 500) + "b"),
+        ("**/*" * 1000 + "/b", "/".join("a" * 2000)),
+    ],
+)
+def test_patterns_take_time_in_proportion(pattern: str, path: str) -> None:
+    """Any of these took years; the test would not end."""
+    assert not IgnorePatterns([pattern]).ignores(path, False)

@@ -1,114 +1,202 @@
 """Patterns of files to leave out, with the syntax of ``.gitignore``.
 
-A later pattern overrides an earlier one. Nothing below a directory that is left out can be included again, as in Git.
+A later pattern overrides an earlier one. Nothing below a directory that is left out can be included again, as in Git. As there, patterns
+and paths are bytes: ``?`` stands for one of them.
+
+A pattern becomes a regular expression that never tries a second way: in a name, and between names, the first place where the part behind
+a star fits is the best one, so that each part is an atomic group. Its time is at most its length times that of the path.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+import string
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+PATTERN_BYTES_MAX = 4096
+"""Longest pattern: as long as a path may be on Linux (``PATH_MAX``)."""
+
+_CLASSES = {
+    b"alnum": string.ascii_letters + string.digits,
+    b"alpha": string.ascii_letters,
+    b"blank": " \t",
+    b"cntrl": "".join(map(chr, (*range(0x20), 0x7F))),
+    b"digit": string.digits,
+    b"graph": string.ascii_letters + string.digits + string.punctuation,
+    b"lower": string.ascii_lowercase,
+    b"print": string.ascii_letters + string.digits + string.punctuation + " ",
+    b"punct": string.punctuation,
+    b"space": string.whitespace,
+    b"upper": string.ascii_uppercase,
+    b"xdigit": string.hexdigits,
+}
+"""Class of characters in a set -> its characters."""
+_STAR, _MANY, _SLASH = b"*", b"**", b"/"
+"""Tokens of a pattern beside expressions of one byte; the second stands for any number of directories."""
 
 
 class _Pattern(NamedTuple):
-    expression: re.Pattern[str]
+    expression: re.Pattern[bytes]
     includes: bool
     directories_only: bool
+    anchored: bool
+    """Whether it is matched with the whole path, and not with the last name alone."""
 
 
 class IgnorePatterns:
-    """Decides which paths below a directory are left out.
+    """Decides which paths below a directory are left out. Raises ValueError for a pattern of more than ``PATTERN_BYTES_MAX`` bytes.
 
     >>> patterns = IgnorePatterns(["*.log", "!kept.log", "/data/"])
     >>> [patterns.ignores(path, False) for path in ("a/b.log", "kept.log", "data")], patterns.ignores("data", True)
     ([True, False, False], True)
     """
 
-    def __init__(self, lines: Iterable[str]) -> None:
-        self._patterns = [pattern for pattern in map(_parse, lines) if pattern is not None]
+    def __init__(self, lines: Iterable[str | bytes]) -> None:
+        encoded = (line if isinstance(line, bytes) else os.fsencode(line) for line in lines)
+        self._patterns = [pattern for pattern in map(_parse, encoded) if pattern is not None]
 
     def ignores(self, path: str, is_directory: bool) -> bool:
         """Whether ``path``, relative and with "/", is left out. Its parent directories are not looked at."""
+        whole = os.fsencode(path)
+        name = whole.rpartition(b"/")[2]
         for pattern in reversed(self._patterns):
-            if (is_directory or not pattern.directories_only) and pattern.expression.fullmatch(path):
+            if (is_directory or not pattern.directories_only) and pattern.expression.fullmatch(whole if pattern.anchored else name):
                 return not pattern.includes
         return False
 
 
-def _parse(line: str) -> _Pattern | None:
-    line = line.rstrip("\r\n")
-    while line.endswith(" ") and not _is_escaped(line, len(line) - 1):
+class _MalformedError(Exception):
+    """A pattern matches nothing."""
+
+
+def _parse(line: bytes) -> _Pattern | None:
+    line = line.removesuffix(b"\n").removesuffix(b"\r")
+    while line.endswith(b" ") and not _is_escaped(line, len(line) - 1):
         line = line[:-1]
-    if not line or line.startswith("#"):
+    if not line or line.startswith(b"#"):
         return None
-    includes = line.startswith("!")
+    if len(line) > PATTERN_BYTES_MAX:
+        raise ValueError(f"a pattern has {len(line):,} bytes, and at most {PATTERN_BYTES_MAX:,} are allowed: {line[:40]!r}...")
+    includes = line.startswith(b"!")
     text = line[includes:]
-    directories_only = text.endswith("/")
-    text = text.removesuffix("/")
+    directories_only = text.endswith(b"/")
+    text = text.removesuffix(b"/")
     if not text:
         return None
-    anchored = "/" in text
-    text = text.removeprefix("/")
+    anchored = b"/" in text
     try:
-        expression = re.compile(("" if anchored else "(?:.*/)?") + _translate(text), re.DOTALL)
-    except re.error:  # A malformed set of characters matches nothing, as in Git.
+        expression = re.compile(_translate(text.removeprefix(b"/"), anchored), re.DOTALL)
+    except _MalformedError:
         return None
-    return _Pattern(expression, includes, directories_only)
+    return _Pattern(expression, includes, directories_only, anchored)
 
 
-def _is_escaped(text: str, index: int) -> bool:
+def _is_escaped(text: bytes, index: int) -> bool:
     """Whether an odd number of backslashes is before ``index``."""
     before = text[:index]
-    return (len(before) - len(before.rstrip("\\"))) % 2 == 1
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
 
 
-def _translate(text: str) -> str:
-    parts = text.split("/")
-    found = ""
-    for index, part in enumerate(parts):
-        last = index == len(parts) - 1
-        if part == "**":
-            found += ".+" if last else "(?:.*/)?"
+def _translate(text: bytes, anchored: bool) -> bytes:
+    """Return the regular expression of a pattern: blocks of names, with any number of directories between two blocks."""
+    blocks: list[list[list[bytes]]] = [[[]]]
+    """The tokens of each name of each block."""
+    for token in _tokens(text, anchored):
+        if token == _MANY:
+            blocks.append([[]])
+        elif token == _SLASH:
+            blocks[-1].append([])
         else:
-            found += _translate_name(part) + ("" if last else "/")
-    return found
+            blocks[-1][-1].append(token)
+    first, *others = [b"/".join(map(_name, block)) for block in blocks]
+    if not others:
+        return first
+    *middle, last = others
+    # ``**`` takes the slashes around it, so that those of the blocks beside it are empty names.
+    found = first + b"".join(b"(?>(?:.*?/)??" + block.removeprefix(b"/") + b")" for block in middle if block != b"/")
+    return found + (b"(?:.*/)?" + last.removeprefix(b"/") if last else b".*")
 
 
-def _translate_name(part: str) -> str:
-    found, index = "", 0
-    while index < len(part):
-        character = part[index]
+def _name(tokens: list[bytes]) -> bytes:
+    """Return the expression of one name of a path."""
+    pieces: list[bytes] = [b""]
+    for token in tokens:
+        if token == _STAR:
+            pieces.append(b"")
+        else:
+            pieces[-1] += token
+    if len(pieces) == 1:
+        return pieces[0]
+    first, *middle, last = pieces
+    return b"(?>" + first + b"".join(b"(?>[^/]*?" + piece + b")" for piece in middle if piece) + b"[^/]*" + last + rb"(?=/|\Z))"
+
+
+def _tokens(text: bytes, anchored: bool) -> Iterator[bytes]:
+    index = 0
+    plain = 0
+    """How many bytes are before the first one with a meaning of its own. Git skips these, so that stars behind them begin a name."""
+    while anchored and plain < len(text) and text[plain] not in b"*?[\\":
+        plain += 1
+    while index < len(text):
+        character = text[index : index + 1]
         index += 1
-        if character == "*":
-            found += "[^/]*"
-        elif character == "?":
-            found += "[^/]"
-        elif character == "\\":
-            if index == len(part):
-                raise re.error("a pattern that ends with a backslash matches nothing")
-            found += re.escape(part[index])
-            index += 1
-        elif character == "[":
-            content, index = _translate_set(part, index)
-            found += content
+        if character == b"*":
+            start = index - 1
+            while text[index : index + 1] == b"*":
+                index += 1
+            begins = start in (0, plain) or text[start - 1 : start] == b"/"
+            yield _MANY if begins and index - start > 1 and text[index : index + 1] in (b"", b"/") else _STAR
+        elif character == b"?":
+            yield b"[^/]"
+        elif character == b"/":
+            yield _SLASH
+        elif character == b"[":
+            content, index = _translate_set(text, index)
+            yield content
         else:
-            found += re.escape(character)
-    return found
+            if character == b"\\":
+                character = _at(text, index)
+                index += 1
+            yield _SLASH if character == b"/" else re.escape(character)
 
 
-def _translate_set(part: str, start: int) -> tuple[str, int]:
+def _translate_set(text: bytes, start: int) -> tuple[bytes, int]:
     """Translate a set of characters from behind its "[". Return the expression, and the index behind its "]"."""
     index = start
-    negated = part[index : index + 1] in ("!", "^")
+    negated = text[index : index + 1] in (b"!", b"^")
     index += negated
-    first, content = index, ""
-    while index < len(part) and (part[index] != "]" or index == first):
-        if part[index] == "\\" and index + 1 < len(part):
-            index += 1
-            content += re.escape(part[index])
-        else:
-            content += "-" if part[index] == "-" else re.escape(part[index])
+    first = index
+    chosen: set[int] = set()
+    begin = -1
+    """The byte with which a range may begin."""
+    while (character := _at(text, index)) != b"]" or index == first:
         index += 1
-    if index == len(part):
-        raise re.error("a set of characters without an end")
-    return f"(?!/)[{'^' if negated else ''}{content}]", index + 1
+        if text[index - 1 : index + 1] == b"[:" and (end := text.find(b"]", index + 1)) > index + 1 and text[end - 1 : end] == b":":
+            try:
+                chosen.update(_CLASSES[text[index + 1 : end - 1]].encode())
+            except KeyError:
+                raise _MalformedError from None
+            begin, index = -1, end + 1
+        elif character == b"-" and begin >= 0 and text[index : index + 1] not in (b"", b"]"):
+            if text[index : index + 1] == b"\\":
+                index += 1
+            chosen.update(range(begin, _at(text, index)[0] + 1))
+            begin, index = -1, index + 1
+        else:
+            if character == b"\\":
+                character = _at(text, index)
+                index += 1
+            begin = character[0]
+            chosen.add(begin)
+    members = set(range(256)) - chosen if negated else chosen
+    content = b"".join(b"\\x%02x" % byte for byte in sorted(members - {ord("/")}))
+    return b"[" + content + b"]" if content else b"(?!)", index + 1
+
+
+def _at(text: bytes, index: int) -> bytes:
+    """Return the byte at ``index``. At the end the pattern is malformed, and matches nothing, as in Git."""
+    if index >= len(text):
+        raise _MalformedError
+    return text[index : index + 1]

@@ -7,11 +7,16 @@ left out, as are sockets, pipes and devices. Nothing is unpacked outside of its 
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import io
+import itertools
+import lzma
 import os
 import stat
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -31,7 +36,13 @@ DEPTH_MAX = 128
 LARGEST_SHOWN = 5
 SHOWN_MAX = 80
 """Most characters of a deep path that an error shows."""
+IGNORE_BYTES_MAX = 2**17
+"""Largest file of patterns: each pattern costs time for each file."""
 
+_ENCRYPTED = 0x1
+"""The bit of a member's flags."""
+_DAMAGED = (zipfile.BadZipFile, RuntimeError, ValueError, EOFError, OverflowError, struct.error, zlib.error, lzma.LZMAError)
+"""What ``zipfile`` raises for a damaged, encrypted or unknown archive (RuntimeError: NotImplementedError as well)."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -58,7 +69,7 @@ def pack(path: str, bytes_max: int, excludes: Iterable[str] = (), as_package: bo
             is_package = as_package and os.path.exists(f"{path}/__init__.py")
             return _package(archive, "" if is_package else name)
         return _package(_pack_entries(path, [_Entry(name, path)], bytes_max), "")
-    except (OSError, zipfile.BadZipFile) as error:
+    except OSError as error:
         raise RuntimeEnvSetupError(f"{path!r} cannot be sent to other nodes: {error}") from None
 
 
@@ -67,13 +78,18 @@ def _package(archive: bytes, entry: str) -> Package:
 
 
 def _whole_archive(path: str, name: str, bytes_max: int) -> Package:
-    with open(path, "rb") as file:
-        archive = file.read(bytes_max + 1)
-    with zipfile.ZipFile(io.BytesIO(archive)) as content:
-        _check_sizes(path, [(each.filename, each.file_size) for each in content.infolist()], bytes_max)
-        deep = next((each.filename for each in content.infolist() if each.filename.count("/") > DEPTH_MAX), None)
-        if deep is not None:
-            raise RuntimeEnvSetupError(_too_deep(path, deep))
+    archive, _ = _read(path, bytes_max)
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as content:
+            members = content.infolist()
+    except _DAMAGED as error:
+        raise RuntimeEnvSetupError(f"{path!r} cannot be sent to other nodes: it is no archive, or damaged: {error}") from None
+    _check_sizes(path, [(each.filename, each.file_size) for each in members], bytes_max)
+    if any(each.flag_bits & _ENCRYPTED for each in members):
+        raise RuntimeEnvSetupError(f"{path!r} cannot be sent to other nodes: it is encrypted")
+    deep = next((each.filename for each in members if each.filename.count("/") > DEPTH_MAX), None)
+    if deep is not None:
+        raise RuntimeEnvSetupError(_too_deep(path, deep))
     return _package(archive, "")
 
 
@@ -88,13 +104,47 @@ class _Entry(NamedTuple):
 def _chosen(root: str, top: str, excludes: Iterable[str]) -> Iterator[_Entry]:
     """Yield what is sent of a directory, in order of names, below the name ``top``."""
     try:
-        with open(f"{root}/{IGNORE_FILE}", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.readlines()
-    except FileNotFoundError:
-        lines = []
+        patterns = IgnorePatterns([*ALWAYS_IGNORED, *ignore_lines(root), *excludes])
+    except ValueError as error:
+        raise RuntimeEnvSetupError(f"{root!r} cannot be sent to other nodes: {IGNORE_FILE} or 'excludes': {error}") from None
     yield _Entry(f"{top}/", root)
-    walk = _Walk(os.path.realpath(root), f"{top}/", IgnorePatterns([*ALWAYS_IGNORED, *lines, *excludes]))
-    yield from walk.entries(root, "", ())
+    yield from _Walk(os.path.realpath(root), f"{top}/", patterns).entries(root, "", ())
+
+
+def ignore_lines(directory: str) -> list[bytes]:
+    """Return the lines of a directory's file of patterns: none if there is no file.
+
+    Raises RuntimeEnvSetupError for one that is there and cannot be used: what it names would be sent.
+    """
+    path = f"{directory}/{IGNORE_FILE}"
+    if not os.path.lexists(path):
+        return []
+    data = _read(path, IGNORE_BYTES_MAX)[0].removeprefix(codecs.BOM_UTF8)
+    if b"\0" in data:
+        raise RuntimeEnvSetupError(f"{path!r} is no text of UTF-8: save it as such")
+    return data.split(b"\n")
+
+
+def _read(path: str, bytes_max: int) -> tuple[bytes, int]:
+    """Return what a regular file has when it is opened, and its mode; nothing of files without a size, as those of ``/proc`` are.
+
+    Never waits for anybody who writes it. Raises OSError, or RuntimeEnvSetupError if it is no file or too large.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise RuntimeEnvSetupError(f"{path!r} cannot be sent to other nodes: it is not a regular file")
+        if found.st_size > bytes_max:
+            raise RuntimeEnvSetupError(f"{path!r} has {_shown(found.st_size)}, and at most {_shown(bytes_max)} are read")
+        pieces: list[bytes] = []
+        left = found.st_size
+        while left and (data := os.read(descriptor, left)):
+            pieces.append(data)
+            left -= len(data)
+    finally:
+        os.close(descriptor)
+    return b"".join(pieces), found.st_mode
 
 
 class _Walk(NamedTuple):
@@ -132,18 +182,23 @@ class _Walk(NamedTuple):
 
 def _pack_entries(root: str, entries: Iterable[_Entry], bytes_max: int) -> bytes:
     """Return the archive of these files."""
-    entries = list(entries)
+    entries = list(itertools.islice(entries, 2 * FILES_MAX))  # Links to directories with links may name endlessly many.
+    if len(entries) == 2 * FILES_MAX:
+        raise RuntimeEnvSetupError(
+            f"{root!r} has over {2 * FILES_MAX:,} files and directories. Leave some out with a file {IGNORE_FILE} there"
+        )
     files = [entry for entry in entries if not entry.name.endswith("/")]
     sizes = [(entry.name.partition("/")[2], 0 if entry.is_link else os.stat(entry.path).st_size) for entry in files]
     _check_sizes(root, sizes, bytes_max)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for entry in entries:
-            _add(archive, entry)
+            bytes_max -= _add(archive, entry, bytes_max)
     return buffer.getvalue()
 
 
-def _add(archive: zipfile.ZipFile, entry: _Entry) -> None:
+def _add(archive: zipfile.ZipFile, entry: _Entry, bytes_max: int) -> int:
+    """Add a file to an archive. Return the bytes of its content, of which there may be ``bytes_max``: it may have grown."""
     try:
         entry.name.encode()
     except UnicodeEncodeError:
@@ -156,11 +211,11 @@ def _add(archive: zipfile.ZipFile, entry: _Entry) -> None:
     elif entry.is_link:
         mode, content = stat.S_IFLNK | 0o777, os.fsencode(os.readlink(entry.path))
     else:
-        with open(entry.path, "rb") as file:
-            mode = stat.S_IFREG | (0o755 if os.fstat(file.fileno()).st_mode & 0o100 else 0o644)
-            content = file.read()
+        content, mode = _read(entry.path, bytes_max)
+        mode = stat.S_IFREG | (0o755 if mode & 0o100 else 0o644)
     info.external_attr = mode << 16
     archive.writestr(info, content, compresslevel=1)
+    return 0 if entry.is_link else len(content)
 
 
 def _too_deep(root: str, name: str) -> str:
@@ -187,7 +242,7 @@ def unpack(archive: bytes | memoryview, directory: str) -> None:
     """Unpack an archive into an empty directory. Raises RuntimeEnvSetupError if it is none, or if anything of it would be outside."""
     try:
         _unpack(archive, directory)
-    except (zipfile.BadZipFile, NotImplementedError) as error:
+    except _DAMAGED as error:
         raise RuntimeEnvSetupError(f"an archive cannot be unpacked: {error}") from None
 
 
