@@ -10,14 +10,20 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually, gone
 from faults import name_of
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
 
 from zfabric.adapters.processes import children
+from zfabric.cli.output import console
 from zfabric.protocol.ids import object_id
 from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.protocol.names import brief
@@ -75,7 +81,7 @@ LIVE = """
 """
 
 
-class Live:
+class LiveCluster:
     """A cluster whose tasks are known, and its program."""
 
     def __init__(self, place: Place, running: subprocess.Popen[str]) -> None:
@@ -87,12 +93,12 @@ class Live:
 
 
 @pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
+def live() -> Iterator[LiveCluster]:
     with a_place() as place, place.program(LIVE, command=("submit",)) as running:
         assert running.stdout is not None
         lines = iter(running.stdout.readline, "")
         assert "ready\n" in lines
-        one = Live(place, running)
+        one = LiveCluster(place, running)
         eventually(lambda: [row["state"] for row in place.json("tasks", "--state", "running")] == ["running"] * 2, "two running tasks")
         yield one
         running.communicate("\n", timeout=PATIENCE)
@@ -106,7 +112,7 @@ def by_state(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     return states
 
 
-def test_status(live: Live) -> None:
+def test_status(live: LiveCluster) -> None:
     status = live.json("status")
     counts = {name: count for name, count in status["tasks"].items() if count}
     assert counts == {"running": 2, "ready": 3, "infeasible": 1, "waiting": 1, "finished": 3, "failed": 1}
@@ -122,7 +128,7 @@ def test_status(live: Live) -> None:
     assert f"program {live.running.pid}" in printed
 
 
-def test_tasks(live: Live) -> None:
+def test_tasks(live: LiveCluster) -> None:
     rows = live.json("tasks")
     assert by_state(rows) == {
         "running": ["slow"] * 2,
@@ -149,7 +155,7 @@ def test_tasks(live: Live) -> None:
     assert "\x1b" not in "".join(printed)
 
 
-def test_objects(live: Live) -> None:
+def test_objects(live: LiveCluster) -> None:
     rows = {row["object_id"]: row for row in live.json("objects")}
     assert all(re.fullmatch("[0-9a-f]{40}", name) for name in rows)
     puts = {row["size"]: row for row in rows.values() if row["made_by"] == "put"}
@@ -165,7 +171,7 @@ def test_objects(live: Live) -> None:
     assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_workers(live: Live) -> None:
+def test_workers(live: LiveCluster) -> None:
     rows = live.json("workers")
     assert [(row["state"], row["task"], row["demand"]) for row in rows if row["task"]] == [("busy", "slow", {"CPU": 1})] * 2
     assert all(row["memory_bytes"] > 0 and row["seconds"] >= 0 and not gone(row["pid"]) for row in rows)
@@ -174,7 +180,7 @@ def test_workers(live: Live) -> None:
     assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_explain(live: Live) -> None:
+def test_explain(live: LiveCluster) -> None:
     tasks = {row["name"]: bytes.fromhex(row["task_id"]) for row in live.json("tasks")}
     found = live.json("explain", tasks["needs_gpus"].hex())
     assert (found["kind"], found["state"], found["id"]) == ("task", "infeasible", tasks["needs_gpus"].hex())
@@ -198,7 +204,7 @@ def test_explain(live: Live) -> None:
         assert "nothing is known of" in live.run("explain", nothing, code=1).stderr
 
 
-def test_timeline(live: Live) -> None:
+def test_timeline(live: LiveCluster) -> None:
     path = f"{live.place.directory}/trace.json"
     assert "6 attempts" in live.run("timeline", "-o", path).stdout
     events = json.loads(Path(path).read_text())
@@ -228,7 +234,7 @@ def test_timeline(live: Live) -> None:
     assert [name for name in os.listdir(live.place.directory) if "part" in name] == []
 
 
-def test_logs(live: Live) -> None:
+def test_logs(live: LiveCluster) -> None:
     busy = [row["pid"] for row in live.json("workers") if row["state"] == "busy"]
     printed = live.run("logs").stdout.splitlines()
     assert {f"(slow pid={pid}) slow begins" for pid in busy} <= set(printed)
@@ -241,7 +247,7 @@ def test_logs(live: Live) -> None:
     assert live.run("logs", "--daemon", "-n", 2).stdout == "(daemon) two\n(daemon) three\n"
 
 
-def test_state_of_a_running_cluster(live: Live) -> None:
+def test_state_of_a_running_cluster(live: LiveCluster) -> None:
     rows = live.json("state", "dump")
     tables = {row["table"] for row in rows}
     assert {"meta", "job", "function", "event", "task"} <= tables
@@ -256,13 +262,13 @@ def test_state_of_a_running_cluster(live: Live) -> None:
     assert "in use by process" in live.run("state", "dump", f"{live.session.directory}/store", code=1).stderr
 
 
-def test_a_closed_pipe_is_no_error(live: Live) -> None:
+def test_a_closed_pipe_is_no_error(live: LiveCluster) -> None:
     command = f"{ZFABRIC} state dump | head -1"
     ran = subprocess.run(["bash", "-c", command], env=live.place.environment, capture_output=True, text=True, timeout=PATIENCE)
     assert (ran.stdout.count("\n"), ran.stderr) == (1, "")
 
 
-def test_tools_do_not_stay_registered_even_if_killed(live: Live) -> None:
+def test_tools_do_not_stay_registered_even_if_killed(live: LiveCluster) -> None:
     def processes() -> int:
         return int(live.json("status")["statistics"]["processes"])
 
@@ -275,7 +281,7 @@ def test_tools_do_not_stay_registered_even_if_killed(live: Live) -> None:
     eventually(lambda: processes() == before, "the killed tool is forgotten")
 
 
-def test_wrong_queries_are_refused(live: Live) -> None:
+def test_wrong_queries_are_refused(live: LiveCluster) -> None:
     client = attach(live.session, kind="tool")
     try:
         wrong = (("nonsense",), ("rows", "tasks"), ("rows", "task", 5), ("rows", "task", b"", -1), ("tasks", 5, ("lost",)), ("find",))
@@ -604,3 +610,62 @@ def test_a_daemon_that_is_stopped_gives_a_clear_error(place: Place) -> None:
             description.write_text(written)
             os.kill(daemon, signal.SIGCONT)
         assert place.json("status")["jobs"][0]["pid"] == running.pid
+
+
+# --- names that a terminal would obey ---------------------------------------------------------------------------------------------
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b1m\u202e\x7f"
+NAMED = f"""
+    import sys, time, zfabric as zf
+    hostile = {HOSTILE!r}
+    zf.init(num_cpus=2, labels={{"zone": "a" + hostile}}, resources={{"r" + hostile: 1}}, namespace="s" + hostile)
+
+    @zf.remote
+    def waits(): time.sleep(1000)
+
+    @zf.remote
+    class Holder:
+        def hold(self): return 1
+
+        def wrong(self): raise ValueError("wrong" + hostile)
+
+    @zf.remote(num_gpus=3)
+    def never(): print("out" + hostile, flush=True)
+
+    holder = Holder.options(name="n" + hostile).remote()
+    assert zf.get(holder.hold.remote()) == 1
+    zf.wait([never.options(name="p" + hostile, num_gpus=0).remote()])
+    named = never.options(name="t" + hostile).remote()
+    running = waits.options(name="w" + hostile).remote()
+    print("ready", named.hex(), flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_no_name_reaches_the_terminal_as_anything_but_text(place: Place) -> None:
+    with place.program(NAMED) as running:
+        assert running.stdout is not None
+        ready = next(line for line in iter(running.stdout.readline, "") if line.startswith("ready"))
+        eventually(lambda: [row for row in place.json("workers") if row["state"] == "busy"], "a task that runs")
+        commands = ("tasks", "actors", "workers", "objects", "nodes", "status", "stack", "top", "logs")
+        for command in (*((each,) for each in commands), ("metrics", "--once"), ("explain", ready.split()[1]), ("state", "dump")):
+            for more in ({}, {"FORCE_COLOR": "1", "COLUMNS": "400"}) if command == ("tasks",) else ({},):
+                printed = place.run(*command, **more)
+                text = re.sub(r"\x1b\[[0-9;]*m" if more else "never", "", printed.stdout + printed.stderr)
+                assert not [each for each in set(text) - {"\n"} if not each.isprintable()], (command, text)
+                if command[0] in ("tasks", "actors", "workers", "objects", "nodes", "explain", "stack", "logs"):
+                    assert r"\x1b]0;owned\x07\x1b[2J\x9b1m\u202e\x7f" in text, command
+        assert "t" + HOSTILE in [row["name"] for row in place.json("tasks")]
+        assert place.json("nodes")[0]["labels"] == {"zone": "a" + HOSTILE}
+        running.communicate("\n", timeout=PATIENCE)
+
+
+def test_what_rich_draws_is_text_too() -> None:
+    file = StringIO()
+    screen = console(force_terminal=True, file=file, width=200)
+    with Live(Group(Panel(HOSTILE), Text(HOSTILE), HOSTILE), console=screen, auto_refresh=False):
+        pass
+    written = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
+    assert written.count(r"\x1b[2J\x9b1m\u202e\x7f") >= 3
+    assert not [each for each in set(written) - {"\n", "\r"} if not each.isprintable()]

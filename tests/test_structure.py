@@ -120,6 +120,49 @@ def test_packages_above_the_api_import_it_and_not_the_root(package: str) -> None
             assert "zfabric" not in graph()[name], name
 
 
+PRINTING = {
+    *("click.echo", "click.secho", "click.echo_via_pager", "click.confirm", "click.prompt", "click.style", "click.get_text_stream"),
+    *(
+        "click.progressbar",
+        "sys.stdout",
+        "sys.stderr",
+        "sys.__stdout__",
+        "sys.__stderr__",
+        "os.write",
+        "rich.print",
+        "console.Console",
+        "traceback.print_exc",
+    ),
+}
+
+
+DOCUMENTS = {("zfabric.cli.timeline", "sys.stdout")}
+"""Where documents of JSON are written, which are of ASCII characters."""
+
+
+def test_commands_print_through_one_module() -> None:
+    """Names of tasks, nodes and labels become there what no terminal obeys: by ``echo``, ``print_table`` and ``console``."""
+    found = []
+    for name, path in modules().items():
+        if not name.startswith("zfabric.cli.") or name == "zfabric.cli.output":
+            continue
+        tree = ast.parse(path.read_text())
+        found += [f"{name}: {module}" for module, attribute in imported(tree) if (module, attribute) == ("rich.console", "Console")]
+        inspected = {
+            ast.unparse(each.value) + f":{each.lineno}"
+            for each in ast.walk(tree)
+            if isinstance(each, ast.Attribute) and each.attr in ("flush", "fileno", "isatty")
+        }
+        for each in ast.walk(tree):
+            if isinstance(each, ast.Name) and each.id == "print":
+                found.append(f"{name}:{each.lineno}: print")
+            text = ast.unparse(each) if isinstance(each, ast.Attribute) else ""
+            prints = text in PRINTING or text.endswith(".show")
+            if prints and f"{text}:{each.lineno}" not in inspected and (name, text) not in DOCUMENTS:  # type: ignore[attr-defined]
+                found.append(f"{name}:{each.lineno}: {text}")  # type: ignore[attr-defined]
+    assert not found
+
+
 def test_no_two_classes_share_a_name() -> None:
     """The simulator's stand-ins are named after what they stand for."""
     found: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ import click
 
 from zfabric.adapters.journal import Journal
 from zfabric.cli.options import WholeNumber, address_option, cluster_options, json_option
-from zfabric.cli.output import amount, print_json, print_table, size
+from zfabric.cli.output import amount, console, echo, print_json, print_table, size
 from zfabric.cli.sessions import about, chosen_session, connected, seconds
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError
@@ -118,18 +118,18 @@ def start(
         return
     has = ", ".join(f"{amount(count)} {name}" for name, count in facts["resources"].items())
     if cluster is not None and not cluster.head:
-        click.echo(f"This node has joined the cluster at {cluster.address} as {facts['name']}, with {has}. It is at {facts['address']}.")
+        echo(f"This node has joined the cluster at {cluster.address} as {facts['name']}, with {has}. It is at {facts['address']}.")
         return
     where = f" at {facts['address']}" if cluster is not None else ""
-    click.echo(f"A cluster is running{where}, with {has} and an object store of {size(facts['object_store_memory'])}.\n")
+    echo(f"A cluster is running{where}, with {has} and an object store of {size(facts['object_store_memory'])}.\n")
     if cluster is not None:
         seed = f"PYTHONHASHSEED={os.environ['PYTHONHASHSEED']} " if os.environ.get("PYTHONHASHSEED", "").isdecimal() else ""
-        click.echo(f"  add a node to it         {seed}zfabric start --address {facts['address']} --key-file {cluster.key_file}")
-    click.echo("  join it in a program     zf.init()")
-    click.echo("  run a program on it      zfabric submit SCRIPT")
-    click.echo("  see what it does         zfabric status")
-    click.echo("  end it                   zfabric stop")
-    click.echo(f"\nIts session is {facts['session']}")
+        echo(f"  add a node to it         {seed}zfabric start --address {facts['address']} --key-file {cluster.key_file}")
+    echo("  join it in a program     zf.init()")
+    echo("  run a program on it      zfabric submit SCRIPT")
+    echo("  see what it does         zfabric status")
+    echo("  end it                   zfabric stop")
+    echo(f"\nIts session is {facts['session']}")
 
 
 def _cluster_settings(
@@ -174,7 +174,7 @@ def _check_store(path: str, settings: Config) -> None:
         journal = Journal.open(path, settings.control_store_bytes, settings.durability, thorough=True)
         journal.close()
         if journal.report:
-            click.echo(f"Warning: {journal.report}", err=True)
+            echo(f"Warning: {journal.report}", err=True)
     except OSError as error:
         raise click.BadParameter(f"{path} cannot be used: {error.strerror or error}", param_hint="--store") from None
 
@@ -249,9 +249,7 @@ def _spinner(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console  # Only needed in a terminal.
-
-    with Console(stderr=True).status(text):
+    with console(stderr=True).status(text):
         yield
 
 
@@ -283,7 +281,7 @@ def stop(address: str | None, everything: bool, whole: bool, as_json: bool) -> N
         print_json([session.directory for session, _ in stopped])
     else:
         for session, text in stopped:
-            click.echo(f"Stopped {text} ({session.directory}).")
+            echo(f"Stopped {text} ({session.directory}).")
     if not stopped:
         raise click.ClickException(_nothing_to_stop(everything))
 
@@ -312,13 +310,13 @@ def drain(node: str, timeout: float | None, force: bool, address: str | None) ->
     def show(left: dict[str, Any]) -> None:
         for each in set(left["actors"]) - shown:
             shown.add(each)
-            click.echo(f"waiting for calls of the actor {each}", err=True)
+            echo(f"waiting for calls of the actor {each}", err=True)
 
     try:
         in_time = drain_node(session, chosen[0]["node"], timeout, force, show)
     except FabricError as error:
         raise click.ClickException(str(error).removeprefix("drain: ")) from None
-    click.echo(f"Drained node {node}." if in_time else f"Ended node {node} after {timeout:g} s, with what was left there.")
+    echo(f"Drained node {node}." if in_time else f"Ended node {node} after {timeout:g} s, with what was left there.")
 
 
 def _of_cluster(session: Session, whole: bool, named: bool) -> list[Session]:
@@ -416,18 +414,18 @@ def _node_rows(nodes: list[dict[str, Any]]) -> list[tuple[object, ...]]:
 def _print_status(session: Session, description: dict[str, Any], found: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
     age = seconds(time.time() - description["created"])
     kind = "started cluster" if description["kind"] == STARTED else f"cluster of program {description['launcher']}"
-    click.echo(f"{kind}, up {age}, node {found['node']}, session {session.directory}")
+    echo(f"{kind}, up {age}, node {found['node']}, session {session.directory}")
     membership = session.membership()
     if membership is not None:
         head = "the head" if _is_head(session) else "a node"
         count = len(membership.addresses)
-        click.echo(f"{head} of a cluster of {count} node{'s' * (count != 1)}, at {membership.address}; zfabric nodes lists them")
+        echo(f"{head} of a cluster of {count} node{'s' * (count != 1)}, at {membership.address}; zfabric nodes lists them")
     if found["recovering"]:
-        click.echo("its daemon was restarted and waits for every process to register again")
-    click.echo()
+        echo("its daemon was restarted and waits for every process to register again")
+    echo()
     if len(nodes) > 1:
         print_table(("node", ">CPUs in use", ">memory of workers", ">object store", ">queued", ">running", ">workers"), _node_rows(nodes))
-        click.echo("\nof this node:")
+        echo("\nof this node:")
     total, free = found["resources"], found["available"]
     rows: list[tuple[object, ...]] = [
         (name, amount(count - free.get(name, 0.0)), amount(count), _bar(count - free.get(name, 0.0), count))
@@ -438,32 +436,30 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
         used = store["used"] + store["granted"]
         rows.append(("object store", size(used), size(store["capacity"]), _bar(used, store["capacity"])))
     print_table(("resource", ">in use", ">of", ""), rows)
-    click.echo()
+    echo()
     elsewhere = found["elsewhere"]
     states = {**found["tasks"], "assigned": found["tasks"]["assigned"] - elsewhere, "on other nodes": elsewhere}
     tasks = {name: count for name, count in states.items() if count}
     finished = int(found["statistics"].get("tasks_finished", 0))
-    click.echo(
-        "tasks         " + (", ".join(f"{count:,} {name}" for name, count in tasks.items()) or "none") + f"; {finished:,} finished so far"
-    )
+    echo("tasks         " + (", ".join(f"{count:,} {name}" for name, count in tasks.items()) or "none") + f"; {finished:,} finished so far")
     if tasks.get("infeasible"):
-        click.echo("              infeasible ones ask for what no node has: zfabric tasks --state infeasible")
-    click.echo(f"workers       {found['workers']}")
+        echo("              infeasible ones ask for what no node has: zfabric tasks --state infeasible")
+    echo(f"workers       {found['workers']}")
     if found["actors"]:
-        click.echo("actors        " + ", ".join(f"{count:,} {state}" for state, count in found["actors"].items()))
+        echo("actors        " + ", ".join(f"{count:,} {state}" for state, count in found["actors"].items()))
     if store:
         line = f"objects       {int(store['objects']):,} in the store, {size(store['pinned'])} of them in use"
-        click.echo(line + (f", {size(store['spilled'])} on disk" if store["spilled"] else ""))
+        echo(line + (f", {size(store['spilled'])} on disk" if store["spilled"] else ""))
     for job in found["jobs"]:
         name = f" in namespace {job['namespace']}" if job["namespace"] else ""
         if job["home"]:
-            click.echo(f"job {job['number']:<9} of {job['home']}, at work here for {seconds(job['seconds'])}")
+            echo(f"job {job['number']:<9} of {job['home']}, at work here for {seconds(job['seconds'])}")
             continue
         program = f"program {job['pid']}" if job["pid"] else "detached actors, whose program has ended"
         tasks_submitted = f"{job['submitted']:,} task{'s' if job['submitted'] != 1 else ''} submitted"
-        click.echo(f"job {job['number']:<9} {program}{name}, {tasks_submitted} in {seconds(job['seconds'])}")
+        echo(f"job {job['number']:<9} {program}{name}, {tasks_submitted} in {seconds(job['seconds'])}")
     if not found["jobs"]:
-        click.echo("jobs          none")
+        echo("jobs          none")
 
 
 def _bar(used: float, total: float, width: int = 20) -> str:

@@ -15,7 +15,7 @@ import click
 
 from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.cli.options import PID, json_option
-from zfabric.cli.output import print_json, print_table
+from zfabric.cli.output import echo, echo_output, print_json, print_table
 from zfabric.cli.sessions import seconds
 from zfabric.protocol.names import brief
 from zfabric.runtime.connect import find_session
@@ -60,7 +60,7 @@ def debug(pid: int | None, only_list: bool, address: str | None, as_json: bool) 
 
 def _show_list(found: list[tuple[Session, dict[str, Any]]]) -> None:
     if not found:
-        click.echo("No task waits at a breakpoint.")
+        echo("No task waits at a breakpoint.")
         return
     cells = [
         (
@@ -73,7 +73,7 @@ def _show_list(found: list[tuple[Session, dict[str, Any]]]) -> None:
         for _, row in found
     ]
     print_table((">pid", "task", "id", "where", ">for"), cells, flexible="where")
-    click.echo("`zfabric debug PID` attaches to one.")
+    echo("`zfabric debug PID` attaches to one.")
 
 
 def _talk(connection: socket) -> None:
@@ -89,21 +89,20 @@ def _talk(connection: socket) -> None:
     except KeyboardInterrupt:
         if not left.is_set():
             raise
-    click.echo("the debugger has left the task")
+    echo("the debugger has left the task")
 
 
 def _answer(connection: socket, text: str, asked: bool) -> None:
-    shown = "\n".join(map(visible, text.split("\n")))
     if not asked:
-        click.echo(shown, nl=False)
+        echo_output(text, nl=False)
         return
-    before, newline, prompt = shown.rpartition("\n")
-    click.echo(before + newline, nl=False)
+    before, newline, prompt = text.rpartition("\n")
+    echo_output(before + newline, nl=False)
     with contextlib.suppress(OSError):  # The process has ended meanwhile.
         try:
-            line = input(prompt)
+            line = input(visible(prompt))
         except EOFError:
-            click.echo("\nthe task goes on")
+            echo("\nthe task goes on")
             connection.shutdown(SHUT_WR)
         else:
             connection.sendall(line.encode() + b"\n")

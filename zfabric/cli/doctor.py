@@ -15,7 +15,7 @@ from typing import NamedTuple
 import click
 
 from zfabric.cli.options import json_option
-from zfabric.cli.output import print_json, size
+from zfabric.cli.output import echo, print_json, size
 from zfabric.cli.sessions import about
 from zfabric.exceptions import FabricError
 
@@ -58,11 +58,12 @@ def doctor(as_json: bool, no_try: bool) -> int:
         print_json({"ok": not problems, "findings": [finding._asdict() for finding in findings]})
     else:
         for finding in findings:
-            level = click.style(f"{finding.level:<8}", fg=COLOURS[finding.level], bold=finding.level == PROBLEM)
-            click.echo(f"{finding.check:<11} {level} {finding.text}")
+            echo(f"{finding.check:<11} ", nl=False)
+            echo(f"{finding.level:<8}", nl=False, fg=COLOURS[finding.level], bold=finding.level == PROBLEM)
+            echo(f" {finding.text}")
             for line in finding.advice.splitlines():
-                click.echo(f"{'':<20} {line}")
-        click.echo("\n" + (f"{problems} problem{'s' if problems > 1 else ''}." if problems else "This machine is fit."))
+                echo(f"{'':<20} {line}")
+        echo("\n" + (f"{problems} problem{'s' if problems > 1 else ''}." if problems else "This machine is fit."))
     return 1 if problems else 0
 
 

@@ -11,7 +11,7 @@ import click
 
 from zfabric import api as zf
 from zfabric.cli.options import address_option, json_option
-from zfabric.cli.output import print_json, print_table
+from zfabric.cli.output import echo, echo_output, print_json, print_table
 from zfabric.cli.sessions import chosen_session, seconds
 from zfabric.runtime.session import Session
 from zfabric.util.jobs import JobDetails, JobStatus, JobSubmissionClient
@@ -45,7 +45,7 @@ def jobs(address: str | None, as_json: bool) -> None:
     if as_json:
         print_json([_plain(job) for job in found])
     elif not found:
-        click.echo("There are no jobs. `zfabric submit --detach PROGRAM` hands one to a started cluster.")
+        echo("There are no jobs. `zfabric submit --detach PROGRAM` hands one to a started cluster.")
     else:
         rows = [(job["submission_id"], job["status"].value.lower(), _for(job), _code(job), job["entrypoint"]) for job in found]
         print_table(("job", "status", ">for", ">exit code", "command"), rows, flexible="command")
@@ -82,7 +82,7 @@ def status(identifier: str, address: str | None, as_json: bool) -> None:
         print_json(_plain(found))
     else:
         more = f" ({found['message']})" if found["message"] else ""
-        click.echo(f"{identifier}: {found['status'].value.lower()}{more}, for {_for(found)}: {found['entrypoint']}")
+        echo(f"{identifier}: {found['status'].value.lower()}{more}, for {_for(found)}: {found['entrypoint']}")
     sys.exit(EXIT_CODES[found["status"]])
 
 
@@ -95,10 +95,10 @@ def logs(identifier: str, follow: bool, address: str | None) -> None:
     client = client_at(chosen_session(address))
     _found(client, identifier)
     if not follow:
-        click.echo(client.get_job_logs(identifier), nl=False)
+        echo_output(client.get_job_logs(identifier), nl=False)
         return
     for text in client.follow_job_logs(identifier):
-        click.echo(text, nl=False)
+        echo_output(text, nl=False)
     code = client.get_job_info(identifier).driver_exit_code
     sys.exit(1 if code is None else code if code >= 0 else 128 - code)
 
@@ -111,7 +111,7 @@ def stop(identifier: str, address: str | None) -> None:
     client = client_at(chosen_session(address))
     _found(client, identifier)
     stopped = client.stop_job(identifier)
-    click.echo(f"{identifier} is {client.wait_for_job(identifier, 30).value.lower()}" if stopped else f"{identifier} had ended")
+    echo(f"{identifier} is {client.wait_for_job(identifier, 30).value.lower()}" if stopped else f"{identifier} had ended")
 
 
 @job.command(short_help="Delete a job that has ended.")
@@ -122,7 +122,7 @@ def delete(identifier: str, address: str | None) -> None:
     client = client_at(chosen_session(address))
     _found(client, identifier)
     client.delete_job(identifier)
-    click.echo(f"{identifier} is deleted")
+    echo(f"{identifier} is deleted")
 
 
 def _found(client: JobSubmissionClient, identifier: str) -> JobDetails:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from zfabric.cli.options import json_option
-from zfabric.cli.output import print_json, print_table
+from zfabric.cli.output import echo, print_json, print_table
 from zfabric.runtime.cluster import default_key_file, make_keys, revoke_keys
 from zfabric.runtime.keys import read_keys
 from zfabric.runtime.session import HEAD_SUFFIX
@@ -36,8 +36,8 @@ def create(file: str | None) -> None:
     """
     path = _path(file)
     make_keys(path)
-    click.echo(f"{path} is for all nodes; {path + HEAD_SUFFIX} stays on this machine, where the head can run:\n")
-    click.echo(f"  zfabric start --head --key-file {path}")
+    echo(f"{path} is for all nodes; {path + HEAD_SUFFIX} stays on this machine, where the head can run:\n")
+    echo(f"  zfabric start --head --key-file {path}")
 
 
 @keys.command("list", short_help="Show which keys a key file has.")
@@ -54,7 +54,7 @@ def list_keys(file: str | None, as_json: bool) -> None:
         return
     print_table(("key", "fingerprint", "for"), [tuple(row.values()) for row in rows])
     here = "this machine can be the head" if os.path.exists(path + HEAD_SUFFIX) else "the head is another machine"
-    click.echo(f"\n{path}; {here}")
+    echo(f"\n{path}; {here}")
 
 
 @keys.command(short_help="Have nodes join with a new key alone.")
@@ -67,7 +67,7 @@ def revoke(file: str | None) -> None:
     path = _path(file)
     heads = revoke_keys(path)
     running = f"the running head takes it within {SWEEP_EVERY:g} seconds" if heads else "no head of these keys runs here"
-    click.echo(f"{path} has a new key to join with; {running}. Copy the file again to machines that are to join.")
+    echo(f"{path} has a new key to join with; {running}. Copy the file again to machines that are to join.")
 
 
 def _path(file: str | None) -> str:

@@ -11,11 +11,12 @@ import click
 
 from zfabric.adapters.processes import resident_bytes
 from zfabric.cli.options import WholeNumber, address_option, json_option
-from zfabric.cli.output import amounts, print_json, print_table, size
+from zfabric.cli.output import amounts, echo, print_json, print_table, size
 from zfabric.cli.sessions import chosen_session, connected, seconds, session_option, tables_of
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import brief, is_text
+from zfabric.runtime.lines import shown
 from zfabric.runtime.timeline import rows_of, trace_events
 
 LIMIT = 100
@@ -66,7 +67,7 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
     if as_json:
         print_json(shown)
     elif not shown:
-        click.echo("There are no such tasks." if wanted else "There are no tasks.")
+        echo("There are no such tasks." if wanted else "There are no tasks.")
     else:
         cells = [
             (
@@ -151,7 +152,7 @@ def objects(address: str | None, ended: str | None, limit: int, as_json: bool) -
     if as_json:
         print_json(shown)
     elif not shown:
-        click.echo("There are no objects.")
+        echo("There are no objects.")
     else:
         cells = [
             (
@@ -181,7 +182,7 @@ def _show_left(address: str | None, ended: str, limit: int, as_json: bool) -> No
     if as_json:
         print_json(shown)
     elif not shown:
-        click.echo("No durable values are left there.")
+        echo("No durable values are left there.")
     else:
         print_table(("object", ">size"), [(brief(bytes.fromhex(row["object_id"])), size(row["size"])) for row in shown])
     _say_more(len(rows) > limit, limit)
@@ -205,7 +206,7 @@ def _show_ran(kind: str, address: str | None, ended: str, limit: int, as_json: b
     if as_json:
         print_json(shown)
     elif not shown:
-        click.echo(f"No {kind} ran there.")
+        echo(f"No {kind} ran there.")
     else:
         first = rows[0]["began"]
         cells = [
@@ -218,7 +219,7 @@ def _show_ran(kind: str, address: str | None, ended: str, limit: int, as_json: b
 
 def _say_more(more: bool, limit: int) -> None:
     if more:
-        click.echo(f"only the first {limit:,} are shown; --limit shows more", err=True)
+        echo(f"only the first {limit:,} are shown; --limit shows more", err=True)
 
 
 @click.command(short_help="List actors, with the number of their callers.")
@@ -248,7 +249,7 @@ def actors(address: str | None, ended: str | None, limit: int, as_json: bool) ->
     if as_json:
         print_json(shown)
     elif not shown:
-        click.echo("There are no actors.")
+        echo("There are no actors.")
     else:
         saved = any(row["checkpoint_every"] is not None for row in shown)
         spaces = any(row["namespace"] for row in shown)
@@ -300,7 +301,7 @@ def workers(address: str | None, as_json: bool) -> None:
     if cells:
         print_table(*_with_nodes((">pid", "state", ">for", "task", ">queued", ">below", ">memory", "holds"), cells, rows), flexible="task")
     else:
-        click.echo("There are no workers.")
+        echo("There are no workers.")
 
 
 @click.command(short_help="Explain the state of a task, object, actor or worker.")
@@ -315,7 +316,7 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
     with connected(chosen_session(address)) as client:
         found: Any = client.query("find", subject) if is_text(subject) else ()
         if len(found) > 1:
-            lines = "\n".join(f"  {_readable(row['id'])}   {row['kind']} {row['name']}" for row in found)
+            lines = "\n".join(f"  {_readable(row['id'])}   {row['kind']} {shown(row['name'])}" for row in found)
             raise click.UsageError(f"{subject!r} can mean {'at least ' if len(found) >= 20 else ''}{len(found)} things:\n{lines}")
         identifier = bytes.fromhex(found[0]["id"]) if found else b""
         answer = client.query("explain", identifier) if found else None
@@ -332,12 +333,12 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
         kind = found[0]["kind"]
         print_json({"id": identifier.hex(), "kind": kind, "state": state, "reason": reason, "facts": dict(facts)})
         return
-    click.echo(f"{found[0]['kind']} {_readable(identifier.hex())} ({found[0]['name']}): {state}\n{reason}")
+    echo(f"{found[0]['kind']} {_readable(identifier.hex())} ({shown(found[0]['name'])}): {state}\n{reason}")
     if facts:
-        click.echo()
+        echo()
         width = max(len(name) for name, _ in facts)
         for name, value in facts:
-            click.echo(f"  {name + ':':<{width + 1}} {value}")
+            echo(f"  {name + ':':<{width + 1}} {value}")
 
 
 def _lent(lent: dict[str, float]) -> str:

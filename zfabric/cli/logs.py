@@ -11,6 +11,7 @@ from typing import NamedTuple
 import click
 
 from zfabric.cli.options import PID, WholeNumber, address_option
+from zfabric.cli.output import echo, echo_output
 from zfabric.cli.sessions import connected, looked_at, session_option
 from zfabric.exceptions import FabricError
 from zfabric.runtime.driver import DriverClient
@@ -95,7 +96,7 @@ def _named_if_silent(node: Node) -> Iterator[None]:
     try:
         yield
     except FabricError as error:
-        click.echo(f"node {node.name}: {error}", err=True)
+        echo(f"node {node.name}: {error}", err=True)
 
 
 def _sources(node: Node, pid: int | None, daemon: bool, reading: Reading) -> Iterator[Source]:
@@ -136,7 +137,7 @@ def _lines(files: LogFiles, name: str) -> Iterator[bytes]:
 
 
 def _print(source: Source, name: str, line: str) -> None:
-    click.echo(f"({name} {source.who}) {line}" if name else f"({source.who}) {line}")
+    echo_output(f"({name} {source.who}) {line}" if name else f"({source.who}) {line}")
 
 
 def _follow(session: Session, nodes: list[Node], pid: int | None, daemon: bool, reading: Reading) -> None:
@@ -149,7 +150,7 @@ def _follow(session: Session, nodes: list[Node], pid: int | None, daemon: bool, 
                     _show_new(source, reading)
             except FabricError as error:
                 if alive:
-                    click.echo(f"node {node.name}: {error}", err=True)
+                    echo(f"node {node.name}: {error}", err=True)
                 nodes.remove(node)
         if not alive:
             return

@@ -131,16 +131,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = result if isinstance(result, int) else 0
         sys.stdout.flush()
     except (click.exceptions.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        _print_error("interrupted")
         code = INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        _print_error(error)
         code = error.exit_code
     except ConfigError as error:
-        click.echo(f"Error: {error}", err=True)
+        _print_error(f"Error: {error}")
         code = 2
     except FabricError as error:
-        click.echo(f"Error: {error}", err=True)
+        _print_error(f"Error: {error}")
         code = 1
     except BrokenPipeError:  # The reader (``head``, a pager) has closed the pipe.
         import os  # Only needed here.
@@ -148,6 +148,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)
+
+
+def _print_error(error: str | click.ClickException) -> None:
+    from zfabric.cli.output import echo, print_error  # As for commands: ``--help`` needs it not.
+
+    echo(error, err=True) if isinstance(error, str) else print_error(error)
 
 
 if __name__ == "__main__":

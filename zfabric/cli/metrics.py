@@ -8,6 +8,7 @@ import time
 import click
 
 from zfabric.cli.options import WholeNumber, address_option
+from zfabric.cli.output import echo
 from zfabric.cli.sessions import chosen_session, connected
 
 LOOK_EVERY = 1.0
@@ -35,13 +36,13 @@ def metrics(address: str | None, host: str, port: int, once: bool) -> None:
     with connected(session) as client:
         views = Views(session, client)
         if once:
-            click.echo(exposition(views).decode(), nl=False)
+            echo(exposition(views).decode(), nl=False)
             return
         try:
             server, bound = serve(views, host, port)
         except OSError as error:
             raise click.ClickException(f"cannot listen at {host}:{port}: {error.strerror}; --port 0 takes a free port") from None
-        click.echo(f"http://{host}:{bound}/metrics")
+        echo(f"http://{host}:{bound}/metrics")
         try:
             while session.alive():
                 time.sleep(LOOK_EVERY)  # Waits for Ctrl-C or the cluster's end.

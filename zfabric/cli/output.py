@@ -1,46 +1,108 @@
-"""Output of commands: tables for people, one JSON document for programs."""
+"""Output of commands: tables for people, one JSON document for programs.
+
+All that a command prints passes through here, where nothing remains that a terminal would obey: names of tasks, actors and nodes, labels
+and errors are texts of other programs. A test looks for other ways to print.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from io import StringIO
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from zfabric.runtime.lines import shown, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDE = 10_000
 """Width of a table outside a terminal: ``grep`` then sees untruncated cells."""
 
 
+def echo(text: str = "", err: bool = False, nl: bool = True, **style: Any) -> None:
+    """Print text on standard output, or with ``err`` on standard error. ``style`` is that of ``click.style``."""
+    text = "\n".join(map(shown, text.split("\n")))
+    _write(click.style(text, **style) if style else text, err, nl)
+
+
+def echo_output(text: str, nl: bool = True) -> None:
+    """Print what a program has printed: colours and carriage returns remain."""
+    _write("\n".join("\r".join(map(visible, line.split("\r"))) for line in text.split("\n")), False, nl)
+
+
+def _write(text: str, err: bool, nl: bool) -> None:
+    encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err, nl=nl)
+
+
+def print_error(error: click.ClickException) -> None:
+    """Print an error of the command line, as click does."""
+    text = StringIO()
+    error.show(text)
+    echo(text.getvalue(), err=True, nl=False)
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document."""
-    click.echo(json.dumps(document, indent=2))
+    echo(json_text(document, indent=2))
+
+
+def json_text(document: Any, indent: int | None = None) -> str:
+    """Return a JSON document of printable ASCII characters."""
+    return json.dumps(document, indent=indent).replace("\x7f", "\\u007f")
+
+
+def console(**options: Any) -> Console:
+    """Return a console of rich on which nothing of what is printed is obeyed by the terminal. The options are those of rich's."""
+    return _console_class()(highlight=False, **options)
+
+
+@cache
+def _console_class() -> type[Console]:
+    # Commands with --json start sooner without rich.
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class _Plain(Console):
+        """Every renderable passes ``render``; colours and the movements of the cursor are rich's own, and added later."""
+
+        def render(self, *arguments: Any, **options: Any) -> Any:
+            for segment in super().render(*arguments, **options):
+                if segment.control or segment.text.isprintable():
+                    yield segment
+                else:
+                    yield Segment("\n".join(map(shown, segment.text.split("\n"))), segment.style)
+
+    return _Plain
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], flexible: str = "") -> None:
     """Print a table without lines. ``>`` before a column's name right-aligns it; the column ``flexible`` shrinks to fit."""
-    # Commands with --json start sooner without rich.
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDE, no_color=True)
+    screen = console()
+    if not screen.is_terminal:
+        screen = console(width=WIDE, no_color=True)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False, pad_edge=False)
     for column in columns:
         name = column.removeprefix(">")
         justify: Any = "right" if column.startswith(">") else "left"
         table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", ratio=1 if name == flexible else None)
     for row in rows:
-        table.add_row(*(Text(str(cell), style=_STYLES.get(str(cell), "")) for cell in row))
+        table.add_row(*(Text(shown(str(cell)), style=_STYLES.get(str(cell), "")) for cell in row))
     table.expand = False
-    if console.is_terminal:
-        console.print(table)
+    if screen.is_terminal:
+        screen.print(table)
         return
-    with console.capture() as captured:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+    with screen.capture() as captured:
+        screen.print(table)
+    echo("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 _STYLES = {

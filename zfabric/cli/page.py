@@ -7,6 +7,7 @@ import importlib.util
 import click
 
 from zfabric.cli.options import WholeNumber, address_option
+from zfabric.cli.output import echo
 from zfabric.cli.sessions import chosen_session
 
 
@@ -35,4 +36,4 @@ def page(address: str | None, host: str, port: int, certificate: str | None, key
             raise click.ClickException(f"the page needs {module}, which is not installed: pip install 'zfabric[page]'")
     from zfabric.page.serving import serve
 
-    serve(chosen_session(address), host, port, certificate, key, click.echo)
+    serve(chosen_session(address), host, port, certificate, key, echo)

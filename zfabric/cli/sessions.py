@@ -14,7 +14,7 @@ from zfabric.adapters.file_trees import remove_tree
 from zfabric.adapters.journal import ReadOnlyJournal
 from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.cli.options import json_option
-from zfabric.cli.output import print_json, print_table
+from zfabric.cli.output import echo, print_json, print_table
 from zfabric.exceptions import FabricError, VersionMismatchError
 from zfabric.runtime.connect import attach, find_session
 from zfabric.runtime.driver import DriverClient
@@ -125,13 +125,13 @@ def sessions(unwanted: tuple[str, ...], as_json: bool) -> None:
             raise click.ClickException(f"{session.directory} cannot be removed: {error.strerror}")
     if unwanted:
         removed = [session.identifier for session in gone]
-        print_json(removed) if as_json else click.echo(f"Removed {', '.join(removed) or 'nothing'}.")
+        print_json(removed) if as_json else echo(f"Removed {', '.join(removed) or 'nothing'}.")
         return
     rows = [_facts(session, state) for state, found in (("running", find_sessions()), ("kept", kept_sessions())) for session in found]
     if as_json:
         print_json(rows)
     elif not rows:
-        click.echo("There are no sessions. `zfabric submit --keep PROGRAM` keeps what is left of a program's cluster.")
+        echo("There are no sessions. `zfabric submit --keep PROGRAM` keeps what is left of a program's cluster.")
     else:
         now = time.time()
         cells = [

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import click
 
 from zfabric.cli.options import address_option, json_option
-from zfabric.cli.output import print_json
+from zfabric.cli.output import echo, print_json
 from zfabric.cli.sessions import chosen_session, connected, seconds
 from zfabric.exceptions import FabricError, GetTimeoutError
 from zfabric.protocol.names import brief, is_text
 from zfabric.runtime.driver import DriverClient
+from zfabric.runtime.lines import shown
 from zfabric.runtime.sampling import SECONDS_MOST
 from zfabric.runtime.stack_report import process_report, processes_of, sample_report
 from zfabric.runtime.timeline import Asker, TimelineNode, nodes_of
@@ -62,9 +63,9 @@ def stack(subject: str | None, everything: bool, native: bool, sampled: float | 
     if as_json:
         print_json(found)
     elif not found:
-        click.echo("There are no workers.")
+        echo("There are no workers.")
     else:
-        click.echo("\n\n".join(map(_text, found)))
+        echo("\n\n".join(map(_text, found)))
 
 
 class Chosen(NamedTuple):
@@ -101,7 +102,7 @@ def _processes(nodes: list[TimelineNode], silent: list[str], subject: bytes = b"
         try:
             found += [Chosen(node, pid, worker, node is not nodes[0]) for pid, worker in processes_of(node, subject)]
         except FabricError as error:
-            click.echo(f"{node.name} is left out: {error}", err=True)
+            echo(f"{node.name} is left out: {error}", err=True)
             silent.append(node.name)
     return found
 
@@ -109,7 +110,7 @@ def _processes(nodes: list[TimelineNode], silent: list[str], subject: bytes = b"
 def _text(process: dict[str, Any]) -> str:
     lines = [f"{process['kind']} {process['pid']}" + (f" on {process['node']}" if process["node"] else "")]
     if process["kind"] == "worker":
-        task = f", {process['task']}" if process["task"] else ""
+        task = f", {shown(process['task'])}" if process["task"] else ""
         lines[0] += f": {process['state']}{task}, for {seconds(process['seconds'])}"
     if not process["answers"] and process["threads"]:
         lines[0] += " (it runs no Python code now; this is what the interpreter was in)"
@@ -126,7 +127,7 @@ def _text(process: dict[str, Any]) -> str:
 
 
 def _run(run: dict[str, Any]) -> str:
-    return f"{run['name']} ({brief(bytes.fromhex(run['task_id']))}) for {seconds(run['seconds'])}"
+    return f"{shown(run['name'])} ({brief(bytes.fromhex(run['task_id']))}) for {seconds(run['seconds'])}"
 
 
 def _show_native(chosen: list[Chosen]) -> None:
@@ -135,16 +136,16 @@ def _show_native(chosen: list[Chosen]) -> None:
         raise click.ClickException("--native needs py-spy, which is not installed here: pip install py-spy; without it, see Python frames")
     for each in chosen:
         if each.far:
-            click.echo(f"{each.pid}: it is on {each.node.name}; run `zfabric stack --native` there\n")
+            echo(f"{each.pid}: it is on {each.node.name}; run `zfabric stack --native` there\n")
             continue
         try:
             done = subprocess.run(
                 [program, "dump", "--native", "--pid", str(each.pid)], capture_output=True, text=True, timeout=NATIVE_SECONDS
             )
         except subprocess.TimeoutExpired:
-            click.echo(f"{each.pid}: py-spy did not end within {NATIVE_SECONDS:.0f} s\n")
+            echo(f"{each.pid}: py-spy did not end within {NATIVE_SECONDS:.0f} s\n")
             continue
-        click.echo(done.stdout or f"{each.pid}: py-spy failed: {done.stderr.strip()}\n")
+        echo(done.stdout or f"{each.pid}: py-spy failed: {done.stderr.strip()}\n")
 
 
 def _show_samples(chosen: list[Chosen], whole: float, as_json: bool) -> None:
@@ -156,8 +157,8 @@ def _show_samples(chosen: list[Chosen], whole: float, as_json: bool) -> None:
     for each in found:
         counts = {(row["thread"], *row["frames"]): row["samples"] for row in each["stacks"]}
         on = f" on {each['node']}" if each["node"] else ""
-        click.echo(f"process {each['pid']}{on}, {each['seconds']:g} s")
-        click.echo("\n".join(_tree(counts, sum(counts.values()), 0)) or "  runs no Python code of the program")
+        echo(f"process {each['pid']}{on}, {each['seconds']:g} s")
+        echo("\n".join(_tree(counts, sum(counts.values()), 0)) or "  runs no Python code of the program")
 
 
 def _samples_of(client: Asker, pid: int, is_worker: bool, whole: float) -> dict[str, Any]:

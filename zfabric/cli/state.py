@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -12,6 +11,7 @@ import click
 
 from zfabric.adapters import dump as store
 from zfabric.cli.options import WholeNumber, address_option
+from zfabric.cli.output import echo, json_text
 from zfabric.cli.sessions import chosen_session, connected
 from zfabric.machines.common.tables import TABLES
 from zfabric.runtime.session import Session
@@ -42,13 +42,13 @@ def dump(path: str | None, address: str | None, table: str | None, limit: int | 
     rows = _of_directory(path, table, limit) if path else _of_cluster(chosen_session(address), table, limit)
     if not as_json:
         for row in rows:
-            click.echo(_line(row))
+            echo(_line(row))
         return
     separator = "["
     for row in rows:
-        click.echo(f"{separator}\n{json.dumps(row)}", nl=False)
+        echo(f"{separator}\n{json_text(row)}", nl=False)
         separator = ","
-    click.echo("[]" if separator == "[" else "\n]")
+    echo("[]" if separator == "[" else "\n]")
 
 
 def _of_directory(path: str, table: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
@@ -71,4 +71,4 @@ def _of_cluster(session: Session, table: str | None, limit: int | None) -> Itera
 
 def _line(row: dict[str, Any]) -> str:
     rest = {name: value for name, value in row.items() if name not in ("table", "key", "value")}
-    return f"{row['table']:<8} {row['key']}  {json.dumps(row.get('value', rest))}"
+    return f"{row['table']:<8} {row['key']}  {json_text(row.get('value', rest))}"

@@ -20,6 +20,7 @@ import click
 from zfabric.api.lifecycle import ADDRESS_VARIABLE, PAGE_VARIABLE, SUBMIT_VARIABLE, shutdown
 from zfabric.cli.main import INTERRUPTED
 from zfabric.cli.options import cluster_options
+from zfabric.cli.output import echo
 from zfabric.cli.sessions import chosen_session
 from zfabric.runtime.connect import LOCAL, session_to_join
 from zfabric.runtime.session import KEEP_VARIABLE
@@ -100,7 +101,7 @@ def submit(
 
         program = ("-m", script) if module else (script if directory else os.path.abspath(script),)
         job = hand_over(session, program, arguments, identifier, runtime_env)
-        click.echo(job)
+        echo(job)
         return lambda: sys.exit(0)
     if module:
         code, script, spec = _module(script)
@@ -204,6 +205,6 @@ def _interrupted() -> NoReturn:
     """End the job in order before this process exits. A second Ctrl-C must not interrupt that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     shutdown()
-    print("interrupted", file=sys.stderr, flush=True)
+    echo("interrupted", err=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # The program's threads that do not end can be interrupted.
     sys.exit(INTERRUPTED)

@@ -11,6 +11,7 @@ from typing import IO
 import click
 
 from zfabric.cli.options import address_option
+from zfabric.cli.output import echo
 from zfabric.cli.sessions import session_option, tables_of
 from zfabric.runtime.timeline import members, trace_events, write_trace
 
@@ -36,8 +37,8 @@ def timeline(address: str | None, ended: str | None, output: str) -> None:
         with _file(output) as file:
             attempts = write_trace(events, file)
     for name in missing:
-        click.echo(f"node {name} stopped answering: not all that ran there is shown", err=True)
-    click.echo(f"{output}: {attempts:,} attempts. Open it at https://ui.perfetto.dev")
+        echo(f"node {name} stopped answering: not all that ran there is shown", err=True)
+    echo(f"{output}: {attempts:,} attempts. Open it at https://ui.perfetto.dev")
 
 
 @contextmanager

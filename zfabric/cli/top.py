@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -15,18 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from zfabric.cli.options import WholeNumber, address_option
-from zfabric.cli.output import amounts, size
+from zfabric.cli.output import amounts, console, echo, size
 from zfabric.cli.sessions import chosen_session, connected, seconds
 from zfabric.exceptions import FabricError
 from zfabric.page.views import Views
+from zfabric.runtime.lines import shown
 from zfabric.runtime.session import Session
 
 EVERY_SECONDS = 1.0
 """The interval between two drawings."""
 LEFT_FOR_OTHERS = 14
 """Lines of a terminal that the tables of functions and workers do not use."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters with which a program's text could steer the terminal."""
 
 
 @click.command(short_help="Show the cluster in the terminal, drawn anew every second.")
@@ -38,19 +36,19 @@ def top(address: str | None, times: int | None) -> None:
     Outside a terminal, it is printed once.
     """
     session = chosen_session(address)
-    console = Console(highlight=False)
+    screen = console()
     with connected(session) as client:
         views = Views(session, client)
-        if not console.is_terminal:
-            console = Console(highlight=False, width=120, no_color=True)
+        if not screen.is_terminal:
+            screen = console(width=120, no_color=True)
             for _ in range(times or 1):
-                console.print(_drawing(views, 1_000))
+                screen.print(_drawing(views, 1_000))
             return
-        with Live(console=console, screen=times is None, auto_refresh=False) as live:
+        with Live(console=screen, screen=times is None, auto_refresh=False) as live:
             drawn = 0
             while True:
                 try:
-                    live.update(_drawing(views, max(4, console.height - LEFT_FOR_OTHERS)), refresh=True)
+                    live.update(_drawing(views, max(4, screen.height - LEFT_FOR_OTHERS)), refresh=True)
                 except FabricError as error:
                     if not _goes_on(session, live, error):
                         break
@@ -58,18 +56,13 @@ def top(address: str | None, times: int | None) -> None:
                 if drawn == times:
                     return
                 time.sleep(EVERY_SECONDS)  # The pace at which people read; nothing is waited for.
-    click.echo("the cluster has ended")
+    echo("the cluster has ended")
 
 
 def _goes_on(session: Session, live: Live, error: FabricError) -> bool:
     """Show why there is no answer. Return False if there will be none."""
-    live.update(Text(f"no answer: {plain(str(error))}", style="yellow"), refresh=True)
+    live.update(Text(f"no answer: {shown(str(error))}", style="yellow"), refresh=True)
     return session.alive()
-
-
-def plain(text: str) -> str:
-    """Return a program's text without what a terminal obeys."""
-    return _CONTROL.sub("�", text)
 
 
 def _drawing(views: Views, height: int) -> RenderableType:
@@ -106,7 +99,7 @@ def _head(now: dict[str, Any]) -> Panel:
         f"actors    {', '.join(f'{count} {state}' for state, count in now['actors'].items()) or 'none'}",
     ]
     if len(now["nodes"]) > 1:
-        lines.append("nodes     " + ", ".join(f"{plain(node['name'])} ({amounts(node['resources'])})" for node in now["nodes"]))
+        lines.append("nodes     " + ", ".join(f"{shown(node['name'])} ({amounts(node['resources'])})" for node in now["nodes"]))
     return Panel(Text("\n".join(lines)), title=f"zfabric {now['session']}", title_align="left")
 
 
@@ -131,7 +124,7 @@ def _functions(rows: list[dict[str, Any]]) -> Table:
         ended = row["finished"] + row["failed"]
         bar = ProgressBar(total=max(1, ended + row["waiting"] + row["running"]), completed=ended, width=8)
         styled = [Text(cell, style="red" if place == 3 and row["failed"] else "") for place, cell in enumerate(cells)]
-        table.add_row(Text(plain(row["name"])), str(int(row["job"], 16)), bar, *styled)
+        table.add_row(Text(shown(row["name"])), str(int(row["job"], 16)), bar, *styled)
     return table
 
 
@@ -143,9 +136,9 @@ def _workers(rows: list[dict[str, Any]]) -> Table:
     for name in ("for", "queued", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        cells = [str(row["pid"] or "-"), row["state"], Text(plain(row["task"] or "-"))]
+        cells = [str(row["pid"] or "-"), row["state"], Text(shown(row["task"] or "-"))]
         cells += [_span(row["seconds"]), str(row["queued"]), size(row["memory"]) if row["memory"] else "-"]
-        table.add_row(*([plain(row.get("node", ""))] if nodes else []), *cells)
+        table.add_row(*([Text(shown(row.get("node", "")))] if nodes else []), *cells)
     return table
 
 

@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -22,6 +22,7 @@ from zfabric.adapters.metric_files import read_metrics
 from zfabric.adapters.processes import start_ticks
 from zfabric.page.views import Views
 from zfabric.protocol.trace import UNKNOWN
+from zfabric.runtime.lines import shown
 
 CONTENT_TYPE = text_format.CONTENT_TYPE_LATEST
 BOUNDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
@@ -109,12 +110,12 @@ class _Cluster(Collector):
                 _observe(views.waiting_times, kind, seconds)
         found = HistogramMetricFamily("zfabric_run_seconds", "how long tasks and calls ran", labels=["function", "kind"])
         for (name, kind), (buckets, total) in sorted(views.running_times.items()):
-            found.add_metric([name, kind], _cumulative(zip((*BOUNDS, math.inf), buckets, strict=True)), total[0])
+            found.add_metric(_labels((name, kind)), _cumulative(zip((*BOUNDS, math.inf), buckets, strict=True)), total[0])
         yield found
         about = "from a call's arrival in its actor's process to its end, its wait in the queue included"
         calls = HistogramMetricFamily("zfabric_call_seconds", about, labels=["function"])
         for name, (buckets, total) in sorted(views.call_times.items()):
-            calls.add_metric([name], _cumulative(zip((*BOUNDS, math.inf), buckets, strict=True)), total[0])
+            calls.add_metric(_labels((name,)), _cumulative(zip((*BOUNDS, math.inf), buckets, strict=True)), total[0])
         yield calls
         for kind, about in (
             ("scheduling", "how long sampled tasks took from their submission to their beginning"),
@@ -140,15 +141,20 @@ def _observe(times: dict[Any, tuple[list[int], list[float]]], key: Any, seconds:
 def _gauge(name: str, about: str, values: Mapping[Any, float], *labels: str) -> Metric:
     family = GaugeMetricFamily(f"zfabric_{name}", about, labels=list(labels))
     for key, value in values.items():
-        family.add_metric(list(key), value)
+        family.add_metric(_labels(key), value)
     return family
 
 
 def _counter(name: str, about: str, values: Mapping[Any, float], *labels: str) -> Metric:
     family = CounterMetricFamily(f"zfabric_{name}", about, labels=list(labels))
     for key, value in values.items():
-        family.add_metric(list(key), value)
+        family.add_metric(_labels(key), value)
     return family
+
+
+def _labels(values: Iterable[str]) -> list[str]:
+    """Return values of labels that can be encoded, and shown in a terminal."""
+    return ["\n".join(map(shown, value.split("\n"))) for value in values]  # The format has a form of its own for line ends.
 
 
 def _cumulative(buckets: Any) -> list[tuple[str, float]]:
@@ -189,7 +195,7 @@ def own_metrics(directory: str) -> Iterator[Metric]:
         keys = sorted({key for tags in found_buckets for key, _ in tags})
         family = HistogramMetricFamily(OWN + name, about, labels=keys)
         for tags, counts in found_buckets.items():
-            labels = [dict(tags).get(key, "") for key in keys]
+            labels = _labels(dict(tags).get(key, "") for key in keys)
             family.add_metric(labels, _cumulative(sorted(counts.items())), sums[name, about][tags])
         yield family
 
@@ -198,7 +204,7 @@ def _own(kind: Any, name: str, about: str, values: Mapping[Any, float]) -> Itera
     keys = sorted({key for tags in values for key, _ in tags})
     family = kind(OWN + name, about, labels=keys)
     for tags, value in values.items():
-        family.add_metric([dict(tags).get(key, "") for key in keys], value)
+        family.add_metric(_labels(dict(tags).get(key, "") for key in keys), value)
     yield family
 
 

@@ -18,8 +18,11 @@ ZFABRIC = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MARK = re.compile(r"(.*)\x1e\(([^\x1e]*)\)\x1e")
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _COLOUR_END = "\x1b[0m"
-_UNSEEN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09}
-"""Control characters except the tab -> text."""
+_UNSEEN = {
+    **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09},
+    **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))},
+}
+"""Text in the place of control characters except the tab, of those that change the order of others, and of lone surrogates."""
 CRASH = "Fatal Python error: "
 """The beginning of Python's crash reports."""
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
@@ -32,8 +35,17 @@ def mark(name: str) -> str:
     return f"\x1e({name[:NAME_MAX].translate(_UNSEEN)})\x1e\n"
 
 
+def shown(text: str) -> str:
+    """Replace by text what a terminal would obey, and what cannot be encoded: all that shows names and errors uses it.
+
+    >>> shown("\\x1b[2Jgone?\\n \\x1b[31mred \\udcff")
+    '\\\\x1b[2Jgone?\\\\x0a \\\\x1b[31mred \\\\udcff'
+    """
+    return text if text.isprintable() else text.translate(_UNSEEN)
+
+
 def visible(line: str) -> str:
-    """Replace control characters by text. Only colours remain, and they end with the line.
+    """Replace as ``shown`` does in a line of a program's output. Colours remain, and end with the line.
 
     >>> visible("\\x1b[2Jgone? \\x1b[31mred")
     '\\\\x1b[2Jgone? \\x1b[31mred\\x1b[0m'
