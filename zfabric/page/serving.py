@@ -13,6 +13,7 @@ import uvicorn
 
 from zfabric.exceptions import ConfigError
 from zfabric.page.app import make_app
+from zfabric.page.connections import Connections, PageLoop
 from zfabric.page.security import EVERYWHERE, LOOPBACK
 from zfabric.page.views import Views
 from zfabric.page.watching import Watcher
@@ -48,9 +49,12 @@ def serve(
         views = Views(session, client)
         watcher = Watcher(session, views)
         token = secrets.token_urlsafe(24)
+        connections = Connections()
         app = make_app(watcher, views, token, host, port, secure)
         config = uvicorn.Config(
-            app,
+            connections.application(app),
+            http=connections.protocol(),
+            proxy_headers=False,  # The true address of a connection is its name in ``connections``.
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -69,7 +73,8 @@ def serve(
         name = f"[{shown}]" if ":" in shown else shown
         logging.getLogger("uvicorn.error").addFilter(_is_not_about_open_windows)
         announce(f"{'https' if secure else 'http'}://{name}:{port}/?token={token}")
-        asyncio.run(_serve(uvicorn.Server(config), listener, session))
+        with asyncio.Runner(loop_factory=PageLoop) as runner:
+            runner.run(_serve(uvicorn.Server(config), listener, session))
         watcher.close()
     finally:
         client.close()

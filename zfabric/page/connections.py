@@ -1,0 +1,110 @@
+"""The connections of the page: how many there may be, and how long one may be silent.
+
+A connection is *idle* but for the time in which a request of it is answered. One that is idle for ``IDLE_SECONDS`` is closed, whether it
+has sent nothing, a part of a request, or no other request. If there are too many, the one that has been idle for longest is closed for a
+new one, so that silent ones keep nobody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+IDLE_SECONDS = 10.0
+"""How long a connection may be idle. A browser opens another one when it needs it."""
+CONNECTIONS_MAX = 256
+"""Most connections: a window of a browser has up to six, and ``watching.VIEWERS_MOST`` windows are more than there are."""
+
+Peer = tuple[str, int]
+"""The address of a connection's other end, as in the scope of a request."""
+
+
+class Connections:
+    """The connections of one server. ``protocol`` and ``application`` make what the server runs."""
+
+    def __init__(self, seconds: float = IDLE_SECONDS, most: int = CONNECTIONS_MAX) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._open: dict[Peer, asyncio.Transport] = {}
+        self._idle: dict[Peer, asyncio.TimerHandle] = {}
+        """When each idle connection is closed, that which has been idle for longest first."""
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """Return a protocol of HTTP that counts its connections here."""
+        connections = self
+
+        class Counted(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
+            def connection_made(self, transport: Any) -> None:
+                self.counted = transport
+                super().connection_made(transport)
+                connections.begin(transport)
+
+            def connection_lost(self, error: Exception | None) -> None:
+                connections.end(self.counted)
+                super().connection_lost(error)
+
+        return Counted
+
+    def application(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that notes which connections wait for an answer."""
+
+        async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+            peer = tuple(scope.get("client") or ())
+            self._stop(peer)
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._start(peer)
+
+        return noted
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Count a new connection; close another one, or this one, if there are too many."""
+        if len(self._open) >= self._most:
+            oldest = next(iter(self._idle), None)
+            if oldest is None:
+                transport.abort()
+                return
+            self._close(oldest)
+        peer = _peer(transport)
+        self._open[peer] = transport
+        self._start(peer)
+
+    def end(self, transport: asyncio.Transport) -> None:
+        """Forget a connection that is closed."""
+        peer = _peer(transport)
+        if self._open.get(peer) is transport:
+            del self._open[peer]
+            self._stop(peer)
+
+    def _start(self, peer: Any) -> None:
+        if peer in self._open:
+            self._stop(peer)
+            self._idle[peer] = asyncio.get_running_loop().call_later(self._seconds, self._close, peer)
+
+    def _stop(self, peer: Any) -> None:
+        timer = self._idle.pop(peer, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _close(self, peer: Peer) -> None:
+        self._stop(peer)
+        self._open.pop(peer).abort()  # Not ``close``: that would wait for one who does not read.
+
+
+class PageLoop(asyncio.SelectorEventLoop):
+    """An event loop whose servers wait for the beginning of TLS no longer than for a request."""
+
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
+        """Create a server as every loop does."""
+        if options.get("ssl") is not None:
+            options.setdefault("ssl_handshake_timeout", IDLE_SECONDS)
+        return await super().create_server(*arguments, **options)
+
+
+def _peer(transport: asyncio.Transport) -> Peer:
+    host, port, *_ = transport.get_extra_info("peername") or ("", 0)
+    return str(host), int(port)
