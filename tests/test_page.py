@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
@@ -18,21 +19,23 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from conftest import running_cluster
 from faults import PATIENCE, eventually, kill_daemon, on_node
 from prometheus_client.parser import text_string_to_metric_families
 
 import zfabric as zf
 from zfabric.config import Config
+from zfabric.page.connections import CONNECTIONS_MAX, Connections
 from zfabric.page.errors import ErrorGroups
 from zfabric.page.lines import Output
-from zfabric.page.metrics import exposition
+from zfabric.page.metrics import SCRAPERS_MAX, _Handler, exposition, serve
 from zfabric.page.spans import LANE_MOST, Attempt, TaskStream, _bars
 from zfabric.page.views import Views
 from zfabric.protocol.failures import pack_failure
@@ -43,6 +46,7 @@ from zfabric.runtime.log_files import LocalLogFiles
 from zfabric.runtime.logs import log_path, note_worker
 from zfabric.runtime.session import Session
 from zfabric.runtime.timeline import TimelineNode
+from zfabric.util import metrics
 from zfabric.util.local_cluster import LocalCluster
 
 TOKEN = "?token="
@@ -180,6 +184,78 @@ def test_the_page_only_shows(page: Page) -> None:
     request = urllib.request.Request(f"{page.base}/api/tasks", method="POST", headers={"Cookie": page.cookie})
     with pytest.raises(urllib.error.HTTPError, match="405"):
         urllib.request.urlopen(request, timeout=PATIENCE)
+
+
+@contextmanager
+def served(connections: Connections, app: Any) -> Iterator[tuple[str, int]]:
+    config = uvicorn.Config(
+        connections.application(app), http=connections.protocol(), proxy_headers=False, lifespan="off", log_level="error"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join(PATIENCE)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server closes a connection, without an answer."""
+    connection.settimeout(PATIENCE)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_connection_without_a_request_is_closed() -> None:
+    silent_are_closed = threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, silent_are_closed.wait, PATIENCE)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    with served(Connections(0.2), app) as address:
+        busy = HTTPConnection(*address, timeout=PATIENCE)
+        busy.request("GET", "/")
+        silent, partial = socket.create_connection(address), socket.create_connection(address)
+        partial.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        with silent, partial:
+            assert is_closed(silent)
+            assert is_closed(partial)
+        silent_are_closed.set()
+        assert busy.getresponse().read() == b"ok", "who waits for an answer is not idle"
+        assert is_closed(busy.sock), "now it is"
+        busy.close()
+
+
+def test_silent_connections_keep_nobody_out(page: Page) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", page.port))) for _ in range(CONNECTIONS_MAX + 20)]
+        assert page.request("/", Cookie=page.cookie)[0] == 200
+        assert is_closed(silent[0])
+        assert is_closed(silent[20])
+
+
+def test_a_scraper_that_is_silent_keeps_no_other_out(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Handler, "timeout", 0.5)
+    session = Session(cluster["address"])
+    with closing(attach(session, kind="tool")) as client:
+        server, port = serve(Views(session, client), "127.0.0.1", 0)
+        with ExitStack() as stack:
+            silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(SCRAPERS_MAX + 5)]
+            assert is_closed(silent[-1]), "there are too many"
+            assert is_closed(silent[0]), "it was silent for too long"
+            for each in silent:
+                assert is_closed(each)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+                assert b"zfabric_nodes" in answer.read()
+        server.shutdown()
+        server.server_close()
 
 
 def test_files_of_the_page_name_nothing_elsewhere() -> None:
@@ -393,6 +469,47 @@ def test_stacks_of_all_processes(page: Page) -> None:
     assert {each["kind"] for each in found} == {"driver", "worker"}
     assert [each["kind"] for each in found if each["pid"] == pid] == ["worker"]
     assert page.ask(f"samples?pid={pid}")["idle"] > 0
+
+
+@zf.remote(max_retries=0)
+def opens(name: str) -> None:
+    print("opens", name, flush=True)
+    counted = metrics.Counter("opened_here", name, tag_keys=("file",))
+    counted.inc(1, tags={"file": name})
+    error = ValueError(f"cannot read {name}")
+    error.add_note(f"it was {name}")
+    raise error
+
+
+@zf.remote
+class Opener:
+    def __init__(self, name: str) -> None:
+        raise ValueError(f"cannot read {name}")
+
+    def read(self) -> None:
+        pass
+
+
+def test_errors_that_name_a_file_which_is_not_utf8_are_shown_everywhere(page: Page, cluster: Any) -> None:
+    """Python has lone surrogates in such names, which no UTF-8 can have."""
+    failed, dead = opens.remote(os.fsdecode(b"caf\xe9")), Opener.remote(os.fsdecode(b"th\xe9")).read.remote()
+    with pytest.raises(ValueError, match="cannot read caf"):
+        zf.get(failed, timeout=PATIENCE)
+    with pytest.raises(zf.ActorDiedError):
+        zf.get(dead, timeout=PATIENCE)
+    texts = [group["text"] + group["traceback"] for group in page.ask("errors")["groups"]]
+    assert [text for text in texts if r"caf\udce9" in text]
+    assert [text for text in texts if r"th\udce9" in text]
+    assert r"caf\udce9" in page.ask(f"details?text={failed.hex()}")["reason"]
+    assert "opens" in str(page.ask(f"graph?text={failed.hex()}"))
+    eventually(lambda: [line for line in page.ask("logs?text=opens")["lines"] if "caf" in str(line)], "the task's output")
+    assert rb'file="caf\\udce9"' in page.request("/metrics", Cookie=page.cookie)[2]
+    for command in (("explain", failed.hex()), ("explain", failed.hex(), "--json"), ("tasks", "--json"), ("logs",), ("metrics", "--once")):
+        done = subprocess.run([sys.executable, "-m", "zfabric", *command, "--address", cluster["address"]], capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stderr)
+        shown = str(json.loads(done.stdout)) if command[-1] == "--json" else done.stdout
+        if command[0] == "explain":
+            assert r"caf\udce9" in shown.replace(r"\\", "\\"), command
 
 
 def test_the_page_outlives_a_daemon(page: Page) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,19 @@ STATIC = Path(__file__).parent / "static"
 TEXT_MOST = 200
 """Most characters of a text that is searched for."""
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
 MINUTE = 60_000_000
 """In microseconds."""
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _Answer(JSONResponse):
+    """An answer of JSON, in which lone surrogates are shown as text: file names that are not UTF-8 have such, and errors name files."""
+
+    def render(self, content: Any) -> bytes:
+        """Encode an answer."""
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return _SURROGATES.sub(lambda found: rf"\\u{ord(found[0]):04x}", text).encode()
 
 
 def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, secure: bool = False) -> Guard:
@@ -34,11 +46,11 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
         async def handler(request: Request) -> Response:
             try:
                 method, *arguments = answer(request)
-                return JSONResponse(await ask(method, *arguments))
+                return _Answer(await ask(method, *arguments))
             except ValueError as error:
-                return JSONResponse({"error": str(error)}, 400)
+                return _Answer({"error": str(error)}, 400)
             except FabricError as error:
-                return JSONResponse({"error": str(error)}, 503)
+                return _Answer({"error": str(error)}, 503)
 
         return handler
 
@@ -49,12 +61,12 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
         try:
             from zfabric.page.metrics import CONTENT_TYPE, exposition
         except ImportError:
-            return JSONResponse({"error": "this needs prometheus_client: pip install 'zfabric[page]'"}, 503)
+            return _Answer({"error": "this needs prometheus_client: pip install 'zfabric[page]'"}, 503)
         return Response(await watcher.ask(exposition, views), media_type=CONTENT_TYPE)
 
     async def events(request: Request) -> Response:
         if watcher.full:
-            return JSONResponse({"error": "too many windows show this page; close some"}, 503)
+            return _Answer({"error": "too many windows show this page; close some"}, 503)
         return StreamingResponse(_until_gone(request, watcher), media_type="text/event-stream")
 
     routes = [

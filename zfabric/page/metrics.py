@@ -9,11 +9,15 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client import exposition as text_format
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -42,6 +46,12 @@ NEVER_YET = {"lost_with_nodes": 0, "retries": 0, "workers_died": 0}
 STORE_COUNTERS = frozenset(
     ("spills", "restores", "evictions", "recalls", "refused", "full", "copies_dropped", "written_on_disk", "read_on_disk"),
 )
+
+
+SCRAPERS_MAX = 16
+"""Most connections of scrapers at a time. Each has a thread."""
+SILENCE_SECONDS = 10.0
+"""How long a scraper may be silent before its request is whole."""
 
 
 def exposition(views: Views) -> bytes:
@@ -153,8 +163,12 @@ def _counter(name: str, about: str, values: Mapping[Any, float], *labels: str) -
 
 
 def _labels(values: Iterable[str]) -> list[str]:
-    """Return values of labels that can be encoded, and shown in a terminal."""
-    return ["\n".join(map(shown, value.split("\n"))) for value in values]  # The format has a form of its own for line ends.
+    return [_text(value) for value in values]
+
+
+def _text(text: str) -> str:
+    """Return a program's text as it can be encoded, and shown in a terminal. The format has a form of its own for the ends of lines."""
+    return "\n".join(map(shown, text.split("\n")))
 
 
 def _cumulative(buckets: Any) -> list[tuple[str, float]]:
@@ -176,7 +190,7 @@ def own_metrics(directory: str) -> Iterator[Metric]:
         pid = file.partition("-")[0]
         with contextlib.suppress(OSError):
             for (kind, name, about, pairs, *more), value in read_metrics(f"{directory}/{file}"):
-                metric, tags = (name, about), tuple((key, text) for key, text in pairs)
+                metric, tags = (name, _text(about)), tuple((key, _text(text)) for key, text in pairs)
                 if kind == "counter":
                     counters.setdefault(metric, Counter())[tags] += value  # type: ignore[assignment]
                 elif kind == "gauge":
@@ -195,7 +209,7 @@ def own_metrics(directory: str) -> Iterator[Metric]:
         keys = sorted({key for tags in found_buckets for key, _ in tags})
         family = HistogramMetricFamily(OWN + name, about, labels=keys)
         for tags, counts in found_buckets.items():
-            labels = _labels(dict(tags).get(key, "") for key in keys)
+            labels = [dict(tags).get(key, "") for key in keys]
             family.add_metric(labels, _cumulative(sorted(counts.items())), sums[name, about][tags])
         yield family
 
@@ -204,13 +218,59 @@ def _own(kind: Any, name: str, about: str, values: Mapping[Any, float]) -> Itera
     keys = sorted({key for tags in values for key, _ in tags})
     family = kind(OWN + name, about, labels=keys)
     for tags, value in values.items():
-        family.add_metric(_labels(dict(tags).get(key, "") for key in keys), value)
+        family.add_metric([dict(tags).get(key, "") for key in keys], value)
     yield family
 
 
-def serve(views: Views, host: str, port: int) -> tuple[Any, int]:
-    """Serve the metrics in a thread. Return the server and its port. Raises OSError if it cannot listen."""
+def serve(views: Views, host: str, port: int) -> tuple[WSGIServer, int]:
+    """Serve the metrics in threads. Return the server and its port. Raises OSError if it cannot listen."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Cluster(views))
-    server, _ = start_http_server(port, host, registry)
+    server = make_server(host, port, make_wsgi_app(registry), _server_class(host), _Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     return server, server.server_port
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, of which there are at most ``SCRAPERS_MAX``: more are closed at once."""
+
+    daemon_threads = True
+    request_queue_size = 4 * SCRAPERS_MAX
+
+    def __init__(self, *arguments: Any) -> None:
+        self._left = threading.Semaphore(SCRAPERS_MAX)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._left.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # There is no thread that would release it.
+            self._left.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._left.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing of a connection that was cut."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _server_class(host: str) -> type[_Server]:
+    return _Server6 if ":" in host else _Server
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SILENCE_SECONDS
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Print nothing of requests."""

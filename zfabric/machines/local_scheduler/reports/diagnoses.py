@@ -322,7 +322,8 @@ def _error_of(task: TaskRecord) -> str:
     if type(record.value) is not bytes:
         return "it is in the object store"
     kind, text = summary_of(record.value, raised=record.status == ERROR)
-    line = "".join(each if each.isprintable() else " " for each in text.strip().split("\n")[0][:ERROR_CHARACTERS])
+    first = text.strip().split("\n")[0][:ERROR_CHARACTERS]
+    line = "".join(each if each.isprintable() else " " if each.isspace() else ascii(each)[1:-1] for each in first)
     return f"{kind}: {line}" if line else kind
 
 
