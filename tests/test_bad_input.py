@@ -31,10 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from relay import free_port
 from scheduler_alone import FUNCTION, JOB, OWN, Node, row
 
 import zfabric as zf
+from zfabric.cli.main import program
 from zfabric.config import Config
 from zfabric.machines.member.machine import JOIN_SECONDS
 from zfabric.machines.registry import Registry
@@ -45,7 +47,7 @@ from zfabric.runtime import cluster as joining
 from zfabric.runtime.cluster import endpoint, parse_address, revoke_keys, versions
 from zfabric.runtime.keys import read_keys
 from zfabric.runtime.launch import launch
-from zfabric.runtime.session import STARTED, ClusterSettings, Session, find_sessions
+from zfabric.runtime.session import HEAD_SUFFIX, STARTED, ClusterSettings, Session, find_sessions
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 SECONDS = 10.0
@@ -244,7 +246,8 @@ def test_a_node_that_is_not_the_head_admits_none_and_the_error_says_who_does() -
 
 
 def test_a_revoked_key_admits_nobody_and_nodes_go_on(tmp_path: Path) -> None:
-    path = str(tmp_path / "cluster.key")
+    path = str(tmp_path / f"of-{tmp_path.name}.key")
+    name = f"of-{tmp_path.name}"
     joining.make_keys(path)
     head = ClusterSettings(True, "127.0.0.1", 0, "", path, "head", (), "")
     launched = launch(kind=STARTED, resources={"CPU": 1.0}, arena_size=0, cluster=head)
@@ -257,6 +260,18 @@ def test_a_revoked_key_admits_nobody_and_nodes_go_on(tmp_path: Path) -> None:
             _address_of(joined.session)
             before = read_keys(path)
             assert [each.directory for each in revoke_keys(path)] == [launched.session.directory]
+            assert read_keys(path) == read_keys(launched.session.cluster_key) != before
+            os.unlink(path)
+            os.unlink(path + HEAD_SUFFIX)
+            assert not _joins_no_more(address, launched.session.cluster_key), "without its files, too, the head admits who has a copy"
+            listed = CliRunner().invoke(program, ["keys", "list"])
+            assert re.search(rf"^{name} +node .* join +{path} \(removed; the running head has a copy\)$", listed.output, re.MULTILINE), (
+                listed
+            )
+            old = str(tmp_path / "newer.key")
+            shutil.copy(launched.session.cluster_key, old)
+            revoked = CliRunner().invoke(program, ["keys", "revoke", name])
+            assert "the running head takes it" in revoked.output, revoked
             after = read_keys(path)
             assert (after.server, after.node == before.node) == (before.server, False)
             while not _joins_no_more(address, old):  # The head looks at the file every few seconds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from zfabric.adapters.curve import make_pair
 from zfabric.cli.main import program
 from zfabric.exceptions import ConfigError
-from zfabric.runtime.cluster import make_keys
+from zfabric.runtime import cluster
+from zfabric.runtime.cluster import KnownKeys, find_keys, make_keys
 from zfabric.runtime.keys import FILE_BYTES_MAX, create_keys, create_server_pair, read_keys, read_server_pair
 from zfabric.runtime.session import HEAD_SUFFIX
 
@@ -126,3 +128,29 @@ def test_a_revoked_file_has_another_pair_to_join_with_and_the_same_head(tmp_path
     refused = CliRunner().invoke(program, ["keys", "revoke", path])
     assert "on the head" in str(refused.exception)
     assert read_keys(path) == after
+
+
+def test_keys_are_known_by_names_and_revoked_by_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert "There are no keys here" in CliRunner().invoke(program, ["keys", "list"]).output
+    for name in ("cluster", "second"):
+        make_keys(f"{tmp_path}/zfabric/{name}.key")
+    before = read_keys(f"{tmp_path}/zfabric/second.key")
+    os.unlink(f"{tmp_path}/zfabric/second.key")
+    listed = json.loads(CliRunner().invoke(program, ["keys", "list", "--json"]).output)
+    assert [(each["name"], each["exists"], len(each["keys"])) for each in listed] == [("cluster", True, 2), ("second", False, 0)]
+    assert "(removed)" in CliRunner().invoke(program, ["keys", "list"]).output
+    assert CliRunner().invoke(program, ["keys", "revoke", "second"]).exit_code == 0
+    after = read_keys(f"{tmp_path}/zfabric/second.key")
+    assert (after.server, after.node == before.node) == (before.server, False)
+    one = CliRunner().invoke(program, ["keys", "list", "second", "--json"])
+    assert json.loads(one.output)["file"] == f"{tmp_path}/zfabric/second.key"
+    assert "on the head" in str(CliRunner().invoke(program, ["keys", "revoke", "third"]).exception)
+
+
+def test_keys_of_one_name_are_told_apart_by_their_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = [KnownKeys(f"{tmp_path}/{place}/same.key", ()) for place in ("a", "b")]
+    monkeypatch.setattr(cluster, "known_keys", lambda: several)
+    with pytest.raises(ConfigError, match=r"name of several keys; name one by its path: .*/a/same\.key, .*/b/same\.key"):
+        find_keys("same")
+    assert find_keys(several[1].path) is several[1]

@@ -10,13 +10,14 @@ import click
 
 from zfabric.cli.options import json_option
 from zfabric.cli.output import echo, print_json, print_table
-from zfabric.runtime.cluster import default_key_file, make_keys, revoke_keys
-from zfabric.runtime.keys import read_keys
+from zfabric.exceptions import ConfigError
+from zfabric.runtime.cluster import KnownKeys, default_key_file, find_keys, known_keys, make_keys, revoke_keys
 from zfabric.runtime.session import HEAD_SUFFIX
 from zfabric.shell.node import SWEEP_EVERY
 
 FINGERPRINT_DIGITS = 16
 _FILE = click.argument("file", required=False)
+_SUBJECT = click.argument("subject", metavar="[KEY]", required=False)
 
 
 @click.group(short_help="Make, show and revoke the keys with which nodes join a cluster.")
@@ -40,31 +41,71 @@ def create(file: str | None) -> None:
     echo(f"  zfabric start --head --key-file {path}")
 
 
-@keys.command("list", short_help="Show which keys a key file has.")
-@_FILE
+@keys.command("list", short_help="Show which keys this machine or a key file has.")
+@_SUBJECT
 @json_option
-def list_keys(file: str | None, as_json: bool) -> None:
-    """Show which keys FILE has, by fingerprints of their public halves."""
-    path = _path(file)
-    found = read_keys(path)
-    rows: list[dict[str, Any]] = [{"key": "head", "fingerprint": _fingerprint(found.server), "admits_to": "being recognized as the head"}]
-    rows += [{"key": role, "fingerprint": _fingerprint(pair.public), "admits_to": "join"} for role, pair in found.roles.items()]
+def list_keys(subject: str | None, as_json: bool) -> None:
+    """Show which keys this machine has: their names, their files, and fingerprints of their public halves.
+
+    These are the keys in ~/.config/zfabric, and those of heads that run here, also where their file was removed: the head goes on to admit
+    who has a copy, until `zfabric keys revoke NAME`. With KEY, the name of keys or their file, show these alone.
+    """
+    if subject is None:
+        _list_all(known_keys(), as_json)
+        return
+    known = find_keys(subject)
+    rows = _rows(known)
     if as_json:
-        print_json({"file": path, "can_be_head": os.path.exists(path + HEAD_SUFFIX), "keys": rows})
+        print_json({"file": known.path, "can_be_head": known.can_be_head, "keys": rows})
         return
     print_table(("key", "fingerprint", "for"), [tuple(row.values()) for row in rows])
-    here = "this machine can be the head" if os.path.exists(path + HEAD_SUFFIX) else "the head is another machine"
-    echo(f"\n{path}; {here}")
+    here = "this machine can be the head" if known.can_be_head else "the head is another machine"
+    echo(f"\n{known.path}{_gone(known)}; {here}")
+
+
+def _list_all(known: list[KnownKeys], as_json: bool) -> None:
+    found: list[dict[str, Any]] = [
+        {"name": each.name, "file": each.path, "exists": os.path.exists(each.path), "heads": len(each.heads)} for each in known
+    ]
+    for each, row in zip(known, found, strict=True):
+        try:
+            row["keys"] = _rows(each)
+        except ConfigError as error:
+            row |= {"keys": [], "error": str(error)}
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        echo("There are no keys here. `zfabric start --head` makes some, or `zfabric keys create`.")
+        return
+    cells = [
+        (row["name"], part["key"], part["fingerprint"], part["admits_to"], f"{each.path}{_gone(each)}")
+        for each, row in zip(known, found, strict=True)
+        for part in row["keys"] or [{"key": "-", "fingerprint": "-", "admits_to": row["error"]}]
+    ]
+    print_table(("name", "key", "fingerprint", "for", "file"), cells, flexible="file")
+
+
+def _rows(known: KnownKeys) -> list[dict[str, Any]]:
+    content = known.content()
+    rows: list[dict[str, Any]] = [{"key": "head", "fingerprint": _fingerprint(content.server), "admits_to": "being recognized as the head"}]
+    rows += [{"key": role, "fingerprint": _fingerprint(pair.public), "admits_to": "join"} for role, pair in content.roles.items()]
+    return rows
+
+
+def _gone(known: KnownKeys) -> str:
+    return "" if os.path.exists(known.path) else " (removed; the running head has a copy)" if known.heads else " (removed)"
 
 
 @keys.command(short_help="Have nodes join with a new key alone.")
-@_FILE
-def revoke(file: str | None) -> None:
-    """Replace the key in FILE with which nodes join: copies of FILE made before admit nobody any more, within a few seconds.
+@_SUBJECT
+def revoke(subject: str | None) -> None:
+    """Replace the key with which nodes join: copies of its file made before admit nobody any more, within a few seconds.
 
-    This is done on the head, where FILE.head is. Nodes that have joined have keys of their own, and go on; stop those that should not.
+    KEY is the file, or the name that `zfabric keys list` shows. A file that was removed is made again. This is done on the head, where
+    FILE.head is. Nodes that have joined have keys of their own, and go on; stop those that should not.
     """
-    path = _path(file)
+    path = find_keys(subject).path
     heads = revoke_keys(path)
     running = f"the running head takes it within {SWEEP_EVERY:g} seconds" if heads else "no head of these keys runs here"
     echo(f"{path} has a new key to join with; {running}. Copy the file again to machines that are to join.")

@@ -7,6 +7,7 @@ supervisor has it before it starts its interpreter.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import ipaddress
@@ -18,18 +19,21 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from zfabric._version import __version__
 from zfabric.exceptions import ConfigError, ConnectionLostError
 from zfabric.protocol import messages as m
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import RESOURCE_UNIT
-from zfabric.runtime.keys import create_keys, create_server_pair, read_keys, read_server_pair, replace_role
+from zfabric.runtime.keys import ClusterKeys, create_keys, create_server_pair, read_keys, read_server_pair, replace_role
 from zfabric.runtime.session import HEAD_SUFFIX, TCP, ClusterSettings, Session, find_sessions, is_cluster_address
 
 clock = time.monotonic
 
 LOOPBACK = "127.0.0.1"
+KEY_SUFFIX = ".key"
+"""Ends the name of a key file, by habit."""
 HEAD_PORT = 6790
 """Port of a head for which no other is named."""
 REACH_SECONDS = 3.5
@@ -155,11 +159,67 @@ def default_key_file() -> str:
 
 def make_keys(path: str) -> None:
     """Make the key file of a new cluster, and the file of its head beside it. Raises ConfigError if one exists or cannot be written."""
+    _make_directory(path)
+    create_keys(path, create_server_pair(path + HEAD_SUFFIX).public)
+
+
+def _make_directory(path: str) -> None:
     try:
         os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the directory of the key file {path} cannot be made: {error.strerror}") from None
-    create_keys(path, create_server_pair(path + HEAD_SUFFIX).public)
+
+
+class KnownKeys(NamedTuple):
+    """The keys of one cluster, as this machine has them. ``path`` is that of their file, which may be gone."""
+
+    path: str
+    heads: tuple[Session, ...]
+    """Running heads here, each of which has copies."""
+
+    @property
+    def name(self) -> str:
+        """Their name: that of the file, without its ending."""
+        return os.path.basename(self.path).removesuffix(KEY_SUFFIX)
+
+    def content(self) -> ClusterKeys:
+        """Return the keys, from a copy if the file is gone. Raises ConfigError if there is none."""
+        if self.heads and not os.path.exists(self.path):
+            return read_keys(self.heads[0].cluster_key)
+        return read_keys(self.path)
+
+    @property
+    def can_be_head(self) -> bool:
+        """Whether the head's own pair is here."""
+        return bool(self.heads) or os.path.exists(self.path + HEAD_SUFFIX)
+
+
+def known_keys() -> list[KnownKeys]:
+    """List the keys that this machine has: in the directory of the default key file, and of heads that run here, by names."""
+    default = default_key_file()
+    found: dict[str, list[Session]] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(os.path.dirname(default)):
+            file = name.removesuffix(HEAD_SUFFIX)
+            if file.endswith(KEY_SUFFIX):
+                found[f"{os.path.dirname(default)}/{file}"] = []
+    for session in find_sessions():
+        cluster = session.cluster()
+        if cluster is not None and cluster.head:
+            found.setdefault(cluster.key_file, []).append(session)
+    return sorted((KnownKeys(path, tuple(heads)) for path, heads in found.items()), key=lambda each: (each.name, each.path))
+
+
+def find_keys(subject: str | None) -> KnownKeys:
+    """Find keys by the path of their file or by their name; by default those of the default key file. Raises ConfigError."""
+    known = known_keys()
+    path = os.path.abspath(os.path.expanduser(subject)) if subject else default_key_file()
+    named = [each for each in known if each.path == path]
+    if not named and subject and not os.path.exists(path):
+        named = [each for each in known if subject == each.name]
+    if len(named) > 1:
+        raise ConfigError(f"{subject!r} is the name of several keys; name one by its path: {', '.join(each.path for each in named)}")
+    return named[0] if named else KnownKeys(path, ())
 
 
 def copy_keys(path: str, session: Session, head: bool) -> None:
@@ -181,23 +241,29 @@ def copy_keys(path: str, session: Session, head: bool) -> None:
 def revoke_keys(path: str) -> list[Session]:
     """Replace the key with which nodes ask to join, in the key file and in running heads of this machine. Return their sessions.
 
-    Nodes that have joined have keys of their own, and go on. Raises ConfigError if this is not where the keys were made.
+    The file is made again if it is gone. Nodes that have joined have keys of their own, and go on. Raises ConfigError if this is not
+    where the keys were made.
     """
-    if not os.path.exists(path + HEAD_SUFFIX):
+    heads = [(session, cluster) for session in find_sessions() if (cluster := session.cluster()) is not None and cluster.head]
+    own = path + HEAD_SUFFIX
+    if not os.path.exists(own):
+        own = next((session.cluster_key + HEAD_SUFFIX for session, cluster in heads if cluster.key_file == path), own)
+    if not os.path.exists(own):
         raise ConfigError(f"{path} has no {path + HEAD_SUFFIX} beside it: keys are revoked where they were made, on the head")
-    server = read_server_pair(path + HEAD_SUFFIX).public
-    if read_keys(path).server != server:
-        raise ConfigError(f"{path} and {path + HEAD_SUFFIX} are of two clusters")
-    replace_role(path)
-    heads = []
-    for session in find_sessions():
-        cluster = session.cluster()
-        if cluster is not None and cluster.head and read_keys(session.cluster_key).server == server:
+    server = read_server_pair(own).public
+    if not os.path.exists(path):
+        _make_directory(path)
+    elif read_keys(path).server != server:
+        raise ConfigError(f"{path} and {own} are of two clusters")
+    replace_role(path, server)
+    replaced = []
+    for session, _ in heads:
+        if read_server_pair(session.cluster_key + HEAD_SUFFIX).public == server:
             copy = f"{session.cluster_key}.new"
             shutil.copy(path, copy)
             os.replace(copy, session.cluster_key)
-            heads.append(session)
-    return heads
+            replaced.append(session)
+    return replaced
 
 
 def hash_seed(session: Session) -> str:

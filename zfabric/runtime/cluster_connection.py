@@ -76,7 +76,12 @@ class ClusterConnection:
 
     def look_at_keys(self) -> None:
         """On the head, take over a key file that was written since (``zfabric keys revoke``)."""
-        written = _written_at(self._session.cluster_key) if self._settings.head else self._keys_of
+        if not self._settings.head:
+            return
+        try:
+            written = _written_at(self._session.cluster_key)
+        except FileNotFoundError:  # Somebody has removed it. Those in use stay: `zfabric keys revoke` makes the file again.
+            return
         if written != self._keys_of:
             self._keys_of = written
             self.transport.admit_joiners((read_keys(self._session.cluster_key).node.public,))

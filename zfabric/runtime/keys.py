@@ -49,12 +49,14 @@ def create_keys(path: str, server: bytes) -> ClusterKeys:
     return ClusterKeys(server, {NODE_ROLE: pair})
 
 
-def replace_role(path: str) -> ClusterKeys:
-    """Replace the pair with which nodes ask to join by a new one: copies of the file made before admit nobody. Raises ConfigError."""
-    keys = read_keys(path)
+def replace_role(path: str, server: bytes) -> ClusterKeys:
+    """Replace the pair with which nodes ask to join by a new one: copies of the file made before admit nobody.
+
+    A file that is gone is made again, for the cluster whose head has the public key ``server``. Raises ConfigError.
+    """
     pair = make_pair()
-    _create(path, [("server", keys.server), ("role", NODE_ROLE.encode(), *pair)], replace=True)
-    return ClusterKeys(keys.server, {NODE_ROLE: pair})
+    _create(path, [("server", server), ("role", NODE_ROLE.encode(), *pair)], replace=True)
+    return ClusterKeys(server, {NODE_ROLE: pair})
 
 
 def create_server_pair(path: str) -> KeyPair:
