@@ -245,6 +245,39 @@ def test_a_node_that_is_not_the_head_admits_none_and_the_error_says_who_does() -
     assert "The address must be that of the head (zfabric nodes shows it), which alone admits nodes." in text
 
 
+@pytest.mark.parametrize(
+    ("name", "labels", "resources", "text"),
+    [
+        ("n" * 4097, {}, {}, "the name of a node has at most 4,096 bytes, not 4,097"),
+        ("", {"a": "\u00e9" * 2049}, {}, "a label of a node, its name or its value, has at most 4,096 bytes, not 4,098"),
+        ("", {"l" * 5000: "a"}, {}, "a label of a node"),
+        ("", {f"l{each}": "" for each in range(1001)}, {}, "at most 1,000 labels, not 1,001"),
+        ("", {}, {f"r{each}": 1.0 for each in range(1001)}, "at most 1,000 resources, not 1,001"),
+        ("", {f"l{each}": "a" * 4000 for each in range(20)}, {}, "at most 49,152 bytes together"),
+    ],
+)
+def test_what_the_head_would_not_read_is_refused_before_anything_starts(
+    tmp_path: Path, name: str, labels: dict[str, str], resources: dict[str, float], text: str
+) -> None:
+    node = ClusterSettings(False, "127.0.0.1", 0, f"tcp://127.0.0.1:{free_port()}", "", name, tuple(labels.items()), "")
+    with pytest.raises(zf.ConfigError, match=text):
+        launch(kind=STARTED, resources=resources, cluster=node, base=str(tmp_path))
+    assert not os.listdir(tmp_path)
+
+
+def test_labels_and_namespaces_of_single_nodes_have_the_same_bounds(tmp_path: Path) -> None:
+    with pytest.raises(zf.ConfigError, match="a label of a node"):
+        launch(labels=(("a", "b" * 4097),), base=str(tmp_path))
+    with pytest.raises(zf.ConfigError, match="the namespace of programs"):
+        launch(namespace="b" * 4097, base=str(tmp_path))
+    assert not os.listdir(tmp_path)
+
+
+def test_the_most_labels_that_are_allowed_are_read_by_the_head(cluster: zf.LocalCluster) -> None:
+    node = cluster.add_node(labels={f"l{each}": "v" * 4000 for each in range(11)})
+    cluster.remove_node(node)
+
+
 def test_a_revoked_key_admits_nobody_and_nodes_go_on(tmp_path: Path) -> None:
     path = str(tmp_path / f"of-{tmp_path.name}.key")
     name = f"of-{tmp_path.name}"

@@ -19,12 +19,15 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from zfabric._version import __version__
+from zfabric.adapters.node_transport import JOIN_BYTES_MAX
 from zfabric.exceptions import ConfigError, ConnectionLostError
 from zfabric.protocol import messages as m
 from zfabric.protocol.names import is_text
+from zfabric.protocol.node_fields import LABELS_MAX
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.keys import ClusterKeys, create_keys, create_server_pair, read_keys, read_server_pair, replace_role
 from zfabric.runtime.session import HEAD_SUFFIX, TCP, ClusterSettings, Session, find_sessions, is_cluster_address
@@ -38,6 +41,10 @@ HEAD_PORT = 6790
 """Port of a head for which no other is named."""
 REACH_SECONDS = 3.5
 """Seconds within which the head's name must be found, and the head accept a connection. Then ``JOIN_SECONDS`` are left to a node."""
+FACTS_BYTES_MAX = 3 * JOIN_BYTES_MAX // 4
+"""Most bytes of the name, the labels and the resources of a node. The rest of what it sends to join has addresses, keys and versions."""
+FACT_BYTES = 16
+"""Most bytes that a text, or a resource's amount, needs beside its own."""
 _ANY = ("", "0.0.0.0", "*")
 
 
@@ -122,6 +129,17 @@ def head_address(settings: ClusterSettings) -> str:
             raise ConnectionLostError(f"the head could not start: {head.failure() or settings.address}")
         time.sleep(0.002)  # Waits for a file or the death of a process, and only briefly: no event covers both.
     return membership.address
+
+
+def check_facts(settings: ClusterSettings, resources: Mapping[str, float]) -> None:
+    """Raise ConfigError if a node has more labels and resources than the head would read of one that joins."""
+    for what, many in (("labels", len(settings.labels)), ("resources", len(resources))):
+        if many > LABELS_MAX:
+            raise ConfigError(f"a node of a cluster has at most {LABELS_MAX:,} {what}, not {many:,}")
+    texts = (settings.name, *chain.from_iterable(settings.labels), *resources)
+    size = sum(len(text.encode(errors="replace")) + FACT_BYTES for text in texts)
+    if size > FACTS_BYTES_MAX:
+        raise ConfigError(f"a node's name, labels and resources have at most {FACTS_BYTES_MAX:,} bytes together, not {size:,}")
 
 
 def check_free(host: str, port: int) -> None:

@@ -19,7 +19,8 @@ from dataclasses import replace
 
 from zfabric.adapters import processes
 from zfabric.config import Config
-from zfabric.exceptions import ConfigError, FabricError
+from zfabric.exceptions import ConfigError, FabricError, OptionError
+from zfabric.protocol.names import check_length
 from zfabric.runtime.logs import tail
 from zfabric.runtime.session import EMBEDDED, KEEP_VARIABLE, STARTED, ClusterSettings, Session, Specification, is_cluster_address, sweep
 
@@ -147,8 +148,12 @@ def launch(
     and for a cluster that cannot be joined what ``runtime.cluster`` raises.
     """
     settings = _checked(config or Config(), arena_size)
+    _check_length("the namespace of programs", namespace)
+    for each in (*labels, *(cluster.labels if cluster is not None else ())):
+        for text in each:
+            _check_length("a label of a node, its name or its value,", text)
     if cluster is not None:
-        cluster = _checked_cluster(cluster)
+        cluster = _checked_cluster(cluster, resources or {})
     if not sys.executable:
         raise FabricError("sys.executable is not known, so no further Python process can be started")
     session, lock = Session.create(base)
@@ -241,10 +246,19 @@ def _checked(config: Config, arena_size: int) -> Config:
     return replace(config, **found)
 
 
-def _checked_cluster(cluster: ClusterSettings) -> ClusterSettings:
+def _check_length(what: str, text: str) -> None:
+    try:
+        check_length(what, text)
+    except OptionError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _checked_cluster(cluster: ClusterSettings, resources: Mapping[str, float]) -> ClusterSettings:
     """Fill in what is empty. Raises ConfigError or ConnectionLostError for what would fail later, in another process."""
     from zfabric.runtime import cluster as joining  # Only nodes of a cluster of several need it.
 
+    _check_length("the name of a node", cluster.name)
+    joining.check_facts(cluster, resources)
     if cluster.head:
         local = joining.LOOPBACK
     else:
