@@ -107,6 +107,63 @@ zf.shutdown()
     in_own_mounts(f"mount -t tmpfs -o size=4m tmpfs {directory}", inside, directory, str(tmp_path))
 
 
+FULL = """
+import errno, os, subprocess, sys, zfabric as zf
+from zfabric.runtime import launch
+directory, kind = sys.argv[1:]
+
+def fill(room=0):
+    with open(f"{directory}/ballast", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+    os.truncate(f"{directory}/ballast", os.path.getsize(f"{directory}/ballast") - room)
+
+def says(text, kind=zf.FabricError):
+    try:
+        zf.init(address="local", num_cpus=1, object_store_memory=2**22)
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("it started")
+    found = f"{directory}/zfabric-{os.geteuid()}"
+    assert not os.path.exists(found) or not os.listdir(found), os.listdir(found)
+
+if kind == "nothing":
+    fill()
+    says("is full: a cluster needs 256 KiB", zf.OutOfDiskError)
+    done = subprocess.run([sys.executable, "-m", "zfabric", "start"], capture_output=True, text=True)
+    assert (done.returncode, "is full: a cluster needs 256 KiB" in done.stderr) == (1, True), done
+elif kind == "little":
+    fill(2**14)
+    says("is full: a cluster needs 256 KiB", zf.OutOfDiskError)
+elif kind == "later":  # Others take the room while the cluster starts: what its processes cannot write down is found out.
+    check = launch._check_room
+    launch._check_room = lambda path: (check(path), fill(), setattr(launch, "_check_room", check))
+    says("is full: a cluster needs 256 KiB")
+else:
+    for number in range(60):
+        open(f"{directory}/{number}", "w").close()
+    says("is full: a cluster needs 256 KiB and 64 new files", zf.OutOfDiskError)
+    while True:
+        try:
+            open(f"{directory}/{os.urandom(8).hex()}", "w").close()
+        except OSError:
+            break
+    os.path.exists(f"{directory}/zfabric-{os.geteuid()}") and os.rmdir(f"{directory}/zfabric-{os.geteuid()}")
+    open(f"{directory}/last", "w").close()
+    says("No space left on device")
+"""
+
+
+@pytest.mark.parametrize(("kind", "options"), [("nothing", ""), ("little", ""), ("later", ""), ("files", ",nr_inodes=120")])
+def test_a_cluster_that_a_full_disk_keeps_from_starting_says_so(kind: str, options: str) -> None:
+    directory = tempfile.mkdtemp(prefix="d", dir=os.environ["TMPDIR"])
+    in_own_mounts(f"mount -t tmpfs -o size=4m{options} tmpfs {directory} && export TMPDIR={directory}", FULL, directory, kind)
+
+
 def test_everything_goes_on_with_a_full_control_store(cluster: Callable[..., Any], tmp_path: Path) -> None:
     cluster(config={**SETTINGS, "control_store_bytes": 2 * MIB})
     outlive(lambda: None, lambda: None, "limit of 2097152 bytes .control_store_bytes.", str(tmp_path), restart=True)

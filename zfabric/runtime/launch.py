@@ -10,6 +10,7 @@ The pipe stays open as the lifeline of an embedded session: the supervisor detec
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -19,7 +20,7 @@ from dataclasses import replace
 
 from zfabric.adapters import processes
 from zfabric.config import Config
-from zfabric.exceptions import ConfigError, FabricError, OptionError
+from zfabric.exceptions import ConfigError, FabricError, OptionError, OutOfDiskError
 from zfabric.protocol.names import check_length
 from zfabric.runtime.logs import tail
 from zfabric.runtime.session import EMBEDDED, KEEP_VARIABLE, STARTED, ClusterSettings, Session, Specification, is_cluster_address, sweep
@@ -39,6 +40,14 @@ THREADS_MIN = 64
 
 STORE_BYTES_MIN = 2 * 2**20
 """Smallest object store in bytes, if there is one. Its size is a multiple of this (``supervisor.ARENA_ALIGNMENT``)."""
+
+ROOM_BYTES_MIN = 256 * 2**10
+"""Room on the disk that a session needs: it starts with 64 KiB, and its logs and its control store grow."""
+
+NEW_FILES_MIN = 64
+"""Files and directories that a session needs: it starts with about thirty, and each worker has three."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 EXIT_SECONDS = 1.0
 """Seconds within which a supervisor exits after it has released its lock."""
@@ -74,7 +83,15 @@ class Launched:
         """
         if self.alive() and (self.session.alive() or not processes.wait_pidfd(self._pidfd, EXIT_SECONDS)):
             return ""
-        return self.session.failure() or tail(f"{self.session.logs}/supervisor.err") or "the supervisor was killed"
+        return self.session.failure() or tail(f"{self.session.logs}/supervisor.err") or self._unwritten_failure()
+
+    def _unwritten_failure(self) -> str:
+        """Return why the session ended, if that could not be written down."""
+        try:
+            _check_room(self.session.directory)
+        except FabricError as error:
+            return str(error)
+        return "the supervisor was killed"
 
     def detach(self) -> None:
         """Detach from a started session, which goes on."""
@@ -156,14 +173,15 @@ def launch(
         cluster = _checked_cluster(cluster, resources or {})
     if not sys.executable:
         raise FabricError("sys.executable is not known, so no further Python process can be started")
-    session, lock = Session.create(base)
-    if cluster is not None:
-        try:
+    session, lock = _created(base)
+    try:
+        _check_room(session.directory)
+        if cluster is not None:
             cluster = _with_keys(cluster, session)
-        except BaseException:  # Ctrl-C too: nobody else would remove the session.
-            os.close(lock)
-            session.remove()
-            raise
+    except BaseException:  # Ctrl-C too: nobody else would remove the session.
+        os.close(lock)
+        session.remove()
+        raise
     specification = Specification(
         directory=session.directory,
         kind=kind,
@@ -211,6 +229,40 @@ def _report_leftover(path: str, error: OSError) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # It may be closed.
             print(f"zfabric: {path}, left by an ended cluster, cannot be removed: {error.strerror}; remove it yourself", file=sys.stderr)
+
+
+def _created(base: str | None) -> tuple[Session, int]:
+    try:
+        return Session.create(base)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _no_room(os.path.dirname(error.filename)) from None
+        raise FabricError(f"the directory of a session cannot be made: {error}") from error
+
+
+def _check_room(directory: str) -> None:
+    """Raise OutOfDiskError if a session has no room in its directory: its processes could not write down why they end."""
+    found = os.statvfs(directory)
+    if found.f_files and found.f_favail < NEW_FILES_MIN:
+        raise _no_room(os.path.dirname(directory))
+    path = f"{directory}/room"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, ROOM_BYTES_MIN)
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _no_room(os.path.dirname(directory)) from None  # Others are met again, where they have their own text.
+
+
+def _no_room(directory: str) -> OutOfDiskError:
+    return OutOfDiskError(
+        f"the disk of {directory} is full: a cluster needs {ROOM_BYTES_MIN // 1024} KiB and {NEW_FILES_MIN} new files there to begin with; "
+        "make room, or set TMPDIR to a directory on another disk"
+    )
 
 
 def _checked(config: Config, arena_size: int) -> Config:

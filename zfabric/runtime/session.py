@@ -199,8 +199,13 @@ class Session:
                     continue
             lock = os.open(f"{session.directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for name in ("logs", "sockets", "store", "spill"):
-            os.mkdir(f"{session.directory}/{name}", 0o700)
+        try:
+            for name in ("logs", "sockets", "store", "spill"):
+                os.mkdir(f"{session.directory}/{name}", 0o700)
+        except BaseException:  # A full disk, or Ctrl-C: nobody else would remove it.
+            os.close(lock)
+            session.remove()
+            raise
         return session, lock
 
     # -- the description --
@@ -439,6 +444,8 @@ def user_directory(base: str | None = None) -> str:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass
+    except OSError as error:
+        raise FabricError(f"the directory of your clusters, {path}, cannot be made: {error.strerror}; set TMPDIR to another one") from None
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         raise FabricError(f"{path} is not a directory; remove it")
