@@ -625,3 +625,74 @@ def test_a_caller_waits_at_max_pending_calls_if_configured(cluster: Callable[...
     caller.join()
     value(held)
     assert opened == [True]
+
+
+# --- recursion without an end -------------------------------------------------------------------------------------------------------
+
+
+def through_sorting(_: int = 0) -> list[int]:
+    return sorted([1], key=through_sorting)  # type: ignore[arg-type]
+
+
+class Endless:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+def recursion_errors() -> int:
+    """How many kinds of recursion through C end with RecursionError where this is called. The first one takes most stack per level."""
+    found = 0
+    for endless in (through_sorting, lambda: Endless().name):
+        try:
+            endless()
+        except RecursionError:
+            found += 1
+    return found
+
+
+class Recursive:
+    def plain(self) -> list[int]:
+        beside: list[int] = []
+        thread = threading.Thread(target=lambda: beside.append(recursion_errors()))
+        thread.start()
+        thread.join()
+        return [recursion_errors(), *beside]
+
+
+class RecursiveInLoop(Recursive):
+    async def come(self) -> list[int]:
+        return [recursion_errors(), await asyncio.get_running_loop().run_in_executor(None, recursion_errors)]
+
+
+def test_recursion_without_an_end_is_a_recursion_error_wherever_it_runs() -> None:
+    threaded = zf.remote(Recursive).options(max_concurrency=2).remote()
+    in_loop = zf.remote(RecursiveInLoop).remote()
+
+    @zf.remote
+    async def task_in_loop() -> list[int]:
+        return [recursion_errors()]
+
+    calls = [threaded.plain.remote(), in_loop.plain.remote(), in_loop.come.remote()]
+    refs = [zf.remote(Recursive.plain).remote(None), task_in_loop.remote(), *calls]
+    assert zf.get(refs, timeout=PATIENCE) == [[2, 2], [2], *[[2, 2]] * 3]
+
+
+def test_the_recursion_limit_that_a_task_sets_counts() -> None:
+    @zf.remote
+    class Deep:
+        async def deepest(self) -> int:
+            import sys
+
+            limit = sys.getrecursionlimit()
+            sys.setrecursionlimit(limit + 20_000)
+
+            def deep(n: int) -> int:
+                return n and 1 + deep(n - 1)
+
+            try:
+                return deep(limit + 10_000) - limit
+            finally:
+                sys.setrecursionlimit(limit)
+
+    actor = Deep.remote()
+    assert value(actor.deepest.remote()) == 10_000

@@ -137,6 +137,25 @@ def test_limits_of_a_worker() -> None:
     assert in_child(body) == 0
 
 
+def test_threads_have_the_stack_that_is_wanted_unless_address_space_is_limited() -> None:
+    def body() -> None:
+        import resource
+        import threading
+
+        wanted = 64 * 2**20
+        resource.setrlimit(resource.RLIMIT_STACK, (2 * wanted, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+        counted = Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+        size = processes.THREAD_STACK_BYTES if counted else wanted
+        check(processes.deepen_thread_stacks(wanted) == size == threading.stack_size())
+        check(processes.main_stack_room() > 2**20)
+        resource.setrlimit(resource.RLIMIT_AS, (64 * 2**30, resource.RLIM_INFINITY))
+        check(processes.deepen_thread_stacks(wanted) == processes.THREAD_STACK_BYTES == threading.stack_size())
+        resource.setrlimit(resource.RLIMIT_STACK, (2**20, 2**20))
+        check(processes.deepen_thread_stacks(wanted) == 2**20)  # The main thread's is the smallest then.
+
+    assert in_child(body) == 0
+
+
 def test_memory_of_freed_blocks_is_returned() -> None:
     """Blocks between which others live on: without help, glibc keeps them all."""
     code = """if True:

@@ -54,6 +54,7 @@ def run(specification: Specification, channel: Channel, supervisor: int) -> None
             os.environ[name] = value
     session = Session(specification.directory)
     session.config()  # Workers need not read it again.
+    processes.main_stack_room()  # As above.
     gc.collect()
     gc.freeze()
     channel.send("ready")

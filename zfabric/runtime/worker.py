@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from zfabric.adapters import namespaces
+from zfabric.adapters import namespaces, processes
 from zfabric.exceptions import FabricError
 from zfabric.protocol.messages import Rows
 from zfabric.runtime import interface
@@ -101,6 +101,15 @@ class WorkerRuntime:
         return self._waiting.wait_for(object_ids, done, deadline, plain, needed)
 
 
+def _allow_recursion(levels: int) -> None:
+    """Set the recursion limit to ``levels``, and threads' stacks to what that takes; to fewer where stacks cannot be that deep.
+
+    The limit is one for all threads, and a recursion through C that overflows a stack ends the process. No thread runs yet.
+    """
+    stack = processes.deepen_thread_stacks(levels * processes.LEVEL_BYTES)
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), min(levels, stack // processes.LEVEL_BYTES)))
+
+
 def run(session: Session, token: bytes, job: bytes) -> None:
     """Run a worker's process until its job or node ends, or it has been idle for ``worker_idle_seconds``."""
     found = session.daemon()
@@ -110,8 +119,8 @@ def run(session: Session, token: bytes, job: bytes) -> None:
         found = session.daemon()
     if found is None:
         raise FabricError("the worker found no daemon")
+    _allow_recursion(1000 + RECURSION_PER_TASK * session.config().inline_depth)
     runtime = WorkerRuntime(session, token, job)
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + RECURSION_PER_TASK * runtime.config.inline_depth))
     _signal.signal(INTERRUPT, runtime.interrupter.handler)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interface.set_current(runtime.client)
