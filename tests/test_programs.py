@@ -668,6 +668,16 @@ def test_gpus_are_assigned_and_shown_in_cuda_visible_devices(cluster: Callable[.
     assert set(visible) <= {"0", "1", "2", "3"}
     assert zf.get([none.remote() for _ in range(8)], timeout=PATIENCE) == [output] * 8
 
+    @zf.remote(num_cpus=1 / 3, num_gpus=1 / 3)
+    class Third:
+        def gpu_ids(self) -> list[int]:
+            return zf.get_gpu_ids()
+
+    thirds = [Third.remote() for _ in range(3)]
+    assert len({tuple(ids) for ids in zf.get([each.gpu_ids.remote() for each in thirds], timeout=PATIENCE)}) == 1
+    bundles = zf.util.placement_group([{"CPU": 1 / 3, "GPU": 2 / 3}, {"CPU": 2 / 3, "GPU": 1 / 3}])
+    assert bundles.wait(PATIENCE)
+
 
 @zf.remote(num_gpus=1)
 def on_a_gpu(marks: str, number: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy
 import pytest
@@ -25,7 +26,36 @@ def test_fractions_that_floats_only_approximate():
     assert amount_of("x", 0.1 * 3) == 3000
     assert amount_of("x", 0.7 + 0.1) == 8000
     assert amount_of("x", numpy.float32(0.5)) == 5000
+    assert amount_of("x", numpy.float32(0.7)) == 7000
     assert amount_of("x", numpy.int64(3)) == 30000
+    assert amount_of("x", AMOUNT_MAX) == AMOUNT_MAX * RESOURCE_UNIT
+
+
+def test_what_is_between_two_units_is_rounded_down():
+    assert demand_of(num_cpus=1.23456, num_gpus=2 / 3, resources={"disk": 1 / 7}) == (("CPU", 12345), ("GPU", 6666), ("disk", 1428))
+    assert amount_of("x", Fraction(1, 3)) == amount_of("x", numpy.float32(1 / 3)) == 3333
+    assert amount_of("x", 0.99999) == 9999
+
+
+@given(st.integers(1, RESOURCE_UNIT))
+def test_n_of_an_nth_share_one_gpu(n):
+    pool = ResourcePool(demand_of(num_gpus=2))
+    demand = demand_of(num_cpus=1 / n, num_gpus=1 / n)
+    for name, amount in demand:
+        assert n * amount <= RESOURCE_UNIT, name
+    for _ in range(n):
+        assert pool.fits(demand)
+        pool.acquire(demand)
+        assert pool.acquire_gpus(dict(demand)["GPU"]) == (0,)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8))
+def test_fractions_that_are_a_third_together_fit_in_it(parts):
+    pool = ResourcePool(demand_of(num_cpus=1 / 3))
+    for part in parts:
+        demand = demand_of(num_cpus=part / sum(parts) / 3)
+        assert pool.fits(demand)
+        pool.acquire(demand)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +66,10 @@ def test_fractions_that_floats_only_approximate():
         ({"num_cpus": "2"}, "num_cpus is a number"),
         ({"num_cpus": math.nan}, "finite"),
         ({"num_gpus": math.inf}, "finite"),
-        ({"num_cpus": 0.00001}, "four decimals"),
-        ({"num_cpus": 1e-12}, "four decimals"),
-        ({"num_cpus": 1.23456}, "four decimals"),
+        ({"num_cpus": 0.00001}, "num_cpus is 0 or at least 0.0001, not 1e-05"),
+        ({"num_cpus": 1e-12}, "at least 0.0001"),
+        ({"num_gpus": 1.00001}, "fraction of one GPU or a whole number"),
+        ({"num_gpus": 4 / 3}, "fraction of one GPU or a whole number"),
         ({"num_cpus": AMOUNT_MAX + 1}, "at most"),
         ({"num_gpus": 1.5}, "fraction of one GPU or a whole number"),
         ({"resources": {"CPU": 1}}, "num_cpus="),

@@ -25,10 +25,10 @@ from typing import NamedTuple
 from zfabric._version import __version__
 from zfabric.adapters.node_transport import JOIN_BYTES_MAX
 from zfabric.exceptions import ConfigError, ConnectionLostError
+from zfabric.machines.common.resources import amount_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.names import is_text
 from zfabric.protocol.node_fields import LABELS_MAX
-from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.keys import ClusterKeys, create_keys, create_server_pair, read_keys, read_server_pair, replace_role
 from zfabric.runtime.session import HEAD_SUFFIX, TCP, ClusterSettings, Session, find_sessions, is_cluster_address
 
@@ -321,7 +321,7 @@ def join_message(
 ) -> m.Join:
     """Return what a node says of itself when it joins."""
     description = session.describe()
-    amounts = tuple(sorted((name, round(amount * RESOURCE_UNIT)) for name, amount in resources.items()))
+    amounts = tuple(sorted((name, amount_of(name, amount)) for name, amount in resources.items()))
     facts = (
         settings.name or node_name(),
         int(description["supervisor"]),

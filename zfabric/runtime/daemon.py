@@ -23,13 +23,13 @@ from zfabric.adapters.journal import Journal
 from zfabric.adapters.processes import disk_room, memory_available, memory_total, open_more_files, resident_bytes, return_free_memory
 from zfabric.adapters.sockets import Transport
 from zfabric.exceptions import ConnectionLostError, FabricError
+from zfabric.machines.common.resources import amount_of
 from zfabric.machines.local_scheduler import JobRecord, WorkerRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER, OBJECT_STORE
 from zfabric.protocol.messages import Envelope
 from zfabric.protocol.names import brief
-from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.lines import CRASH
 from zfabric.runtime.logs import LogRow, LogTailer, log, note_worker
 from zfabric.runtime.session import Session, new_incarnation
@@ -114,7 +114,7 @@ class Daemon:
         self._restarted = daemons > 0
         self._memory_limit = self.config.memory_limit or int(memory_total() * 0.95)
 
-        total = tuple(sorted((name, round(amount * RESOURCE_UNIT)) for name, amount in description["resources"].items()))
+        total = tuple(sorted((name, amount_of(name, amount)) for name, amount in description["resources"].items()))
         self.journal = Journal.open(
             description.get("store") or f"{session.directory}/store",
             self.config.control_store_bytes,

@@ -1,7 +1,8 @@
 """Resource vectors in fixed point: what a task asks for, what a node has, and which GPUs go to whom.
 
 Amounts are integers in 1/10,000 (``RESOURCE_UNIT``), so that a thousand tenths are a hundred, and a comparison never
-depends on the order of additions. A demand is a sorted tuple of (name, amount) pairs. Equal demands are equal tuples,
+depends on the order of additions. What is between two of them is rounded down, so that amounts that add up to a whole fit in it: three
+thirds of a GPU are one GPU. A demand is a sorted tuple of (name, amount) pairs. Equal demands are equal tuples,
 so a scheduler can queue tasks by shape.
 """
 
@@ -20,16 +21,25 @@ from zfabric.protocol.options import RESOURCE_UNIT, Demand
 CPU, GPU = "CPU", "GPU"
 AMOUNT_MAX = 10**9
 """Most of one resource that can be asked for, in whole units: amounts stay far inside what msgpack carries as an integer."""
-_ROUNDING = 1e-6
-"""How far a float may be from a multiple of 1/10,000 (in those units) and still be taken to mean it: 0.1 * 3 is 0.3."""
+_ROUNDING = 1e-7
+"""How far a number may be from a multiple of 1/10,000, as a part of itself, and still be taken to mean it: 0.1 * 3 and
+``numpy.float32(0.3)`` are 0.3.
+"""
+_ROUNDING_MIN, _ROUNDING_MAX = 1e-6, 1e-3
+"""The bounds of that, in 1/10,000. ``AMOUNT_MAX`` as a float is less exact than the upper one, and that is ten times as much there."""
 
 
 def amount_of(name: str, value: Any) -> int:
-    """``value`` of the resource or option ``name`` in 1/10,000; OptionError says what is wrong with it.
+    """``value`` of the resource or option ``name`` in 1/10,000, rounded down; OptionError says what is wrong with it.
 
-    >>> amount_of("num_cpus", 0.5)
-    5000
+    >>> amount_of("num_cpus", 0.5), amount_of("num_gpus", 1 / 3)
+    (5000, 3333)
     """
+    return _scaled(name, value)[0]
+
+
+def _scaled(name: str, value: Any) -> tuple[int, bool]:
+    """Return the amount that ``value`` means, and whether that is exact."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise OptionTypeError(f"{name} is a number, not {value!r}")
     number = float(value)
@@ -41,9 +51,12 @@ def amount_of(name: str, value: Any) -> int:
         raise OptionError(f"{name} is at most {AMOUNT_MAX}, not {value!r}")
     scaled = number * RESOURCE_UNIT
     amount = round(scaled)
-    if abs(scaled - amount) > _ROUNDING * max(1.0, scaled / AMOUNT_MAX) or (number and not amount):
-        raise OptionError(f"{name} has at most four decimals: {value!r}")
-    return amount
+    exact = abs(scaled - amount) <= max(_ROUNDING_MIN, min(_ROUNDING_MAX, _ROUNDING * scaled), 1e-15 * scaled)
+    if not exact:
+        amount = math.floor(scaled)
+    if number and not amount:
+        raise OptionError(f"{name} is 0 or at least {1 / RESOURCE_UNIT}, not {value!r}")
+    return amount, exact
 
 
 def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str, Any] | None = None) -> Demand:
@@ -54,8 +67,8 @@ def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str
     """
     amounts = {CPU: RESOURCE_UNIT if num_cpus is None else amount_of("num_cpus", num_cpus)}
     if num_gpus is not None:
-        amounts[GPU] = amount_of("num_gpus", num_gpus)
-        if amounts[GPU] > RESOURCE_UNIT and amounts[GPU] % RESOURCE_UNIT:
+        amounts[GPU], exact = _scaled("num_gpus", num_gpus)
+        if amounts[GPU] >= RESOURCE_UNIT and (amounts[GPU] % RESOURCE_UNIT or not exact):
             raise OptionError(f"num_gpus is a fraction of one GPU or a whole number of them, not {num_gpus!r}")
     if resources is not None and not isinstance(resources, Mapping):
         raise OptionTypeError(f"resources is a dict of names and amounts, not {resources!r}")
