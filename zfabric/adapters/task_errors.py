@@ -14,6 +14,8 @@ A ``TaskError`` retains its original bytes and pickles as them, so it travels on
 it is wrapped in another one: ``error.cause`` is then a ``TaskError`` itself. Each of them is an instance of the class that was
 raised first.
 
+What is behind an exception (``__cause__``, ``__context__``) is behind the TaskError, and behind ``error.cause``, too (``error_links``).
+
 ``str(error)`` is ``str`` of the original in the worker, so that programs and tests find the text that they would find without a
 fabric. If the class does not allow that, the name of the class comes first. The place and the remote traceback follow as a note
 (``BaseException.add_note``), which tracebacks show.
@@ -30,6 +32,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from zfabric import exceptions
+from zfabric.adapters import error_links
 from zfabric.adapters.serialization import SerializedValue, deserialize, loads, note_reference, serialize_blindly, trying
 from zfabric.exceptions import FabricError, TaskError
 from zfabric.protocol.failures import unpack_failure
@@ -45,6 +48,8 @@ is an object, and messages carry a cut copy.
 ITEMS_BYTES_MAX = (64 * 1024, 1024)
 """Largest argument or attribute of a cut exception; the second value is used if it still is too large with the first."""
 
+LINKED_TEXT_MAX = 1024
+"""Characters of the text of a linked exception, which stands for one that cannot be loaded."""
 NODE_DIGITS = 8
 """Digits of a node's id in error texts."""
 
@@ -118,8 +123,10 @@ def pack_error(exception: BaseException, facts: Mapping[str, Any]) -> tuple[byte
     ``facts`` are plain data: function, node, pid, attempt, …
     """
     _hint(exception)
+    contained: dict[bytes, None] = {}
     with trying():
         data, whole, why_cut = _packed(exception)
+        linked = error_links.rows_of(_unwrapped(exception), partial(_pack_linked, contained))
     payload = pickle.dumps(
         (
             _name_of(exception),
@@ -129,10 +136,11 @@ def pack_error(exception: BaseException, facts: Mapping[str, Any]) -> tuple[byte
             None if data is None else data.to_bytes(),
             whole,
             why_cut,
+            linked,
         ),
         5,
     )
-    named = {**dict.fromkeys(data.contained if data is not None else ()), **dict.fromkeys((whole,) if whole else ())}
+    named = {**dict.fromkeys(data.contained if data is not None else ()), **dict.fromkeys((whole,) if whole else ()), **contained}
     refs = tuple(named)
     held, owner = HeldRefs(refs), client()
     if whole and owner is not None:
@@ -207,11 +215,26 @@ def _packed(exception: BaseException) -> tuple[SerializedValue | None, bytes, st
     The form is the exception itself, its class and state, as much of its state as possible, or None. If it was cut, the id is that of the
     whole exception, or the reason says why there is none.
     """
-    while isinstance(exception, TaskError) and len(vars(exception).get("_payload", b"")) > ERROR_BYTES_MAX // 2:
-        cause = vars(exception).get("cause")  # Errors of a chain of tasks are nested.
+    exception = _unwrapped(exception)
+    data = _best(exception)
+    if data is not None and data.size <= ERROR_BYTES_MAX:
+        return data, b"", ""
+    whole, why_cut = _store(data) if data is not None else (b"", "it cannot be unpickled")
+    return _best_cut(exception, ERROR_BYTES_MAX), whole, why_cut
+
+
+def _unwrapped(exception: BaseException, most: int = ERROR_BYTES_MAX // 2) -> BaseException:
+    """Return the cause of a TaskError with more than ``most`` bytes: errors of a chain of tasks are nested. Else the exception itself."""
+    while isinstance(exception, TaskError) and len(vars(exception).get("_payload", b"")) > most:
+        cause = vars(exception).get("cause")
         if not isinstance(cause, BaseException):
             break
         exception = cause
+    return exception
+
+
+def _best(exception: BaseException) -> SerializedValue | None:
+    """Pickle an exception in the best form that survives a round trip; None if none does."""
     kind, arguments, state = type(exception), _arguments_of(exception), vars(exception)
     candidates: list[Callable[[], Any]] = [
         lambda: exception,
@@ -219,15 +242,29 @@ def _packed(exception: BaseException) -> tuple[SerializedValue | None, bytes, st
         lambda: _Remains(kind, _taken_apart(arguments), _taken_apart(state)),
         lambda: _Remains(kind, _safe(arguments), _safe(state)),
     ]
-    data = _first_whole(candidates, kind)
-    if data is not None and data.size <= ERROR_BYTES_MAX:
-        return data, b"", ""
-    whole, why_cut = _store(data) if data is not None else (b"", "it cannot be unpickled")
+    return _first_whole(candidates, kind)
+
+
+def _best_cut(exception: BaseException, size_max: int) -> SerializedValue | None:
+    """Pickle as much of an exception as fits in ``size_max`` bytes; None if nothing does."""
+    kind, arguments, state = type(exception), _arguments_of(exception), vars(exception)
     for most in ITEMS_BYTES_MAX:
         data = _first_whole([partial(_Remains, kind, _cut(arguments, most), _cut(state, most))], kind)
-        if data is None or data.size <= ERROR_BYTES_MAX:
-            return data, whole, why_cut
-    return None, whole, why_cut
+        if data is None or data.size <= size_max:
+            return data
+    return None
+
+
+def _pack_linked(contained: dict[bytes, None], exception: BaseException, size_max: int) -> error_links.Packed:
+    """Pack an exception behind another one, in at most ``size_max`` bytes. Add the refs inside to ``contained``."""
+    exception = _unwrapped(exception, size_max)
+    data = _best(exception)
+    if data is not None and data.size > size_max:
+        data = _best_cut(exception, size_max)
+    if data is not None:
+        contained.update(dict.fromkeys(data.contained))
+    text = _cut_text(_text_of(exception), LINKED_TEXT_MAX)
+    return _name_of(exception), text, None if data is None else data.to_bytes()
 
 
 def _store(data: SerializedValue) -> tuple[bytes, str]:
@@ -356,7 +393,7 @@ def load_error(data: bytes | memoryview) -> TaskError:
     If the exception is an object of its own, fetch it, and wait for it.
     """
     payload = bytes(data)
-    name, text, traceback_text, facts, pickled, whole, why_cut = pickle.loads(without_refs(payload))
+    name, text, traceback_text, facts, pickled, whole, why_cut, linked = pickle.loads(without_refs(payload))
     held = HeldRefs(refs_in(payload))
     cause = None
     if whole:
@@ -388,7 +425,16 @@ def load_error(data: bytes | memoryview) -> TaskError:
         known["__notes__"] = [*(each for each in own if each is not before), note]
     else:
         known["__notes__"] = [note]
+    error_links.restore(linked, error, cause, _load_linked)
+    error_links.note_loaded(error)
     return error
+
+
+def _load_linked(packed: error_links.Packed) -> BaseException:
+    """Load an exception behind another one. If that fails, a FabricError with its class's name and its text stands for it."""
+    name, text, pickled = packed
+    loaded = None if pickled is None else _loaded(pickled)
+    return loaded if loaded is not None else FabricError(f"{name}: {text}" if text else name)
 
 
 def told(payload: bytes, raised: bool) -> str:
@@ -397,7 +443,7 @@ def told(payload: bytes, raised: bool) -> str:
     This unpickles no user data.
     """
     if raised:
-        name, text, traceback_text, facts, _, _, why_cut = pickle.loads(without_refs(payload))
+        name, text, traceback_text, facts, _, _, why_cut, _ = pickle.loads(without_refs(payload))
         return (
             f"{name}: {text}\n{_note_of(traceback_text, facts, why_cut)}" if text else f"{name}\n{_note_of(traceback_text, facts, why_cut)}"
         )
