@@ -38,6 +38,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from zfabric.adapters import arrow
 from zfabric.adapters.pickler import pickler
 from zfabric.adapters.tensors import reducers, tensor_types
 from zfabric.exceptions import FabricError, SerializationError
@@ -304,7 +305,7 @@ def _dump_cloud(value: Any, note_buffer: Callable[[pickle.PickleBuffer], Any]) -
     import io  # Plain data does not need it.
 
     kinds = tensor_types()
-    kind = pickler() if not kinds or any(kind in _REGISTERED for kind in kinds) else _tensor_pickler()
+    kind = _pickler_for(bool(kinds) and not any(kind in _REGISTERED for kind in kinds), arrow.is_loaded())
     file = io.BytesIO()
     made = kind(file, protocol=5, buffer_callback=note_buffer)
     made.dump(value)
@@ -312,9 +313,13 @@ def _dump_cloud(value: Any, note_buffer: Callable[[pickle.PickleBuffer], Any]) -
 
 
 @functools.cache
-def _tensor_pickler() -> Any:
+def _pickler_for(tensors: bool, arrays: bool) -> Any:
+    """Return the pickler of a process that has tensors, or arrays of Arrow."""
+    if not tensors and not arrays:
+        return pickler()
+
     class Pickler(pickler()):  # type: ignore[misc]
-        dispatch_table = ChainMap(reducers(_note_tensor), pickler().dispatch_table)
+        dispatch_table = ChainMap(reducers(_note_tensor) if tensors else {}, pickler().dispatch_table, arrow.Reducers() if arrays else {})
 
     return Pickler
 
@@ -513,7 +518,7 @@ def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
 
     file = io.BytesIO()
     references: dict[bytes, None] = {}
-    pickler = _instance_pickler()(file, protocol=5)
+    pickler = _instance_pickler(arrow.is_loaded())(file, protocol=5)
     pickler.kind = kind
     previous, _collecting.references = _collecting.references, references
     try:
@@ -546,8 +551,8 @@ def _kind() -> type:
 
 
 @functools.cache
-def _instance_pickler() -> Any:
-    class Pickler(pickler()):  # type: ignore[misc]
+def _instance_pickler(arrays: bool) -> Any:
+    class Pickler(_pickler_for(False, arrays)):  # type: ignore[misc]
         kind: type | None = None
 
         def reducer_override(self, item: Any) -> Any:

@@ -12,12 +12,14 @@ import io
 import mmap
 import threading
 import weakref
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy
 
 from zfabric import api as zf
+from zfabric.adapters import arrow
 from zfabric.adapters.pickler import pickler
 from zfabric.adapters.serialization import deserialize
 
@@ -70,6 +72,8 @@ class PackedCall(NamedTuple):
 
 class _Pickler(_Base):  # type: ignore[misc]  # Made at run time: cloudpickle has no types.
     """cloudpickle, but for large arrays, arrays of files and refs."""
+
+    dispatch_table = ChainMap(_Base.dispatch_table, arrow.Reducers())
 
     def __init__(self, file: io.BytesIO, stored: StoredArrays, shared_from: float) -> None:
         super().__init__(file, protocol=5)
