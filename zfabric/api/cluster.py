@@ -66,6 +66,28 @@ def _identified(client: ClientInterface, text: str) -> bytes:
     return object_id(calls[0], FIRST_INDEX["c"] + int(index)) if of_value else calls[0]
 
 
+def cancel_by_id(client: ClientInterface, task_id: bytes, force: bool = False, recursive: bool = True) -> dict[str, str] | None:
+    """Cancel a task of any program and any node of the cluster, as ``zf.cancel`` does for a ref; for tools, which have none.
+
+    Return a dict with "name", "state" (until now) and "goes_on", which says why the task is not stopped and is empty if it is; None if the
+    cluster has no such task. Raises ValueError if ``task_id`` is not the id of a task.
+    """
+    return _acted(client.query("cancel", task_id, force, recursive))
+
+
+def kill_by_id(client: ClientInterface, actor_id: bytes, no_restart: bool = True) -> dict[str, str] | None:
+    """End an actor of any program and any node of the cluster, as ``zf.kill`` does for a handle; for tools, which have none.
+
+    Return a dict with "class", "name" and "state" (until now; "dead" if it had ended); None if the cluster has no such actor. Raises
+    ValueError if ``actor_id`` is not the id of an actor.
+    """
+    return _acted(client.query("kill", actor_id, no_restart))
+
+
+def _acted(answer: Any) -> dict[str, str] | None:
+    return None if answer is None else dict(answer)
+
+
 def nodes() -> list[dict[str, Any]]:
     """Return a dict for each living node, the oldest first, with Ray's keys: NodeID, Alive, NodeManagerAddress, NodeManagerPort, NodeName,
     Resources, Labels.

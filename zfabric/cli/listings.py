@@ -16,6 +16,7 @@ from zfabric.cli.sessions import chosen_session, connected, seconds, session_opt
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import brief, is_text
+from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import shown
 from zfabric.runtime.timeline import rows_of, trace_events
 
@@ -314,31 +315,52 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
     ID is an id as in tables (1-3fa2-57), or in hex or its first digits, or an actor's name, or the pid of a worker.
     """
     with connected(chosen_session(address)) as client:
-        found: Any = client.query("find", subject) if is_text(subject) else ()
-        if len(found) > 1:
-            lines = "\n".join(f"  {_readable(row['id'])}   {row['kind']} {shown(row['name'])}" for row in found)
-            raise click.UsageError(f"{subject!r} can mean {'at least ' if len(found) >= 20 else ''}{len(found)} things:\n{lines}")
-        identifier = bytes.fromhex(found[0]["id"]) if found else b""
-        answer = client.query("explain", identifier) if found else None
+        found = find_one(client, subject)
+        identifier = bytes.fromhex(found["id"])
+        answer = client.query("explain", identifier)
         where = client.breakpoint_of(identifier[:TASK_BYTES], dict(answer[2]).get("pid", "")) if answer else ""
     if answer is None:
-        why = "it has ended and was forgotten, or never was"
-        if re.fullmatch(r"\d+-[0-9a-f]+-\d+(-c\d+)?", subject):
-            why += ", or it is a call of an actor without an outcome yet: of those only the caller knows (zf.explain(ref) there)"
-        hint = "`zfabric tasks`, `objects`, `actors` and `workers` list what there is"
-        raise click.ClickException(f"nothing is known of {subject!r}: {why}; {hint}")
+        raise _unknown(subject)
     state, reason, facts = answer
     reason += f"; {where}" if where else ""
     if as_json:
-        kind = found[0]["kind"]
-        print_json({"id": identifier.hex(), "kind": kind, "state": state, "reason": reason, "facts": dict(facts)})
+        print_json({"id": identifier.hex(), "kind": found["kind"], "state": state, "reason": reason, "facts": dict(facts)})
         return
-    echo(f"{found[0]['kind']} {_readable(identifier.hex())} ({shown(found[0]['name'])}): {state}\n{reason}")
+    echo(f"{found['kind']} {readable(identifier.hex())} ({shown(found['name'])}): {state}\n{reason}")
     if facts:
         echo()
         width = max(len(name) for name, _ in facts)
         for name, value in facts:
             echo(f"  {name + ':':<{width + 1}} {value}")
+
+
+def find_one(client: DriverClient, subject: str, kinds: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the one thing that ``subject`` names: "id" in hex, "kind", "name". ``kinds`` are preferred; then an actor that has this name.
+
+    Raises ClickException if there is none, UsageError if there are several.
+    """
+    found: list[dict[str, str]] = [dict(row) for row in client.query("find", subject)] if is_text(subject) else []
+    for preferred in (
+        [row for row in found if row["kind"] in kinds],
+        [row for row in found if row.get("called") == subject],
+    ):
+        found = preferred or found
+    if len(found) > 1:
+        lines = "\n".join(f"  {readable(row['id'])}   {row['kind']} {shown(row['name'])}" for row in found)
+        raise click.UsageError(f"{subject!r} can mean {'at least ' if len(found) >= 20 else ''}{len(found)} things:\n{lines}")
+    if not found:
+        raise _unknown(subject)
+    return found[0]
+
+
+def _unknown(subject: str) -> click.ClickException:
+    why = "it has ended and was forgotten, or never was"
+    if re.fullmatch(r"\d+-[0-9a-f]+-\d+(-c\d+)?", subject):
+        why += (
+            ", or it is a call of an actor without an outcome yet: of those only the caller knows (zf.explain(ref), zf.cancel(ref) there)"
+        )
+    hint = "`zfabric tasks`, `objects`, `actors` and `workers` list what there is"
+    return click.ClickException(f"nothing is known of {subject!r}: {why}; {hint}")
 
 
 def _lent(lent: dict[str, float]) -> str:
@@ -349,5 +371,6 @@ def _for(span: float | None) -> str:
     return "-" if span is None else seconds(span)
 
 
-def _readable(identifier: str) -> str:
+def readable(identifier: str) -> str:
+    """Return the short form of an id in hex."""
     return brief(bytes.fromhex(identifier))

@@ -64,6 +64,13 @@ SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
         ),
     ),
     (
+        "Steering",
+        (
+            CommandEntry("cancel", "steering", "Cancel tasks, of any program and on any node."),
+            CommandEntry("kill", "steering", "End actors, of any program and on any node."),
+        ),
+    ),
+    (
         "Maintenance",
         (
             CommandEntry("state", "state", "Read the control store's tables."),

@@ -401,6 +401,7 @@ class LocalScheduler:
             self.groups,
             self.guest_logs.read,
             self.draining.drain,
+            self.stopping,
             self.statistics,
             self.creation.queries,
         )

@@ -372,12 +372,17 @@ class ActorDirectory:
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
         """Handle ``zf.kill``."""
         record = self.records.get(message.actor_id)
-        if record is None or record.state == DEAD:
+        if record is not None:
+            self.kill(record, message.no_restart, "zf.kill")
+
+    def kill(self, record: ActorRecord, no_restart: bool, by: str) -> None:
+        """End an actor at once, and with ``no_restart`` for good. ``by`` is what the user called."""
+        if record.state == DEAD:
             return
-        if message.no_restart:
-            record.killed = "it was killed (zf.kill)"
+        if no_restart:
+            record.killed = f"it was killed ({by})"
         if record.worker is not None:
-            self._end(record, "zf.kill")
+            self._end(record, by)
         elif record.killed:
             maker = record.task.worker
             if maker is not None and maker.shared:

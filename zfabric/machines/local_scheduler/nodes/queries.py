@@ -62,6 +62,8 @@ class ClusterQueries:
             "named actors": self._names,
             "explain": self._first,
             "neighbours": self._first,
+            "cancel": self._first,  # Only the home of a task or an actor answers more than None.
+            "kill": self._first,
             "available_resources": self._sum,
             "statuses": self._statuses,
             "clock": self._clocks,
@@ -188,7 +190,9 @@ class ClusterQueries:
 
     def _found(self, question: _Question) -> list[dict[str, str]]:
         """Things that a text may name, each once: two nodes may know one object."""
-        found = {row["id"]: row for answer in question.answers.values() for row in answer.payload}
+        rows = [row for answer in question.answers.values() for row in answer.payload]
+        # Where an actor is being made it is a task that runs for another node.
+        found = {row["id"]: row for row in sorted(rows, key=lambda row: bool(row["kind"] == "actor"))}
         return list(found.values())
 
     def _first(self, question: _Question) -> Any:

@@ -33,11 +33,12 @@ from zfabric.machines.local_scheduler.records import (
     TaskRecord,
     WorkerRecord,
 )
-from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, title
+from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, state_of, title
 from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, object_row, running_since, running_task, where
 from zfabric.machines.local_scheduler.reports.neighbours import Neighbourhood
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, CONTROL, OBJECT_BYTES, TASK_BYTES, Address, control_of, tries_of
 from zfabric.protocol.messages import ERROR, OK
@@ -75,6 +76,7 @@ class Reports:
         groups: Groups,
         read_log: Callable[..., None],
         drain: Callable[..., Any],
+        stopping: Stopping,
         statistics: Callable[[], Mapping[str, float]],
         relayed: Mapping[str, Callable[..., None]],
     ) -> None:
@@ -85,6 +87,7 @@ class Reports:
         self.actors = actors
         self.actor_reports = ActorReports(tables, actors, logs)
         self.diagnoses = Diagnoses(tables, pool, actors, self.actor_reports, deadlocks)
+        self.stopping = stopping
         self._statistics = statistics
         self._reports: dict[str, Callable[..., Any]] = {
             "tasks": self._tasks,
@@ -112,6 +115,8 @@ class Reports:
             "namespace": self._namespace,
             "groups": self._groups,
             "drain": drain,
+            "cancel": self._cancel,
+            "kill": self._kill,
             "group": self._group,
             "processes": self._processes,
             "detached elsewhere": lambda now: not tables.is_head,
@@ -475,8 +480,7 @@ class Reports:
             found = list(islice(filter(matches, chain(tables.tasks, tables.objects, tables.workers)), FOUND_MAX))
             if not found and text.endswith("-0"):  # the only value of a task has the task's record
                 found = list(islice(filter(matcher(text[:-2]) or matches, tables.tasks), FOUND_MAX))
-        if not found:
-            found = self.actor_reports.named(text)
+        found = list(dict.fromkeys((*self.actor_reports.named(text), *found)))  # A name may look like the beginning of an id.
         if not found and text.isdecimal():
             found = [token for token, worker in tables.workers.items() if worker.pid == int(text)]
         return [self._named(identifier) for identifier in found]
@@ -485,15 +489,34 @@ class Reports:
         worker = self.tables.workers.get(identifier)
         if worker is not None:
             return {"id": identifier.hex(), "kind": "worker", "name": f"pid {worker.pid}"}
-        actor = self.actors.records.get(identifier)
+        actor = self.actors.records.get(identifier) or self.tables.guests.get(identifier)
         if actor is not None:
-            return {"id": identifier.hex(), "kind": "actor", "name": title(actor)}
+            return {"id": identifier.hex(), "kind": "actor", "name": title(actor), "called": actor.name}
         record = self.tables.tasks.get(identifier) if len(identifier) == TASK_BYTES else self.tables.find(identifier)
         name = record.task.name if record is not None and record.task is not None else "put"
         return {"id": identifier.hex(), "kind": "task" if len(identifier) == TASK_BYTES else "object", "name": name}
 
     def _actors(self, now: float, limit: int = LIST_LIMIT) -> list[dict[str, Any]]:
         return self.actor_reports.listing(min(limit, LIST_LIMIT))
+
+    def _cancel(self, now: float, task_id: bytes, force: bool = False, recursive: bool = True) -> dict[str, str] | None:
+        """Cancel a task of this home: its name, its state until now, and why it goes on (empty if it is stopped). None elsewhere."""
+        _check_id(task_id)
+        task = self.tables.tasks.get(task_id)
+        if task is None or task.function.delegated:
+            return None
+        state = self.diagnoses.state_of(task)
+        return {"name": task.name, "state": state, "goes_on": self.stopping.cancel(now, task, bool(force), bool(recursive))}
+
+    def _kill(self, now: float, actor_id: bytes, no_restart: bool = True) -> dict[str, str] | None:
+        """End an actor of this home: its class, its name and its state until now. None elsewhere."""
+        _check_id(actor_id)
+        record = self.actors.records.get(actor_id)
+        if record is None:
+            return None
+        facts = {"class": record.class_name, "name": record.name, "state": state_of(record)}
+        self.actors.kill(record, bool(no_restart), "zfabric kill")
+        return facts
 
     def _named_actors(self, now: float) -> list[tuple[str, str]]:
         """(namespace, name) of each living actor that has a name."""
@@ -528,6 +551,11 @@ class Reports:
         """The namespace of a job, which its driver chose and its tasks use."""
         known = self.tables.jobs.get(job)
         return "" if known is None else known.namespace
+
+
+def _check_id(identifier: object) -> None:
+    if type(identifier) is not bytes or len(identifier) != TASK_BYTES:
+        raise ValueError(f"it takes the id of a task or an actor ({TASK_BYTES} bytes), not {identifier!r}")
 
 
 def _group_row(record: GroupRecord) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import (
     CLIENT,
+    FIRST_RETURN,
     JOB_BYTES,
     LOCAL_SCHEDULER,
     PREFIX_BYTES,
@@ -103,6 +104,9 @@ class Stopping:
         """Stop tasks. Children (``recursive``) are searched once per turn, for all that were cancelled."""
         if source[:1] == LOCAL_SCHEDULER and source[1:] not in self.tables.nodes:
             return
+        self._cancel(now, source, message)
+
+    def _cancel(self, now: float, source: Address, message: m.Cancel) -> None:
         self._pass_on(source, message)
         reason = "force" if message.force else "cancelled"
         tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
@@ -117,6 +121,17 @@ class Stopping:
             if message.force:
                 self._kill(task, f"task {task.name} was cancelled by force")
             self.stop(task, reason, now)
+
+    def cancel(self, now: float, task: TaskRecord, force: bool, recursive: bool) -> str:
+        """Cancel a task of this home on behalf of a tool, which has no ref to it. Return why it goes on; empty if it is stopped."""
+        if task.function.actor is not None:
+            raise ValueError("it makes an actor: kill that instead")
+        if task.state == DONE:
+            return "it has ended"
+        if not force and _keeps_its_outcome(task):
+            return "it runs again to make a value that was lost; only force stops it"
+        self._cancel(now, self.tables.address, m.Cancel((task.id + FIRST_RETURN,), force, recursive))
+        return ""
 
     def _pass_on(self, source: Address, message: m.Cancel) -> None:
         """Send a request to who can stop what makes the objects: their homes, and the callers of promised results."""
