@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from faults import PATIENCE
 
+from zfabric.api.interruption import of_program
 from zfabric.config import Config
 from zfabric.machines.client import Client
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import FIRST_RETURN, object_id
+from zfabric.runtime.lines import ZFABRIC
 
 PROGRAM = """
 import sys, time
@@ -280,3 +287,60 @@ def test_early_reads_are_remembered_up_to_a_limit(client: Client, monkeypatch: p
     fails(client, TASK)
     fails(client, OTHER)
     assert list(client.unread.held) == [TASK]
+
+
+INTERRUPTED = """
+def interrupt(frame=None):
+    import os, signal, threading
+    main = threading.main_thread().ident
+    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+@zf.remote
+def slow():
+    time.sleep(100)
+
+failed = [bad.remote(number) for number in range(3)]
+done(*failed)
+refs = [slow.remote() for _ in range(3)]
+interrupt()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "shown"),
+    [
+        ("zf.get(refs)", ["zf.get(refs)"]),
+        ("with cluster:\n    zf.wait(refs)", ["zf.wait(refs)"]),
+        ("try:\n    zf.get(refs[0])\nfinally:\n    zf.shutdown()", ["zf.get(refs[0])"]),
+        ("def mine():\n    for ref in zf.as_completed(refs): pass\nmine()", ["mine()", "for ref in zf.as_completed(refs): pass"]),
+        ("while True: pass", ["while True: pass"]),
+    ],
+)
+def test_ctrl_c_shows_the_lines_of_the_program_and_nothing_else(wait: str, shown: list[str], tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("zf.init(", "cluster = zf.init(") + INTERRUPTED + wait)
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGINT, "")
+    lines = [line for line in ended.stderr.splitlines() if set(line) - set(" ^~")]
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "KeyboardInterrupt"
+    assert [line.strip() for line in lines[2:-1:2]] == shown
+    assert all(str(program) in line for line in lines[1:-1:2])
+
+
+def test_frames_that_the_fabric_calls_are_left_out_but_those_of_the_program() -> None:
+    def calls(path: str, code: str, **names: Any) -> Callable[[], None]:
+        exec(compile(f"def function():\n    {code}", path, "exec"), names)
+        return names["function"]  # type: ignore[no-any-return]
+
+    interrupted = calls(f"{ZFABRIC}runtime/here.py", "raise KeyboardInterrupt")
+    handler = calls("/home/me/handler.py", "f()", f=interrupted)
+    poll = calls("zmq/backend/poll.pyx", "f()", f=handler)
+    library = calls(threading.__file__, "f()", f=poll)
+    fabric = calls(f"{ZFABRIC}api/core.py", "f()", f=library)
+    program = calls("/home/me/program.py", "f()", f=calls(threading.__file__, "f()", f=fabric))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        program()
+    left = of_program(caught.value.__traceback__)
+    files = [frame.filename for frame in traceback.extract_tb(left)][1:]
+    assert files == ["/home/me/program.py", threading.__file__, "/home/me/handler.py"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, decoded, environment_of, inherited
 from zfabric.api.errors import check_flag, check_labels, near
+from zfabric.api.interruption import install, is_interrupted
 from zfabric.api.packages import sent
 from zfabric.config import Config, size_of
 from zfabric.exceptions import AlreadyInitializedError, ConfigError, NotInitializedError
@@ -203,6 +204,7 @@ def init(
     True
     """
     global _started, _runtime_env, _page
+    install()
     if ignored.pop("local_mode", False):
         raise ConfigError(
             "init: there is no local_mode, in which tasks would run in this process one after the other; to look into a task, write "
@@ -380,10 +382,15 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
         _runtime_env = None
         if interface.current() is client:
             interface.set_current(None)
+        if is_interrupted():
+            client.ignore_unread()
         client.close()
 
 
-atexit.register(shutdown)
+@atexit.register
+def _at_exit() -> None:
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C again, while the program ends: the cluster has ended, or its supervisor ends it.
+        shutdown()
 
 
 def is_initialized() -> bool:

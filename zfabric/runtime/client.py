@@ -430,6 +430,11 @@ class FabricClient:
         self.machine.pins.view(identifier)
         return Outcome(OK, view, View(self.unview, identifier))
 
+    def ignore_unread(self) -> None:
+        """Implement ``ClientInterface.ignore_unread``."""
+        with self._lock:
+            self.machine.unread.ignore()
+
     def has_failed(self, object_id: bytes) -> bool:
         """Implement ``ClientInterface.has_failed``."""
         with self._lock:

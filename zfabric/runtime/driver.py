@@ -238,6 +238,7 @@ class DriverClient:
         self.add_reference = fenced(fabric.add_reference, lambda _, identifier: drop(identifier))
         self.follow = fenced(fabric.follow, lambda _, identifiers: self.machine.dropped.extend(identifiers))
         self.has_failed = fenced(fabric.has_failed)
+        self.ignore_unread = fenced(fabric.ignore_unread)
         self.wait = fenced(fabric.wait)
         self.watch = fenced(fabric.watch)
         self.await_watched = fenced(fabric.await_watched)

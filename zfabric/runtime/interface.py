@@ -137,6 +137,9 @@ class ClientInterface(Protocol):
     def has_failed(self, object_id: bytes) -> bool:
         """Whether an object's outcome has arrived and is an error. The error still counts as unread."""
 
+    def ignore_unread(self) -> None:
+        """Show no failures that nobody has read, from now on: the user has interrupted the program, and knows that its tasks are lost."""
+
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """Wait for ``num_returns`` outcomes; return the first objects that have one, or after ``timeout`` all that do."""
 

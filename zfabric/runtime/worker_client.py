@@ -53,6 +53,7 @@ class WorkerClient:
         self.drop_reference = fabric.drop_reference
         self.get = closed(fabric.get)
         self.has_failed = closed(fabric.has_failed)
+        self.ignore_unread = closed(fabric.ignore_unread)
         self.wait = closed(fabric.wait)
         self.watch = fabric.watch
         self.await_watched = fabric.await_watched

@@ -100,6 +100,12 @@ class UnreadFailures:
             self._lose(failure)
         self.held.clear()
 
+    def ignore(self) -> None:
+        """Record no failure any more, and forget those that were recorded."""
+        self.watching = False
+        self.held.clear()
+        self.lost, self.count = None, 0
+
     def _is_needed(self, task_id: bytes) -> bool:
         """Whether a row without an outcome names the value of a task: that row then fails with it."""
         return task_id + FIRST_RETURN in self._needed
