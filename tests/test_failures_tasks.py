@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from faults import PATIENCE, eventually, failure, query, worker_pids, worker_rows
 from files import wait_for_file
@@ -672,18 +673,92 @@ def test_fifty_ctrl_c_in_quick_succession_lose_nothing() -> None:
     assert zf.get([ref for _, ref in held], timeout=PATIENCE) == numbers
 
 
+def _chained(array: Any) -> None:
+    try:
+        array[0] = 1
+    except ValueError as error:
+        raise RuntimeError("pandas says something else") from error
+
+
 @pytest.mark.usefixtures("shared")
-def test_writing_to_a_read_only_array_raises_an_error_with_advice() -> None:
-    @zf.remote
+def test_writing_to_what_is_read_only_raises_an_error_with_advice() -> None:
     def adds(array: Any) -> None:
         array += 1
 
-    @zf.remote
-    def sets(array: Any) -> None:
-        array[0] = 1
+    writes: list[tuple[Callable[[Any], Any], type[Exception]]] = [
+        (adds, ValueError),
+        (lambda array: array.__setitem__(0, 1), ValueError),
+        (lambda array: array.sort(), ValueError),
+        (lambda array: np.random.default_rng().shuffle(array), ValueError),
+        (lambda array: np.place(array, array > 3, 0), ValueError),
+        (lambda array: array.flat.__setitem__(0, 1), ValueError),
+        (lambda array: array.setflags(write=True), ValueError),
+        (lambda array: array.resize(3), ValueError),
+        (lambda array: memoryview(array).__setitem__(0, 1.0), TypeError),
+        (lambda array: pd.DataFrame({"a": array}, copy=False).iloc.__setitem__((0, 0), 1.0), ValueError),
+        (lambda array: pd.Series(array, copy=False).mask(array > 1, 0.0, inplace=True), ValueError),
+        (_chained, RuntimeError),
+    ]
+    for write, kind in writes:
+        error = failure(zf.remote(write).remote(np.arange(10.0)[::-1].copy()))
+        assert isinstance(error, kind), error
+        assert "take x = x.copy()" in "".join(error.__notes__[:1])
+    plain = failure(zf.remote(lambda: [].remove(1)).remote())
+    assert "x.copy()" not in "".join(plain.__notes__)
 
-    for task in (adds, sets):
-        error = failure(task.remote(np.zeros(10)))
-        assert isinstance(error, ValueError)
-        assert str(error).endswith("is read-only")
-        assert "zf.get(ref, copy=True)" in "".join(error.__notes__)
+
+@pytest.mark.usefixtures("shared")
+def test_arguments_arrive_as_writable_copies_where_that_is_asked_for() -> None:
+    def write(*args: Any, **kwargs: Any) -> float:
+        total = 0.0
+        for each in (*args, *kwargs.values()):
+            for array in each if isinstance(each, list) else [each]:
+                if isinstance(array, pd.DataFrame):
+                    array.iloc[0, 0] = 7.0
+                    total += array.iloc[0, 0]
+                else:
+                    array[0] = 7.0
+                    total += array[0]
+        return total
+
+    small, large = np.zeros(10), np.zeros(200_000)
+    ref, frame = zf.put(large), pd.DataFrame({"a": np.zeros(10)})
+
+    @zf.remote(copy=True)
+    class Writer:
+        def __init__(self, array: Any) -> None:
+            array[0] = 7.0
+
+        def write(self, *args: Any, **kwargs: Any) -> float:
+            return write(*args, **kwargs)
+
+        async def waits(self, array: Any) -> float:
+            return write(array)
+
+    @zf.remote(max_restarts=1, checkpoint_every=100)
+    class Logged:
+        def __init__(self) -> None:
+            self.total = 0.0
+
+        @zf.method(copy=True)
+        def write(self, array: Any) -> float:
+            self.total += write(array)
+            return self.total
+
+        def reads(self, array: Any) -> float:
+            return write(array)
+
+    task, writer, logged = zf.remote(copy=True)(write), Writer.remote(ref), Logged.remote()
+    assert zf.get(task.remote(small, ref, [small, large], frame, more=ref), timeout=PATIENCE) == 42.0
+    assert zf.get(zf.remote(write).options(copy=True).remote(ref), timeout=PATIENCE) == 7.0
+    assert zf.get(task.map([small, large]), timeout=PATIENCE) == [7.0, 7.0]
+    assert zf.get([writer.write.remote(small, ref, more=[large]), writer.waits.remote(ref)], timeout=PATIENCE) == [21.0, 7.0]
+    assert zf.get([logged.write.remote(ref), logged.write.remote(small)], timeout=PATIENCE) == [7.0, 14.0]
+    zf.kill(logged, no_restart=False)
+    assert zf.get(logged.write.remote(small), timeout=PATIENCE) == 21.0, "the calls that run again get copies, too"
+    assert zf.get(logged.reads.options(copy=True).remote(ref), timeout=PATIENCE) == 7.0
+    assert not zf.get(ref).any(), "what is in the store is unchanged"
+    for ref_of in (task.options(copy=False).remote(small), writer.write.options(copy=False).remote(small), logged.reads.remote(small)):
+        assert isinstance(failure(ref_of), ValueError)
+    with pytest.raises(zf.OptionError, match="copy is True or False"):
+        zf.remote(copy=1)(write)

@@ -622,11 +622,14 @@ def _dump_whole(whole: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], li
     return serialized.to_bytes(), serialized.contained
 
 
-def load_arguments(data: bytes | memoryview, values: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Load the (args, kwargs) that ``dump_arguments`` packed, with the ``values`` of the dependencies, in order."""
+def load_arguments(data: bytes | memoryview, values: Sequence[Any] = (), copy: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Load the (args, kwargs) that ``dump_arguments`` packed, with the ``values`` of the dependencies, in order.
+
+    With ``copy``, arrays among them are writable copies.
+    """
     if not data:
         return (), {}
-    whole = deserialize(data)
+    whole = deserialize(data, None, copy)
     if type(whole) is tuple:
         return whole, {}
     args, kwargs, places = whole

@@ -24,6 +24,7 @@ fabric. If the class does not allow that, the name of the class comes first. The
 from __future__ import annotations
 
 import pickle
+import re
 import reprlib
 import sys
 import types
@@ -58,8 +59,18 @@ _UNFIT = (StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit, Gene
 """Classes that a TaskError never inherits from (nor from ``asyncio.CancelledError``): Python gives them a meaning of their own.
 Raised in the reader, one would silently end its generator, coroutine or program.
 """
-_READ_ONLY = ("assignment destination is read-only", "output array is read-only")
-_HINT = "Arrays that come from zfabric (arguments, and what zf.get returns) are read-only: take array.copy(), or zf.get(ref, copy=True)."
+_READ_ONLY = re.compile(
+    r"\b(array|destination|base|byte-swapped) is read-?only|read-?only (array|memory)|(buffer|object) is not writable"
+    r"|cannot set WRITEABLE flag|contiguous, writable|it does not own its data"
+)
+"""What NumPy, pandas, Cython and memoryviews write of memory that may not be written to, or whose array may not be resized."""
+_WHERE_READ_ONLY = (ValueError, TypeError, BufferError)
+_HINT = (
+    "Arrays and data frames that come from zfabric (arguments, and what zf.get returns) are read-only: take x = x.copy(), or have "
+    "arguments arrive as writable copies: @zf.remote(copy=True); zf.get(ref, copy=True) returns one."
+)
+_CAUSES_MAX = 10
+"""Most errors that one was raised from which are looked at: pandas raises others from NumPy's."""
 _THEIRS = (Exception, SystemExit, GeneratorExit)
 """Errors that user code may raise while its exceptions are pickled or unpickled. Ctrl-C and interrupts of tasks are not among them."""
 
@@ -150,9 +161,15 @@ def pack_error(exception: BaseException, facts: Mapping[str, Any]) -> tuple[byte
 
 def _hint(exception: BaseException) -> None:
     """Add a note with advice to errors whose text has none, such as numpy's for arrays that are read-only in the arena."""
-    text = exception.args[0] if type(exception) is ValueError and exception.args else None
-    if isinstance(text, str) and text in _READ_ONLY and _HINT not in getattr(exception, "__notes__", ()):
-        exception.add_note(_HINT)
+    each: BaseException | None = exception
+    for _ in range(_CAUSES_MAX):
+        if each is None or isinstance(each, TaskError) or _HINT in getattr(each, "__notes__", ()):
+            return
+        text = each.args[0] if type(each) in _WHERE_READ_ONLY and each.args else None
+        if isinstance(text, str) and _READ_ONLY.search(text):
+            exception.add_note(_HINT)
+            return
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
 
 
 def _raised_class(exception: BaseException) -> type[BaseException]:

@@ -27,6 +27,7 @@ from zfabric.api.options import (
     check_streams,
     checked_actor,
     checked_method,
+    copying,
     group_in,
     is_unordered,
     naming,
@@ -142,7 +143,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         logged = keeps and not unlogged
         retries = LOGGED if logged else options.get("max_task_retries") or 0
         groups = tuple(options.get("concurrency_groups") or ())
-        pending, methods = max(0, options.get("max_pending_calls") or 0), methods_of(kind, retries)
+        pending, methods = max(0, options.get("max_pending_calls") or 0), methods_of(kind, retries, copying(options))
         for each in methods:
             check_streams(f"{kind.__qualname__}.{each.name}", logged, each.readonly, each.options)
         name, module, doc, unordered = kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", is_unordered(kind, options)
@@ -268,7 +269,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         if taken is not None:
             return taken
         self._export.bind(client)
-        named = naming_refs(naming(self._options) or None, self._export.packages + self._export.captured)
+        named = naming_refs((*naming(self._options), *copying(self._options)) or None, self._export.packages + self._export.captured)
         arguments, dependencies, options, _held = dump_call(client, args, kwargs, named)
         if self._options.get("lifetime") == "detached":
             actor = client.create_detached(self._export.function_id, arguments, dependencies, options)

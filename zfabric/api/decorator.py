@@ -63,6 +63,8 @@ def remote(*args: Any, **options: Any) -> Any:
       submission.
     - ``name``: a label in listings. ``runtime_env``: "env_vars"; "working_dir" (also a path for imports) and "py_modules", which are
       sent to nodes without what "excludes" and ``.zfabricignore`` name; "pip", which is installed on nodes.
+    - ``copy=True``: arguments arrive as writable copies, of a class those of ``__init__`` and all methods. By default, arrays and data
+      frames are read-only: views of shared memory.
     - ``inline=False``: never run on top of a blocked task. ``deterministic=True``: values may be dropped and rebuilt.
     - ``max_concurrency`` (1000): tasks of an ``async def`` function that run in one worker at a time. These hold no CPU by default
       (``num_cpus`` 0).

@@ -124,6 +124,7 @@ def method(*args: Any, **options: Any) -> Any:
       them.
     - ``num_returns``: a number, "streaming" (with ``max_buffered``; the default for methods that yield) or "dynamic".
     - ``timeout``: seconds from the call's arrival at the actor.
+    - ``copy=True``: arguments arrive as writable copies.
     - ``concurrency_group``: one of the groups of the class.
     - ``retry_exceptions``: True or a list of classes that cause another attempt, with the original arguments. ``max_task_retries`` limits
       the attempts (by default that of the class); those after the loss of the actor's process count, too.
@@ -172,8 +173,9 @@ def signature_of(kind: type) -> inspect.Signature | None:
         return None
 
 
-def methods_of(kind: type, retries: int) -> tuple[Method, ...]:
-    """The methods of a class that can be called remotely. ``retries`` is how often their calls are repeated after a death."""
+def methods_of(kind: type, retries: int, defaults: Pairs = ()) -> tuple[Method, ...]:
+    """The methods of a class that can be called remotely. ``retries`` is how often their calls are repeated after a death, ``defaults``
+    are options of their calls."""
     import inspect  # Programs without actors start sooner without it.
 
     found = []
@@ -187,7 +189,7 @@ def methods_of(kind: type, retries: int) -> tuple[Method, ...]:
             continue
         settings = getattr(bound, _METHOD_OPTIONS, {})
         yields = inspect.isgeneratorfunction(bound) or inspect.isasyncgenfunction(bound)
-        options = pairs_of_method(settings, (("stream", 0),) if yields else (), retries)
+        options = pairs_of_method(settings, (*defaults, ("stream", 0)) if yields else defaults, retries)
         readonly = bool(settings.get("readonly"))
         try:
             signature = signature_as_called(bound)

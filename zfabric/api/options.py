@@ -180,6 +180,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "runtime_env": _runtime_env,
     "max_concurrency": _whole("max_concurrency", 1, 100_000),
     "inline": _flag("inline"),
+    "copy": _flag("copy"),
     "deterministic": _flag("deterministic"),
     "scheduling_strategy": check_strategy,
     "label_selector": check_selector,
@@ -234,6 +235,7 @@ _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
     "max_buffered": _whole("max_buffered", 1, BUFFERED_MAX),
     "concurrency_group": _name_of("concurrency_group"),
     "readonly": _flag("readonly"),
+    "copy": _flag("copy"),
     "timeout": _timeout,
     "name": _name_of("name"),
     "max_task_retries": _whole("max_task_retries", -1, 2**31),
@@ -302,7 +304,16 @@ def pairs_of_method(options: Mapping[str, Any], base: Pairs = (), retries: int =
         found["timeout"] = float(options["timeout"])
     if options.get("concurrency_group") is not None:
         found["concurrency_group"] = options["concurrency_group"]
+    if options.get("copy") is not None:
+        found.pop("copy", None)
+        found.update(copying(options))
     return tuple(found.items())
+
+
+def copying(options: Mapping[str, Any]) -> Pairs:
+    """Encode for each call whether its arguments arrive as writable copies. Functions have no such option: calls without options are
+    prepared without looking for it."""
+    return (("copy", True),) if options.get("copy") else ()
 
 
 def _names_of(kinds: Any) -> tuple[str, ...]:

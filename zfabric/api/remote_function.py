@@ -28,7 +28,7 @@ from zfabric.api.environments import NO_RUNTIME_ENV
 from zfabric.api.errors import a
 from zfabric.api.generators import Collected, ObjectRefGenerator
 from zfabric.api.lifecycle import connected, default_environment
-from zfabric.api.options import Pairs, checked, difference, mode_of, pairs_of, pairs_of_actor
+from zfabric.api.options import Pairs, checked, copying, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.packages import packages_of
 from zfabric.api.refs import ObjectRef
 from zfabric.api.signatures import fit, shown, signature_as_called
@@ -198,7 +198,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
                 )
             default = default_environment()
             wanted = pairs_of(options, default)
-            differs = difference(pairs_of(export.options, default), wanted)
+            differs = (*difference(pairs_of(export.options, default), wanted), *copying(options))
             self._call_options: Pairs | None = naming_refs(differs or None, packages_of(wanted) + export.captured)
             self._least, self._most = _positional(function)
             self._signature: Any = None

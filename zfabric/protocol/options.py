@@ -24,6 +24,7 @@
 ``checkpoint_every``    classes only: calls of their actors are logged, and a checkpoint taken after so many (0: never)
 ``unlogged``            classes only, with ``checkpoint_every``: calls run at the same time without a log; checkpoints at quiet moments
 ``readonly``            classes only, with ``checkpoint_every``: names of methods that change nothing, and are not logged
+``copy``                True: arguments arrive as writable copies (call rows only)
 ``ask``                 True: request the outcome of a call that may have run; it runs again only if it is ``readonly`` (call rows only)
 ``farewell``            classes only: True if their instances have something to do at a clean end (``__exit__``, ``__del__``, …)
 ``wrapper``             what runs a function in its place: a module, the name of a function there, and texts for it (``util.tracing``)
@@ -116,6 +117,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "checkpoint_every": (int,),
     "unlogged": (bool,),
     "ask": (bool,),
+    "copy": (bool,),
     "concurrency_groups": (tuple,),
     "concurrency_group": (str,),
     "lightweight": (bool,),

@@ -66,21 +66,24 @@ class UserCode:
         """Load the function and its arguments. Raises what user code raises meanwhile."""
         row = item.row
         retryable: Callable[[BaseException], bool] = never
+        copy = False
         if type(item) is Invocation:
             function = self._host.method(item)
             if item.options:
+                copy = option(item.options, "copy", False)
                 if kinds := option(item.options, "retry_on"):
-                    again = _Again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
+                    again = _Again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item, copy))
                     function = again.call if option(item.options, "stream") is None else again.stream
                 function = self._wrapped(item, function, item.options)
         elif len(row) == 4:
             function, retryable = self._load(row)
         else:
             function, retryable = self._load(row)
+            copy = option(row[4], "copy", False)
             if row[1] not in self._functions.classes:
                 function = self._wrapped(item, function, row[4])
         if row[2] or item.values:
-            return function, retryable, *serialization.load_arguments(row[2], self._values(item) if item.values else ())
+            return function, retryable, *self._arguments(item, copy)
         return function, retryable, (), {}
 
     def _wrapped(self, item: Item | Invocation, function: Callable[..., Any], options: tuple[Row, ...]) -> Callable[..., Any]:
@@ -92,27 +95,27 @@ class UserCode:
         made: Callable[..., Any] = getattr(importlib.import_module(module), name)(function, self._facts(item), *texts)
         return made
 
-    def _arguments(self, item: Item | Invocation) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return serialization.load_arguments(item.row[2], self._values(item))
+    def _arguments(self, item: Item | Invocation, copy: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return serialization.load_arguments(item.row[2], self._values(item, copy) if item.values else (), copy)
 
-    def _values(self, item: Item | Invocation) -> list[Any]:
+    def _values(self, item: Item | Invocation, copy: bool) -> list[Any]:
         if item.values.count(None) < 2:
-            return self._loaded(item)
+            return self._loaded(item, copy)
         missing = [identifier for identifier, value in zip(item.row[3], item.values, strict=True) if value is None]
         with self._lock:  # Requested together: one at a time, each would cost a round trip.
             for identifier in missing:
                 self._machine.references.add(identifier)
             self._machine.objects.want(missing)
         try:
-            return self._loaded(item)
+            return self._loaded(item, copy)
         finally:
             self._machine.dropped.extend(missing)
 
-    def _loaded(self, item: Item | Invocation) -> list[Any]:
+    def _loaded(self, item: Item | Invocation, copy: bool) -> list[Any]:
         values = []
         for identifier, value in zip(item.row[3], item.values, strict=True):
             if value is None:
-                values.append(self._fetched(identifier))
+                values.append(self._fetched(identifier, copy))
             elif type(value) is tuple:
                 with self._lock:
                     self._machine.pins.add(identifier, value)
@@ -122,23 +125,23 @@ class UserCode:
                 except BaseException:  # Interrupts too: nobody else would release the view.
                     self._unview(identifier)
                     raise
-                values.append(serialization.deserialize(data, partial(self._unview, identifier)))
+                values.append(serialization.deserialize(data, partial(self._unview, identifier), copy))
             else:
-                values.append(serialization.deserialize(value))
+                values.append(serialization.deserialize(value, None, copy))
         return values
 
-    def _fetched(self, identifier: bytes) -> Any:
+    def _fetched(self, identifier: bytes, copy: bool) -> Any:
         """Fetch an argument that did not arrive with the row of a task or call. The submitter holds it."""
         with self._lock:
             self._machine.references.add(identifier)
         try:
             outcome = self._get((identifier,), None)[0]
             if isinstance(outcome, bytes):
-                return serialization.deserialize(outcome)
+                return serialization.deserialize(outcome, None, copy)
             status, data, release = outcome
             if status != OK:
                 raise task_errors.load_error(data) if status == ERROR else task_errors.load_failure(data)
-            return serialization.deserialize(data, release)
+            return serialization.deserialize(data, release, copy)
         finally:
             self._machine.dropped.append(identifier)
 
