@@ -36,6 +36,7 @@ from zfabric.api.options import (
 )
 from zfabric.api.refs import ObjectRef, UncountedRef, owner_of
 from zfabric.api.remote_function import ExportedFunction, dump_call, naming_refs
+from zfabric.api.repeats import function_sent
 from zfabric.api.signatures import fit, misfit, shape_of, shown
 from zfabric.api.strategies import check_place
 from zfabric.api.types import Instance_co, Parameters, R
@@ -269,6 +270,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         if taken is not None:
             return taken
         self._export.bind(client)
+        function_sent(self._kind, self._export.name, self._export.size)
         named = naming_refs((*naming(self._options), *copying(self._options)) or None, self._export.packages + self._export.captured)
         arguments, dependencies, options, _held = dump_call(client, args, kwargs, named)
         if self._options.get("lifetime") == "detached":

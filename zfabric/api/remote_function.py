@@ -31,6 +31,7 @@ from zfabric.api.lifecycle import connected, default_environment
 from zfabric.api.options import Pairs, checked, copying, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.packages import packages_of
 from zfabric.api.refs import ObjectRef
+from zfabric.api.repeats import argument_sent, function_sent
 from zfabric.api.signatures import fit, shown, signature_as_called
 from zfabric.api.strategies import check_place
 from zfabric.api.types import Given_co, Parameters
@@ -73,6 +74,8 @@ class ExportedFunction:
         """Ids of the archives of its environment: whoever runs it needs them."""
         self.captured: tuple[bytes, ...] = ()
         """Refs in its closure: whoever runs it holds them. Calls name both, so that other nodes know where they are."""
+        self.size = 0
+        """Bytes of the function with what it captures, once it was exported."""
         self.busy = False
         self.stale = False
         """Whether what it uses may have changed since the export."""
@@ -106,7 +109,7 @@ class ExportedFunction:
             if not known or function_id != self.function_id or self.node != client.node:
                 client.export(function_id, self.name, payload, (*pairs, ("contains", captured)) if captured else pairs)
             # Set these last: Ctrl-C may interrupt at any line above.
-            self.packages, self.captured = packages_of(pairs), captured
+            self.packages, self.captured, self.size = packages_of(pairs), captured, len(payload)
             self.function_id, self.job, self.node, self.environment = function_id, client.job, client.node, environment
             self.stale = False
             notebooks.note(self)
@@ -141,7 +144,7 @@ class ExportedFunction:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, client=None, busy=False, stale=False)
+        self.__dict__.update(state, client=None, busy=False, stale=False, size=0)
         if not self.function_id:
             note_function(self)
 
@@ -202,7 +205,8 @@ class RemoteFunction(Generic[Parameters, Given_co]):
             self._call_options: Pairs | None = naming_refs(differs or None, packages_of(wanted) + export.captured)
             self._least, self._most = _positional(function)
             self._signature: Any = None
-            self._client = client
+            # A function with large data is bound again, until it was called often enough for a warning.
+            self._client = None if function_sent(function, export.name, export.size) else client
             notebooks.note(self)
         return client
 
@@ -315,6 +319,8 @@ class RemoteFunction(Generic[Parameters, Given_co]):
                 results += [ObjectRef(first, client) for first in firsts]
             else:
                 results += [_refs(first, returns, client) for first in firsts]
+        if self._client is not client and results:
+            function_sent(self._function, export.name, export.size, len(results) - 1)  # The first one was noted above.
         return results
 
     def _rows(
@@ -475,6 +481,7 @@ def _store_large(
         if serialized.size <= limit and total <= client.config.row_bytes:
             break
         try:
+            argument_sent(name, serialized)
             stored[key] = ObjectRef(client.put(serialized, False), client)
         except ObjectStoreError as error:
             raise type(error)(f"{name} has no place: {error}", **error.facts) from None
