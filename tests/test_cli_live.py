@@ -115,7 +115,7 @@ def by_state(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
 def test_status(live: LiveCluster) -> None:
     status = live.json("status")
     counts = {name: count for name, count in status["tasks"].items() if count}
-    assert counts == {"running": 2, "ready": 3, "infeasible": 1, "waiting": 1, "finished": 3, "failed": 1}
+    assert counts == {"running": 2, "queued": 3, "infeasible": 1, "waiting": 1, "finished": 3, "failed": 1}
     assert (status["resources"], status["available"]) == ({"CPU": 2}, {"CPU": 0})
     assert status["kind"] == "embedded"
     assert status["store"]["objects"] == 1
@@ -124,7 +124,7 @@ def test_status(live: LiveCluster) -> None:
     assert (job["number"], job["pid"], job["submitted"], job["ended"]) == (1, live.running.pid, 13, False)
     printed = live.run("status").stdout
     assert re.search(r"^CPU +2 +2 ", printed, flags=re.MULTILINE)
-    assert "2 running, 3 ready, 1 infeasible, 1 waiting, 3 finished, 1 failed" in printed
+    assert "2 running, 3 queued, 1 infeasible, 1 waiting, 3 finished, 1 failed" in printed
     assert f"program {live.running.pid}" in printed
 
 
@@ -132,7 +132,7 @@ def test_tasks(live: LiveCluster) -> None:
     rows = live.json("tasks")
     assert by_state(rows) == {
         "running": ["slow"] * 2,
-        "ready": ["slow"] * 3,
+        "queued": ["slow"] * 3,
         "infeasible": ["needs_gpus"],
         "waiting": ["dependent"],
         "finished": ["quick"] * 3,
@@ -142,7 +142,7 @@ def test_tasks(live: LiveCluster) -> None:
     assert [row["demand"] for row in rows if row["state"] == "infeasible"] == [{"CPU": 1, "GPU": 4}]
     assert [row["waits_for"] for row in rows if row["state"] == "waiting"] == [1]
     assert {row["pid"] for row in rows[:2]} == {row["pid"] for row in live.json("workers") if row["state"] == "busy"}
-    assert set(by_state(live.json("tasks", "--state", "pending"))) == {"ready", "infeasible", "waiting"}
+    assert set(by_state(live.json("tasks", "--state", "pending"))) == {"queued", "infeasible", "waiting"}
     assert by_state(live.json("tasks", "--state", "failed", "--state", "waiting")) == {"waiting": ["dependent"], "failed": ["wrong"]}
     assert live.json("tasks", "--state", "blocked") == []
     few = live.run("tasks", "--limit", 2)

@@ -932,7 +932,7 @@ def test_what_other_nodes_have_is_not_called_infeasible() -> None:
     home.submit(row(1, demand=(("disk", 10_000),)))
     found = home.scheduler.explain(task_id(1))
     assert found is not None
-    assert (found.state, found.reason) == ("ready", "waits for 1 disk, which this node does not have; no room now on n2, n3")
+    assert (found.state, found.reason) == ("queued", "waits for 1 disk, which this node does not have; no room now on n2, n3")
 
 
 def test_a_strategy_costs_nothing_on_one_node() -> None:

@@ -241,7 +241,7 @@ def test_a_large_value_that_nobody_has_read_and_the_refs_inside_survive_the_daem
     ref = nested.remote(2)
     zf.wait([ref], timeout=PATIENCE, fetch_local=False)
     eventually(
-        lambda: not sum(query("status")["tasks"][each] for each in ("running", "assigned", "ready", "waiting")), "all tasks have ended"
+        lambda: not sum(query("status")["tasks"][each] for each in ("running", "assigned", "queued", "waiting")), "all tasks have ended"
     )
     for pid in worker_pids():
         os.kill(pid, signal.SIGKILL)

@@ -1272,7 +1272,7 @@ def test_how_long_a_task_runs_is_blocked_or_has_waited(node: Node) -> None:
     node.now += 2.0
     assert {task["task_id"][-2:]: (task["state"], task["seconds"]) for task in asked(node, "tasks")} == {
         "00": ("running", 3.0),
-        "01": ("ready", 3.0),  # Its block of lineage began with the first of them, not yet written.
+        "01": ("queued", 3.0),  # Its block of lineage began with the first of them, not yet written.
         "02": ("waiting", 3.0),
     }
     node.now += 1.0

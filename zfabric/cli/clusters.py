@@ -19,6 +19,7 @@ from zfabric.cli.output import amount, console, echo, print_json, print_table, s
 from zfabric.cli.sessions import about, chosen_session, connected, seconds
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError
+from zfabric.protocol.messages.queries import PENDING_STATES
 from zfabric.protocol.names import is_text
 from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, drain_node, node_resources
 from zfabric.runtime.launch import Launched, launch
@@ -356,10 +357,6 @@ def _nothing_to_stop(everything: bool) -> str:
     return f"no started cluster is running. Clusters of programs end with them; to end one now, name it with --address: {listed}"
 
 
-QUEUED = ("assigned", "ready", "infeasible", "waiting")
-"""States of tasks that do not run yet."""
-
-
 @click.command(short_help="Show resources, tasks, object store and jobs.")
 @address_option
 @json_option
@@ -403,7 +400,7 @@ def _node_rows(nodes: list[dict[str, Any]]) -> list[tuple[object, ...]]:
                 f"{amount(cpus - free)} of {amount(cpus)}",
                 size(int(each["statistics"].get("memory_used", 0))),
                 f"{size(store['used'] + store['granted'])} of {size(store['capacity'])}" if store else "-",
-                sum(tasks[state] for state in QUEUED) - each["elsewhere"],
+                sum(tasks[state] for state in PENDING_STATES) - each["elsewhere"],
                 tasks["running"] + tasks["blocked"],
                 each["workers"],
             )
@@ -424,7 +421,7 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
         echo("its daemon was restarted and waits for every process to register again")
     echo()
     if len(nodes) > 1:
-        print_table(("node", ">CPUs in use", ">memory of workers", ">object store", ">queued", ">running", ">workers"), _node_rows(nodes))
+        print_table(("node", ">CPUs in use", ">memory of workers", ">object store", ">pending", ">running", ">workers"), _node_rows(nodes))
         echo("\nof this node:")
     total, free = found["resources"], found["available"]
     rows: list[tuple[object, ...]] = [

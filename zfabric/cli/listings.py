@@ -14,7 +14,7 @@ from zfabric.cli.options import WholeNumber, address_option, json_option
 from zfabric.cli.output import amounts, echo, print_json, print_table, size
 from zfabric.cli.sessions import chosen_session, connected, seconds, session_option, tables_of
 from zfabric.protocol.ids import TASK_BYTES
-from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
+from zfabric.protocol.messages.queries import LIST_LIMIT, PENDING_STATES, TASK_STATES
 from zfabric.protocol.names import brief, is_text
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import shown
@@ -24,7 +24,6 @@ LIMIT = 100
 """Rows shown by default."""
 _CHECKPOINTS = {">every": "checkpoint_every", ">since": "since_checkpoint", ">lost": "lost_calls"}
 """Columns of actors, shown if any actor has checkpoints."""
-PENDING = ("ready", "infeasible", "waiting", "assigned")
 
 
 def limit_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,8 +47,8 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
     \b
     running     on a worker                infeasible  needs resources that no node has
     blocked     waits in get()             waiting     for its arguments
-    assigned    queued on a worker         finished    its value is still referred to
-    ready       waits for resources        failed      its error is still referred to
+    assigned    next on a worker           finished    its value is still referred to
+    queued      for a worker, or for CPUs  failed      its error is still referred to
 
     "pending" stands for all states before "running". "for" is how long a task has been running or blocked, or before that, how long ago it
     was submitted.
@@ -61,7 +60,7 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
             raise click.UsageError("--state and --session exclude each other: of a session that has ended there are the tasks that ran")
         _show_ran("task", address, ended, limit, as_json)
         return
-    wanted = tuple(dict.fromkeys(each for state in states for each in (PENDING if state == "pending" else (state,))))
+    wanted = tuple(dict.fromkeys(each for state in states for each in (PENDING_STATES if state == "pending" else (state,))))
     with connected(chosen_session(address)) as client:
         rows = client.query("tasks", limit + 1, wanted)
     shown = rows[:limit]

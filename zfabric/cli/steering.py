@@ -14,9 +14,8 @@ from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import echo, print_json
 from zfabric.cli.sessions import chosen_session, connected
 from zfabric.protocol.ids import TASK_BYTES, is_put
+from zfabric.protocol.messages.queries import PENDING_STATES
 from zfabric.runtime.driver import DriverClient
-
-_PENDING = ("assigned", "ready", "infeasible", "waiting")
 
 
 @click.command(short_help="Cancel tasks, of any program and on any node.")
@@ -41,7 +40,7 @@ def cancel(identifiers: tuple[str, ...], force: bool, alone: bool, address: str 
         shown = f"{readable(task_id.hex())} ({answer['name']})"
         if answer["goes_on"]:
             raise click.ClickException(f"task {shown} is {answer['state']}: {answer['goes_on']}")
-        begun = answer["state"] not in _PENDING
+        begun = answer["state"] not in PENDING_STATES
         text = f"Cancelled task {shown}: it was {answer['state']}" + (", and is being " + ("killed" if force else "interrupted")) * begun
         return {"id": task_id.hex(), "name": answer["name"], "state": answer["state"], "text": f"{text}."}
 

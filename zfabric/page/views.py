@@ -17,7 +17,7 @@ from zfabric.page.history import IDLE, add_history, calls_of_actors
 from zfabric.page.lines import Output
 from zfabric.page.spans import WINDOW_SECONDS, Attempt, TaskStream
 from zfabric.protocol.ids import TASK_BYTES
-from zfabric.protocol.messages.queries import LIST_LIMIT
+from zfabric.protocol.messages.queries import LIST_LIMIT, PENDING_STATES
 from zfabric.protocol.names import brief
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
@@ -140,7 +140,7 @@ class Views:
         return {
             "silent": False,
             "available": status["available"],
-            "queued": sum(tasks[state] for state in ("assigned", "ready", "infeasible", "waiting")) - status["elsewhere"],
+            "queued": sum(tasks[state] for state in PENDING_STATES) - status["elsewhere"],
             "running": tasks["running"] + tasks["blocked"],
             "processes": status["workers"],
             "store_used": status["store"].get("used", 0),

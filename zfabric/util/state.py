@@ -16,7 +16,7 @@ from zfabric.protocol.messages.queries import LIST_LIMIT
 
 TASK_STATES = {
     "waiting": "PENDING_ARGS_AVAIL",
-    "ready": "PENDING_NODE_ASSIGNMENT",
+    "queued": "PENDING_NODE_ASSIGNMENT",
     "infeasible": "PENDING_NODE_ASSIGNMENT",
     "assigned": "SUBMITTED_TO_WORKER",
     "running": "RUNNING",

@@ -43,7 +43,7 @@ from zfabric.protocol.options import (
 )
 
 WAITING, READY, ASSIGNED, DONE = range(4)
-STATE_NAMES = ("waiting", "ready", "assigned", "finished")
+STATE_NAMES = ("waiting", "queued", "assigned", "finished")
 """WAITING for dependencies; READY in a queue; ASSIGNED to a worker (running, or next to run); DONE has an outcome."""
 
 ATTEMPTS_LOOKED_AT = 16

@@ -34,7 +34,7 @@ function list({ title, path, columns, caption, legend, states = [], beside }) {
 export const tasks = list({
   title: "Tasks",
   path: "tasks",
-  states: ["running", "blocked", "assigned", "ready", "infeasible", "waiting", "finished", "failed"],
+  states: ["running", "blocked", "assigned", "queued", "infeasible", "waiting", "finished", "failed"],
   caption: (many) => `${count(many)} ${many === 1 ? "task" : "tasks"}, the running ones first`,
   columns: [
     ["task", (row) => detailsLink(row.task_id, short(row.task_id))],

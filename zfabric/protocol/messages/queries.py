@@ -8,8 +8,10 @@ from zfabric.protocol.messages.rows import Row, Rows
 
 LIST_LIMIT = 10_000
 """Most rows of one listing."""
-TASK_STATES = ("running", "blocked", "assigned", "ready", "infeasible", "waiting", "finished", "failed")
+TASK_STATES = ("running", "blocked", "assigned", "queued", "infeasible", "waiting", "finished", "failed")
 """States of a task as listings show them, in the order of listings: running tasks first, finished ones last."""
+PENDING_STATES = ("assigned", "queued", "infeasible", "waiting")
+"""States of tasks that do not run yet: listings and counts call them pending."""
 
 
 class Query(NamedTuple):

@@ -162,7 +162,7 @@ class Diagnoses:
         return f"its resources are free; waits for a worker ({starting} starting, {len(queue.tasks)} tasks in its queue){first}"
 
     def _why_in_group(self, queue: ShapeQueue, term: GroupTerm) -> str:
-        """Why a ready task of a placement group does not run yet."""
+        """Why a queued task of a placement group does not run yet."""
         known = self.tables.known_groups.get(term.group)
         group = f"placement group {term.group.hex()}"
         if known is None and queue.away:

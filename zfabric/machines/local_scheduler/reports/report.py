@@ -373,14 +373,14 @@ class Reports:
         functions = self._all_functions()
         unfinished = sum(function.unfinished for function in functions)
         states["waiting"] = sum(function.waiting for function in functions)
-        states["ready"] = unfinished - states["waiting"] - states["assigned"] - states["blocked"] - states["running"]
+        states["queued"] = unfinished - states["waiting"] - states["assigned"] - states["blocked"] - states["running"]
         states["failed"] = len(self.tables.failures)
         states["finished"] = len(self.tables.tasks) - unfinished - states["failed"]
         for queue in self.tables.queues.values():
             if not self.tables.could_run(queue):
                 count = sum(task.state == READY for task in queue.tasks)
                 states["infeasible"] += count
-                states["ready"] -= count
+                states["queued"] -= count
         return {
             "node": self.node.hex(),
             "resources": amounts(tuple(sorted(self.pool.total.items()))),
