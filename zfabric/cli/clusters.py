@@ -15,12 +15,13 @@ import click
 
 from zfabric.adapters.journal import Journal
 from zfabric.cli.options import WholeNumber, address_option, cluster_options, json_option
-from zfabric.cli.output import amount, console, echo, print_json, print_table, size
-from zfabric.cli.sessions import about, chosen_session, connected, seconds
+from zfabric.cli.output import amount, console, echo, print_json, print_table
+from zfabric.cli.sessions import about, chosen_session, connected
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError
 from zfabric.protocol.messages.queries import PENDING_STATES
 from zfabric.protocol.names import is_text
+from zfabric.protocol.wording import size, span
 from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, drain_node, node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
@@ -409,7 +410,7 @@ def _node_rows(nodes: list[dict[str, Any]]) -> list[tuple[object, ...]]:
 
 
 def _print_status(session: Session, description: dict[str, Any], found: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
-    age = seconds(time.time() - description["created"])
+    age = span(time.time() - description["created"])
     kind = "started cluster" if description["kind"] == STARTED else f"cluster of program {description['launcher']}"
     echo(f"{kind}, up {age}, node {found['node']}, session {session.directory}")
     membership = session.membership()
@@ -450,11 +451,11 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
     for job in found["jobs"]:
         name = f" in namespace {job['namespace']}" if job["namespace"] else ""
         if job["home"]:
-            echo(f"job {job['number']:<9} of {job['home']}, at work here for {seconds(job['seconds'])}")
+            echo(f"job {job['number']:<9} of {job['home']}, at work here for {span(job['seconds'])}")
             continue
         program = f"program {job['pid']}" if job["pid"] else "detached actors, whose program has ended"
         tasks_submitted = f"{job['submitted']:,} task{'s' if job['submitted'] != 1 else ''} submitted"
-        echo(f"job {job['number']:<9} {program}{name}, {tasks_submitted} in {seconds(job['seconds'])}")
+        echo(f"job {job['number']:<9} {program}{name}, {tasks_submitted} in {span(job['seconds'])}")
     if not found["jobs"]:
         echo("jobs          none")
 

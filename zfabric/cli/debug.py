@@ -16,8 +16,8 @@ import click
 from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.cli.options import PID, json_option
 from zfabric.cli.output import echo, echo_output, print_json, print_table
-from zfabric.cli.sessions import seconds
 from zfabric.protocol.names import brief
+from zfabric.protocol.wording import span
 from zfabric.runtime.connect import find_session
 from zfabric.runtime.debugger import ASK, attach, waiting
 from zfabric.runtime.lines import visible
@@ -68,7 +68,7 @@ def _show_list(found: list[tuple[Session, dict[str, Any]]]) -> None:
             row["task"] or "-",
             brief(bytes.fromhex(row["task_id"])) if row["task_id"] else "-",
             f"{row['file']}:{row['line']}",
-            seconds(max(0.0, time.time() - row["since"])),
+            span(max(0.0, time.time() - row["since"])),
         )
         for _, row in found
     ]

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import click
 
 from zfabric.cli.options import json_option
-from zfabric.cli.output import echo, print_json, size
+from zfabric.cli.output import echo, print_json
 from zfabric.cli.sessions import about
 from zfabric.exceptions import FabricError
+from zfabric.protocol.wording import size
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 """A note concerns speed or is information; a problem prevents something from working."""

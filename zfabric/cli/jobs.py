@@ -12,7 +12,8 @@ import click
 from zfabric import api as zf
 from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import echo, echo_output, print_json, print_table
-from zfabric.cli.sessions import chosen_session, seconds
+from zfabric.cli.sessions import chosen_session
+from zfabric.protocol.wording import span
 from zfabric.runtime.session import Session
 from zfabric.util.jobs import JobDetails, JobStatus, JobSubmissionClient
 
@@ -59,7 +60,7 @@ def _for(job: JobDetails) -> str:
     if job["start_time"] is None:
         return "-"
     end = job["end_time"] / 1000 if job["end_time"] is not None else time.time()
-    return seconds(max(0.0, end - job["start_time"] / 1000))
+    return span(max(0.0, end - job["start_time"] / 1000))
 
 
 def _code(job: JobDetails) -> str:

@@ -11,11 +11,12 @@ import click
 
 from zfabric.adapters.processes import resident_bytes
 from zfabric.cli.options import WholeNumber, address_option, json_option
-from zfabric.cli.output import amounts, echo, print_json, print_table, size
-from zfabric.cli.sessions import chosen_session, connected, seconds, session_option, tables_of
+from zfabric.cli.output import amounts, echo, print_json, print_table
+from zfabric.cli.sessions import chosen_session, connected, session_option, tables_of
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages.queries import LIST_LIMIT, PENDING_STATES, TASK_STATES
 from zfabric.protocol.names import brief, is_text
+from zfabric.protocol.wording import size, span
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import shown
 from zfabric.runtime.timeline import rows_of, trace_events
@@ -210,7 +211,7 @@ def _show_ran(kind: str, address: str | None, ended: str, limit: int, as_json: b
     else:
         first = rows[0]["began"]
         cells = [
-            (brief(bytes.fromhex(row[f"{kind}_id"])), row["name"], seconds(row["began"] - first), seconds(row["seconds"]), row["worker"])
+            (brief(bytes.fromhex(row[f"{kind}_id"])), row["name"], span(row["began"] - first), span(row["seconds"]), row["worker"])
             for row in shown
         ]
         print_table((kind, "name", ">began after", ">ran for", ">worker"), cells, flexible="name")
@@ -289,7 +290,7 @@ def workers(address: str | None, as_json: bool) -> None:
         (
             row["pid"] or "-",
             row["state"],
-            seconds(row["seconds"]),
+            span(row["seconds"]),
             row["task"] or "-",
             row["queued"],
             row["depth"],
@@ -366,8 +367,8 @@ def _lent(lent: dict[str, float]) -> str:
     return f" ({amounts(lent)} lent)" if lent else ""
 
 
-def _for(span: float | None) -> str:
-    return "-" if span is None else seconds(span)
+def _for(seconds: float | None) -> str:
+    return "-" if seconds is None else span(seconds)
 
 
 def readable(identifier: str) -> str:

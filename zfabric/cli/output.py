@@ -118,15 +118,6 @@ _STYLES = {
 }
 
 
-def size(count: float) -> str:
-    """Format a number of bytes."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-
-
 def amount(count: float) -> str:
     """Format an amount of a resource: without decimals if it is whole."""
     return f"{count:g}"

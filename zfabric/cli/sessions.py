@@ -16,6 +16,7 @@ from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.cli.options import json_option
 from zfabric.cli.output import echo, print_json, print_table
 from zfabric.exceptions import FabricError, VersionMismatchError
+from zfabric.protocol.wording import span
 from zfabric.runtime.connect import attach, find_session
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.session import Session, find_sessions, kept_sessions, started_session
@@ -46,7 +47,7 @@ def about(session: Session) -> str:
         return "of another version of zfabric"
     except FabricError:
         return "just starting or ending"
-    age = seconds(time.time() - description["created"])
+    age = span(time.time() - description["created"])
     if description["kind"] == "started":
         return f"started {age} ago"
     return f"of program {description['launcher']}, {age} old"
@@ -135,7 +136,7 @@ def sessions(unwanted: tuple[str, ...], as_json: bool) -> None:
     else:
         now = time.time()
         cells = [
-            (row["session"], row["state"], row["program"] or "-", seconds(now - row["created"]), row["directory"]) for row in rows
+            (row["session"], row["state"], row["program"] or "-", span(now - row["created"]), row["directory"]) for row in rows
         ]  # fmt: skip
         print_table(("session", "state", ">program", ">age", "directory"), cells, flexible="directory")
 
@@ -164,16 +165,3 @@ def connected(session: Session) -> Iterator[DriverClient]:
         yield client
     finally:
         client.close()
-
-
-def seconds(span: float) -> str:
-    """Format a time span."""
-    if span < 1:
-        return f"{span * 1000:.0f} ms"
-    if span < 60:
-        return f"{span:.1f} s"
-    minutes = int(span) // 60
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"

@@ -12,9 +12,10 @@ import click
 
 from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import echo, print_json
-from zfabric.cli.sessions import chosen_session, connected, seconds
+from zfabric.cli.sessions import chosen_session, connected
 from zfabric.exceptions import FabricError, GetTimeoutError
 from zfabric.protocol.names import brief, is_text
+from zfabric.protocol.wording import span
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import shown
 from zfabric.runtime.sampling import SECONDS_MOST
@@ -111,7 +112,7 @@ def _text(process: dict[str, Any]) -> str:
     lines = [f"{process['kind']} {process['pid']}" + (f" on {process['node']}" if process["node"] else "")]
     if process["kind"] == "worker":
         task = f", {shown(process['task'])}" if process["task"] else ""
-        lines[0] += f": {process['state']}{task}, for {seconds(process['seconds'])}"
+        lines[0] += f": {process['state']}{task}, for {span(process['seconds'])}"
     if not process["answers"] and process["threads"]:
         lines[0] += " (it runs no Python code now; this is what the interpreter was in)"
     elif not process["answers"]:
@@ -127,7 +128,7 @@ def _text(process: dict[str, Any]) -> str:
 
 
 def _run(run: dict[str, Any]) -> str:
-    return f"{shown(run['name'])} ({brief(bytes.fromhex(run['task_id']))}) for {seconds(run['seconds'])}"
+    return f"{shown(run['name'])} ({brief(bytes.fromhex(run['task_id']))}) for {span(run['seconds'])}"
 
 
 def _show_native(chosen: list[Chosen]) -> None:

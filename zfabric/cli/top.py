@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from zfabric.cli.options import WholeNumber, address_option
-from zfabric.cli.output import amounts, console, echo, size
-from zfabric.cli.sessions import chosen_session, connected, seconds
+from zfabric.cli.output import amounts, console, echo
+from zfabric.cli.sessions import chosen_session, connected
 from zfabric.exceptions import FabricError
 from zfabric.page.views import Views
+from zfabric.protocol.wording import size, span
 from zfabric.runtime.lines import shown
 from zfabric.runtime.session import Session
 
@@ -142,5 +143,5 @@ def _workers(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _span(span: float | None) -> str:
-    return "-" if span is None else seconds(span) if span >= 0.0005 else f"{span * 1e6:.0f} µs"
+def _span(seconds: float | None) -> str:
+    return "-" if seconds is None else span(seconds) if seconds >= 0.0005 else f"{seconds * 1e6:.0f} µs"

@@ -36,9 +36,12 @@ from zfabric.protocol.machine import Diagnosis
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import NO_ENVIRONMENT, GroupTerm, describe_strategy
+from zfabric.protocol.wording import size, span
 
 COPY = "copy"
 """The maker, in listings, of a value whose home is another node, as far as this one knows."""
+ARGUMENTS_MOST = 8
+"""Most arguments of a task that an explanation names."""
 ERROR_CHARACTERS = 200
 """Most characters of an error's text in an explanation."""
 
@@ -85,7 +88,8 @@ class Diagnoses:
             call = self.actor_reports.call_of(self.deadlocks.callee(None, subject))
             if call:
                 return Diagnosis(subject, row["state"], f"the result of a {call}", _facts(row))
-            return Diagnosis(subject, row["state"], f"{_WITHOUT_TASK[row['made_by']]}, {row['size']} bytes, {row['where']}", _facts(row))
+            reason = f"{_WITHOUT_TASK[row['made_by']]}, {self._size_and_place(record)}"
+            return Diagnosis(subject, row["state"], reason, _facts({**row, "where": self.place_of(record)}))
         return self._explain_task(record.task, subject, now)
 
     def _explain_task(self, task: TaskRecord, subject: bytes, now: float | None = None) -> Diagnosis:
@@ -102,6 +106,8 @@ class Diagnoses:
         if elapsed is not None:
             begun = state in ("running", "blocked")
             facts.append((state, f"for {span(elapsed)}") if begun else ("submitted", f"{span(elapsed)} ago"))
+        if arguments := self._arguments(task):
+            facts.append(("arguments", arguments))
         if task.rare is not None and task.rare.history:
             facts.append(("earlier attempts", "; ".join(task.rare.history)))
         if task.state == WAITING:
@@ -132,10 +138,37 @@ class Diagnoses:
             if state == "running":
                 return Diagnosis(subject, state, f"runs on worker {task.worker.pid}", tuple(facts))
             return Diagnosis(subject, state, f"is next on worker {task.worker.pid}, behind what it runs now", tuple(facts))
-        rows = [object_row(record) for record in task.values()]
-        where = ", ".join(f"{row['size']} bytes {row['where']}" for row in rows)
+        where = ", ".join(self._size_and_place(record) for record in task.values()) or "none"
         reason = f"has finished with an error: {_error_of(task)}" if state == "failed" else f"has finished; its values: {where}"
         return Diagnosis(subject, state, reason, tuple(facts))
+
+    def _arguments(self, task: TaskRecord) -> str:
+        """The sizes and places of a task's arguments; empty if it has none."""
+        parts = [f"{size(len(task.row[2]))} with the call"] if task.row[2] else []
+        needed = list(dict.fromkeys(task.row[3]))
+        for identifier in needed[:ARGUMENTS_MOST]:
+            record = self.tables.find(identifier)
+            about = "released since" if record is None else self._size_and_place(record)
+            parts.append(
+                f"{brief(identifier)} ({self._maker(identifier)}): {about}" if record is not None else f"{brief(identifier)}: {about}"
+            )
+        more = len(needed) - ARGUMENTS_MOST
+        return "; ".join(parts) + (f"; and {more:,} more" if more > 0 else "")
+
+    def place_of(self, record: AnyObject) -> str:
+        """Where a value is, with the name of its node."""
+        value, table = record.value, self.tables.node_table
+        return f"node {table[value.place][2]}" if isinstance(value, Elsewhere) and value.place in table else where(value)
+
+    def _size_and_place(self, record: AnyObject) -> str:
+        """The size of a value and its place, for a sentence."""
+        if record.status == PENDING:
+            return "does not exist yet"
+        place = self.place_of(record)
+        words = {"store": "in the object store", "nowhere": "which is lost"}.get(
+            place, f"on {place}" if place.startswith("node ") else place
+        )
+        return f"{size(object_row(record)['size'])} {words}"
 
     def _why_queued(self, task: TaskRecord) -> str:
         queue = self.tables.queue_of(task)
@@ -254,13 +287,6 @@ class Diagnoses:
 def running_since(worker: WorkerRecord) -> float:
     """When the task that runs now began: its worker had ended another task, or the one below had blocked."""
     return max([worker.last_progress, *(blocked.at for blocked in worker.blocked_tasks if blocked.at is not None)])
-
-
-def span(seconds: float) -> str:
-    """A time span for users."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def failed(task: TaskRecord) -> bool:

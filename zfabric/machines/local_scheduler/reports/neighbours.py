@@ -10,6 +10,7 @@ from zfabric.machines.local_scheduler.reports.diagnoses import failed, object_ro
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.ids import OBJECT_BYTES, is_call
 from zfabric.protocol.names import brief
+from zfabric.protocol.wording import size
 
 EACH_MOST = 40
 """Most neighbours of one kind; ``more`` counts the others."""
@@ -85,6 +86,6 @@ class Neighbourhood:
         if name not in self.nodes:
             row = object_row(record)
             made = "call" if is_call(record.object_id) else "value" if record.task is not None else "put"
-            text = f"{made} {brief(record.object_id)}" + ("" if record.status == PENDING else f", {row['size']:,} bytes")
+            text = f"{made} {brief(record.object_id)}" + ("" if record.status == PENDING else f", {size(row['size'])}")
             self.nodes[name] = {"id": name, "kind": "object", "name": text, "state": row["state"]}
         return name

@@ -27,14 +27,13 @@ from zfabric.machines.local_scheduler.records import (
     WAITING,
     WORKER_STATES,
     AnyObject,
-    Elsewhere,
     FunctionRecord,
     JobRecord,
     TaskRecord,
     WorkerRecord,
 )
 from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, state_of, title
-from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, object_row, running_since, running_task, where
+from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, object_row, running_since, running_task
 from zfabric.machines.local_scheduler.reports.neighbours import Neighbourhood
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -282,14 +281,9 @@ class Reports:
         tables = self.tables
         records = chain[AnyObject](tables.objects.values(), (task for task in tables.tasks.values() if task.outputs is None))
         return [
-            {**object_row(record), "where": self._where(record), "held_by": self._held_by(record)}
+            {**object_row(record), "where": self.diagnoses.place_of(record), "held_by": self._held_by(record)}
             for record in islice(records, min(limit, LIST_LIMIT))
         ]
-
-    def _where(self, record: AnyObject) -> str:
-        """Where a value is, with the name of its node."""
-        value, table = record.value, self.tables.node_table
-        return f"node {table[value.place][2]}" if isinstance(value, Elsewhere) and value.place in table else where(value)
 
     def _held_by(self, record: AnyObject) -> list[str]:
         """Processes and nodes that have refs to an object, the first few of them."""
