@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,3 +164,36 @@ def test_what_cannot_be_cancelled_or_killed_is_refused_with_what_to_do(cluster: 
         code, output = run(*arguments, *of_node(cluster, 1))
         assert (code, text in output) == (status, True), (arguments, output)
     assert zf.get(actor.add.remote(1), timeout=PATIENCE) == 2
+
+
+@zf.remote
+def speaks(number: int, values: Any = None) -> int:
+    """A task that writes two lines."""
+    print(f"number {number}")
+    print("is written")
+    return number
+
+
+def test_a_task_that_has_ended_is_explained_with_its_time_place_arguments_and_lines(cluster: zf.LocalCluster) -> None:
+    values = zf.put(bytes(300_000))
+    ref = speaks.options(scheduling_strategy=on_node(cluster.nodes[1])).remote(17, values)
+    assert zf.get(ref, timeout=PATIENCE) == 17
+    task = brief(ref.task_id())
+    found = zf.explain(ref)
+    assert found.state == "finished"
+    assert re.search(r"^\d+ ms in process \d+ on node2, ", found.facts["ran"])
+    assert re.fullmatch(r"\d+ B with the call; 1-\w+-\d+-p\d+ \(put\): 293 KiB in the object store", found.facts["arguments"])
+    assert found.facts["output"] == "number 17\nis written"
+    code, output = run("explain", "--json", task, *of_node(cluster, 0))
+    assert code == 0, output
+    facts = json.loads(output)["facts"]
+    assert {name: facts[name] for name in ("arguments", "output")} == {name: found.facts[name] for name in ("arguments", "output")}
+    assert facts["ran"].split(" ago")[0].rpartition(", ")[0] == found.facts["ran"].split(" ago")[0].rpartition(", ")[0]
+    printed = run("explain", task, *of_node(cluster, 1))[1]
+    assert re.search(r"output: +number 17\n +is written", printed)
+    del ref, found
+    eventually(lambda: not [row for row in rows("tasks") if "speaks" in row["name"]], "it is forgotten")
+    code, output = run("explain", task, *of_node(cluster, 0))
+    assert code == 0, output
+    assert f"task {task} (speaks): finished\nhas ended, and the cluster has forgotten it" in output
+    assert re.search(r"ran: +\d+ ms in process \d+ on node2", output)

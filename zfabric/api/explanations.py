@@ -8,7 +8,9 @@ from typing import Any
 
 from zfabric.exceptions import FabricError
 from zfabric.protocol.ids import TASK_BYTES, short
+from zfabric.protocol.messages.queries import ENDED_STATES as ENDED
 from zfabric.runtime.interface import ClientInterface
+from zfabric.runtime.task_history import history_of
 
 QUERY_SECONDS = 10.0
 """How long the node's daemon may take to answer."""
@@ -33,7 +35,8 @@ class Explanation:
     def __str__(self) -> str:
         width = max(map(len, self.facts), default=0)
         lines = [f"{self.subject}: {self.state}", f"  {self.reason}"]
-        return "\n".join([*lines, *(f"  {name + ':':<{width + 1}} {value}" for name, value in self.facts.items())])
+        indent = "\n" + " " * (width + 4)
+        return "\n".join([*lines, *(f"  {name + ':':<{width + 1}} {value.replace(chr(10), indent)}" for name, value in self.facts.items())])
 
     def __repr__(self) -> str:
         return f"Explanation({self.subject!r}, {self.state!r}, {self.reason!r}, {self.facts!r})"
@@ -47,8 +50,11 @@ class Explanation:
         return _as_html(self.subject, self)
 
 
-def explained(client: ClientInterface, subject: bytes, text: str = "", timeout: float = QUERY_SECONDS) -> Explanation:
-    """Return the explanation of the task, value or actor with this id. If the id is empty, ``text`` names what nothing is known of."""
+def explained(client: ClientInterface, subject: bytes, text: str = "", timeout: float = QUERY_SECONDS, brief: bool = False) -> Explanation:
+    """Return the explanation of the task, value or actor with this id. If the id is empty, ``text`` names what nothing is known of.
+
+    Unless ``brief``, that of a task that has ended says when and where it ran, and what it wrote.
+    """
     name = short(subject) or text
     called = client.explain_call(subject)
     if called is not None:
@@ -57,7 +63,8 @@ def explained(client: ClientInterface, subject: bytes, text: str = "", timeout: 
     if answer is None:
         return Explanation(name, "unknown", "nothing is known of it: it ended and was forgotten, or never was", {})
     state, reason, facts = answer
-    return Explanation(name, state, _with_breakpoint(client, subject, reason, dict(facts)), dict(facts))
+    more = history_of(client, subject[:TASK_BYTES]) if state in ENDED and not brief else {}
+    return Explanation(name, state, _with_breakpoint(client, subject, reason, dict(facts)), {**dict(facts), **more})
 
 
 def _of_call(client: ClientInterface, name: str, subject: bytes, state: str, actor_id: bytes, reason: str, timeout: float) -> Explanation:
@@ -79,7 +86,7 @@ def _with_breakpoint(client: ClientInterface, subject: bytes, reason: str, facts
 def html_of(what: object, owner: Callable[[], ClientInterface], subject: bytes) -> str | None:
     """Return what a notebook shows of a ref, a handle or a generator: its state now. None, for its text, if that cannot be asked."""
     try:
-        return _as_html(repr(what), explained(owner(), subject, timeout=NOTEBOOK_SECONDS))
+        return _as_html(repr(what), explained(owner(), subject, timeout=NOTEBOOK_SECONDS, brief=True))
     except (FabricError, ValueError):  # The cluster has ended, or does not answer; the generator was closed.
         return None
 

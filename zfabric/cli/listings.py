@@ -14,11 +14,12 @@ from zfabric.cli.options import WholeNumber, address_option, json_option
 from zfabric.cli.output import amounts, echo, print_json, print_table
 from zfabric.cli.sessions import chosen_session, connected, session_option, tables_of
 from zfabric.protocol.ids import TASK_BYTES
-from zfabric.protocol.messages.queries import LIST_LIMIT, PENDING_STATES, TASK_STATES
+from zfabric.protocol.messages.queries import ENDED_STATES, LIST_LIMIT, PENDING_STATES, TASK_STATES
 from zfabric.protocol.names import brief, is_text
 from zfabric.protocol.wording import size, span
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import shown
+from zfabric.runtime.task_history import forgotten, history_of
 from zfabric.runtime.timeline import rows_of, trace_events
 
 LIMIT = 100
@@ -315,14 +316,8 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
     ID is an id as in tables (1-3fa2-57), or in hex or its first digits, or an actor's name, or the pid of a worker.
     """
     with connected(chosen_session(address)) as client:
-        found = find_one(client, subject)
-        identifier = bytes.fromhex(found["id"])
-        answer = client.query("explain", identifier)
-        where = client.breakpoint_of(identifier[:TASK_BYTES], dict(answer[2]).get("pid", "")) if answer else ""
-    if answer is None:
-        raise _unknown(subject)
-    state, reason, facts = answer
-    reason += f"; {where}" if where else ""
+        found, (state, reason, facts) = _explained(client, subject)
+    identifier = bytes.fromhex(found["id"])
     if as_json:
         print_json({"id": identifier.hex(), "kind": found["kind"], "state": state, "reason": reason, "facts": dict(facts)})
         return
@@ -330,8 +325,35 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
     if facts:
         echo()
         width = max(len(name) for name, _ in facts)
+        indent = "\n" + " " * (width + 4)
         for name, value in facts:
-            echo(f"  {name + ':':<{width + 1}} {value}")
+            echo(f"  {name + ':':<{width + 1}} {value.replace(chr(10), indent)}")
+
+
+def _explained(client: DriverClient, subject: str) -> tuple[dict[str, str], tuple[str, str, tuple[tuple[str, str], ...]]]:
+    """Return what ``subject`` names, and (state, reason, facts); of a task that has ended also what is left of it."""
+    try:
+        found = find_one(client, subject)
+    except UnknownSubject:
+        left = forgotten(client, subject) if is_text(subject) else None
+        if left is None:
+            raise
+        task, ran = left
+        reason = "has ended, and the cluster has forgotten it: nobody has a ref to its value, or it was a call"
+        return {"id": task.hex(), "kind": ran.kind, "name": ran.name}, (ran.mark or "finished", reason, _history(client, task))
+    identifier = bytes.fromhex(found["id"])
+    answer = client.query("explain", identifier)
+    if answer is None:
+        raise UnknownSubject(subject)
+    state, reason, facts = answer
+    if where := client.breakpoint_of(identifier[:TASK_BYTES], dict(facts).get("pid", "")):
+        reason += f"; {where}"
+    more = _history(client, identifier[:TASK_BYTES]) if state in ENDED_STATES and found["kind"] != "actor" else ()
+    return found, (state, reason, (*facts, *more))
+
+
+def _history(client: DriverClient, task: bytes) -> tuple[tuple[str, str], ...]:
+    return tuple(history_of(client, task).items())
 
 
 def find_one(client: DriverClient, subject: str, kinds: tuple[str, ...] = ()) -> dict[str, str]:
@@ -349,18 +371,25 @@ def find_one(client: DriverClient, subject: str, kinds: tuple[str, ...] = ()) ->
         lines = "\n".join(f"  {readable(row['id'])}   {row['kind']} {shown(row['name'])}" for row in found)
         raise click.UsageError(f"{subject!r} can mean {'at least ' if len(found) >= 20 else ''}{len(found)} things:\n{lines}")
     if not found:
-        raise _unknown(subject)
+        raise UnknownSubject(subject)
     return found[0]
 
 
-def _unknown(subject: str) -> click.ClickException:
+class UnknownSubject(click.ClickException):
+    """Nothing is known of what a user has named."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(_why_unknown(subject))
+
+
+def _why_unknown(subject: str) -> str:
     why = "it has ended and was forgotten, or never was"
     if re.fullmatch(r"\d+-[0-9a-f]+-\d+(-c\d+)?", subject):
         why += (
             ", or it is a call of an actor without an outcome yet: of those only the caller knows (zf.explain(ref), zf.cancel(ref) there)"
         )
     hint = "`zfabric tasks`, `objects`, `actors` and `workers` list what there is"
-    return click.ClickException(f"nothing is known of {subject!r}: {why}; {hint}")
+    return f"nothing is known of {subject!r}: {why}; {hint}"
 
 
 def _lent(lent: dict[str, float]) -> str:

@@ -24,6 +24,7 @@ from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.log_files import LocalLogFiles, LogFiles, RemoteLogFiles
 from zfabric.runtime.session import Session
 from zfabric.runtime.stack_report import process_report, processes_of, sample_report
+from zfabric.runtime.task_history import attempts_of
 from zfabric.runtime.timeline import TimelineNode, members
 
 ROWS = 200
@@ -368,6 +369,9 @@ class Views:
     def _of_task(self, identifier: bytes) -> dict[str, Any]:
         """The attempts, arguments, error and lines of output of a task, beside its explanation."""
         ran = [each for each in (self._stream.attempts if self._stream is not None else ()) if each.task == identifier]
+        if not ran:  # It ended before somebody looked.
+            found = attempts_of(self._members(), identifier.__eq__)
+            ran = [Attempt((each.node, each.pid), each.name, each.mark, each.kind, each.start, each.seconds, each.task) for each in found]
         failures = self._client.query("failures", 1, identifier)
         around = self._client.query("neighbours", identifier) or {"nodes": [], "edges": []}
         nodes = {node["id"]: node for node in around["nodes"]}
@@ -391,7 +395,7 @@ class Views:
             self._output = Output(self._log_files)
         self._output.read()
         lines = self._output.since(0, lane[1])["lines"]
-        return [line.text for line in lines if line.name == name and line.node in (lane[0], "")]  # type: ignore[attr-defined]
+        return [line.text for line in lines if line.name == name.rpartition("<locals>.")[2] and line.node in (lane[0], "")]  # type: ignore[attr-defined]
 
     def graph(self, text: str) -> dict[str, Any]:
         """The neighbourhood of a task, a call or an object: nodes and edges as in the paper's figure 4."""

@@ -12,6 +12,8 @@ TASK_STATES = ("running", "blocked", "assigned", "queued", "infeasible", "waitin
 """States of a task as listings show them, in the order of listings: running tasks first, finished ones last."""
 PENDING_STATES = ("assigned", "queued", "infeasible", "waiting")
 """States of tasks that do not run yet: listings and counts call them pending."""
+ENDED_STATES = ("finished", "failed")
+"""States of tasks that have ended: somebody refers to their values."""
 
 
 class Query(NamedTuple):
