@@ -408,6 +408,16 @@ def memory_available() -> int:
     return max(0, min([available, *(limit - used for limit, used in _memory_groups())]))
 
 
+def processor_times() -> tuple[int, int]:
+    """Return how long the machine's processors have been busy, and how long they have been there, in ticks since it started.
+
+    Raises OSError if this process may open no further file.
+    """
+    times = [int(each) for each in _read("/proc/stat").partition("\n")[0].split()[1:9]]
+    idle = sum(times[3:5])  # Waiting for a disk is no work.
+    return sum(times) - idle, sum(times)
+
+
 def _machine_memory() -> dict[str, int]:
     fields = (line.split() for line in _read("/proc/meminfo").splitlines()[:8])
     return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields if len(field) >= 2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -161,4 +162,18 @@ def _merged(bars: list[list[Any]], gap: float, alike: bool) -> list[list[Any]]:
                 last[2] = "several functions"
         else:
             found.append(bar)
+    return found
+
+
+def shares(attempts: Sequence[Attempt], now: float, seconds: float) -> dict[tuple[str, int], dict[str, float]]:
+    """By lane, for how long each function ran in the last ``seconds``. What ran on top of something that waited counts with that."""
+    first, until = now - seconds, dict[tuple[str, int], float]()
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    recent = [each for each in attempts if each.start + each.seconds >= first]
+    for lane, name, _, _, start, length, _, _, _ in sorted(recent, key=_start):
+        begin, end = max(start, until.get(lane, first)), min(start + length, now)
+        if end > begin:
+            of = found.setdefault(lane, {})
+            of[name] = of.get(name, 0.0) + end - begin
+            until[lane] = end
     return found

@@ -20,11 +20,19 @@ from zmq import zmq_poll
 
 from zfabric.adapters.collector import IdleCollector
 from zfabric.adapters.journal import Journal
-from zfabric.adapters.processes import disk_room, memory_available, memory_total, open_more_files, resident_bytes, return_free_memory
+from zfabric.adapters.processes import (
+    disk_room,
+    memory_available,
+    memory_total,
+    open_more_files,
+    processor_times,
+    resident_bytes,
+    return_free_memory,
+)
 from zfabric.adapters.sockets import Transport
 from zfabric.exceptions import ConnectionLostError, FabricError
 from zfabric.machines.common.resources import amount_of
-from zfabric.machines.local_scheduler import JobRecord, WorkerRecord
+from zfabric.machines.local_scheduler import JobRecord, Measured, WorkerRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER, OBJECT_STORE
@@ -53,6 +61,11 @@ ALERT_AFTER = 0.00005
 """Seconds without a message after which the next one of another node is likely to be alone, and somebody here likely to wait for it."""
 LOGS_EVERY = 0.1
 """Seconds between reads of workers' output while a worker is busy or has just written some."""
+SAMPLE_EVERY = 0.95
+"""Least seconds between two samples for the node's time series. An idle daemon reads output twice a second: it takes them then, and wakes
+up for none."""
+VALUES_COUNTED = 10_000
+"""With more values in the object store than these, a sample does not add up what is on disk, which takes a millisecond."""
 PAIRS_EVERY = 1.0
 """Least seconds between two looks at which nodes are out of reach. An idle daemon wakes up for its lease, and looks then."""
 LOGS_SELDOM = 0.5
@@ -107,6 +120,9 @@ class Daemon:
         self._memory_at = 0.0
         self._sweep_at = 0.0
         self._pairs_at = 0.0
+        self._sample_at = 0.0
+        self._processors = 0, 0
+        """How long processors had been busy, and been there, at the last sample."""
         self._collect_at = 0.0
         self._collector = IdleCollector(clock)
         self._published = False
@@ -487,6 +503,9 @@ class Daemon:
         if now >= self._logs_at:
             found = self._pass_on_output(now)
             self._logs_at = now + (LOGS_EVERY if found or self._busy else LOGS_SELDOM)
+        if now >= self._sample_at:
+            self._sample_at = now + SAMPLE_EVERY
+            self._take_sample(now)
         if self._busy and now >= self._memory_at:
             self._memory_at = now + max(self.config.memory_check_every, MEMORY_SECONDS * len(self.scheduler.tables.workers))
             self._check_memory(now)
@@ -507,6 +526,17 @@ class Daemon:
             if not active:
                 self._collector.run()
                 return_free_memory()
+
+    def _take_sample(self, now: float) -> None:
+        """Add a sample of this node to its time series."""
+        try:
+            memory, processors = 1.0 - memory_available() / memory_total(), processor_times()
+        except OSError:  # As in ``_check_memory``.
+            return
+        busy, all_of_them = (new - old for new, old in zip(processors, self._processors, strict=True))
+        self._processors = processors
+        used, spilled = self.core.store.room(VALUES_COUNTED)
+        self.scheduler.sampling.sample(now, Measured(busy / all_of_them if all_of_them else 0.0, memory, used, spilled))
 
     def _pass_on_output(self, now: float, last_of: JobRecord | None = None) -> bool:
         """Pass on new output of workers, with the unfinished lines of a job that ends. Return whether there was any."""

@@ -9,4 +9,5 @@ from zfabric.machines.local_scheduler.records import WAITING as WAITING
 from zfabric.machines.local_scheduler.records import JobRecord as JobRecord
 from zfabric.machines.local_scheduler.records import TaskRecord as TaskRecord
 from zfabric.machines.local_scheduler.records import WorkerRecord as WorkerRecord
+from zfabric.machines.local_scheduler.reports.sampling import Measured as Measured
 from zfabric.machines.local_scheduler.tasks.outcomes import ALONE_AFTER as ALONE_AFTER

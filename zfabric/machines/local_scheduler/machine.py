@@ -77,6 +77,7 @@ from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.reports import invariants
 from zfabric.machines.local_scheduler.reports.events import Events
 from zfabric.machines.local_scheduler.reports.report import Reports
+from zfabric.machines.local_scheduler.reports.sampling import Sampling
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
@@ -390,6 +391,7 @@ class LocalScheduler:
             m.Ended: self.lone_tasks.ended,
         }
         """The same for messages of other nodes."""
+        self.sampling = Sampling(self.tables, self.pool, self.events)
         self.reports = Reports(
             node,
             self.tables,
@@ -402,6 +404,7 @@ class LocalScheduler:
             self.guest_logs.read,
             self.draining.drain,
             self.stopping,
+            self.sampling,
             self.statistics,
             self.creation.queries,
         )

@@ -53,6 +53,8 @@ from zfabric.protocol.ids import (
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import HERE, NODE_ID, GroupTerm, accepts
 
+ENDED_JOBS_MOST = 100
+"""Most ended jobs whose tasks are yet to be added to the node's time series, which happens once a second."""
 NOTICES_MAX = 20
 """Most notices to one driver that something runs again after a crash."""
 
@@ -197,6 +199,8 @@ class Tables:
         self.latencies = Latencies()
         self.resident: dict[int, int] = {}
         """Resident memory of workers in bytes, by pid. The shell measures it for a question that asks for it."""
+        self.ended_jobs: deque[JobRecord] = deque(maxlen=ENDED_JOBS_MOST)
+        """Jobs that have ended since the shell last took a sample of this node."""
         self.copied_bytes: Counter[bytes] = Counter()
         """Bytes of values that were copied to this node, by the node from which they came; empty if several were asked."""
         self.effects: list[Effect] = []

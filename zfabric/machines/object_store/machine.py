@@ -102,6 +102,10 @@ class ObjectStore:
         """Bytes by owner, objects by state, and counters."""
         return report.statistics(self._tables)
 
+    def room(self, counted: int) -> tuple[int, int]:
+        """Bytes of values in the arena, and on disk: those only if there are at most ``counted`` values, else 0."""
+        return report.room(self._tables, counted)
+
     def check_invariants(self) -> None:
         """The arena is tiled exactly; every object is in the tables its state says."""
         report.check(self._tables)

@@ -36,7 +36,6 @@ def statistics(tables: StoreTables) -> Mapping[str, float]:
     """Bytes by owner, objects by state, and counters."""
     resident = [entry for entry in tables.entries.values() if entry.offset is not None]
     spilled = [entry for entry in tables.entries.values() if entry.on_disk]
-    on_disk = sum(entry.size for entry in spilled) + sum(file.room for file in tables.files.values())
     return {
         "capacity": tables.capacity,
         "used": sum(entry.room for entry in resident),
@@ -44,7 +43,7 @@ def statistics(tables: StoreTables) -> Mapping[str, float]:
         "ready": tables.space.ready.total,
         "cold": tables.space.cold.total,
         "pinned": sum(entry.room for entry in tables.pinned.values() if entry.offset is not None),
-        "spilled": on_disk,
+        "spilled": _on_disk(tables),
         "spilling": tables.spilling,
         "objects": len(tables.entries),
         "objects_in_arena": len(resident),
@@ -56,6 +55,17 @@ def statistics(tables: StoreTables) -> Mapping[str, float]:
         "waiting": sum(not waiter.cancelled for waiter in tables.waiters()),
         **tables.counts,
     }
+
+
+def room(tables: StoreTables, counted: int) -> tuple[int, int]:
+    """Bytes of values in the arena, and on disk if there are at most ``counted`` values: what a look each second can afford."""
+    used = tables.capacity - tables.space.total - sum(grant.open.total for grant in tables.grants.values())
+    spills = bool(tables.files) or tables.counts["spills"] > 0 or tables.counts["written_on_disk"] > 0
+    return used, _on_disk(tables) if spills and len(tables.entries) <= counted else 0
+
+
+def _on_disk(tables: StoreTables) -> int:
+    return sum(entry.size for entry in tables.entries.values() if entry.on_disk) + sum(file.room for file in tables.files.values())
 
 
 def answer(tables: StoreTables, what: str, arguments: Row) -> object:

@@ -329,7 +329,8 @@ class Jobs:
         if not answer.ok:
             self.tombstones.append((now + self.tables.config.store_retry_every, about))
         driver = job.driver
-        self.tables.jobs.pop(job.id, None)
+        if self.tables.jobs.pop(job.id, None) is not None:
+            self.tables.ended_jobs.append(job)
         if job.home in self.tables.nodes:
             self.tables.send_to_node(job.home, m.JobGone(job.id))
         if driver is not None and driver.incarnation in self.tables.processes:

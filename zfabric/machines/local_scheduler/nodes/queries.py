@@ -62,6 +62,7 @@ class ClusterQueries:
             "named actors": self._names,
             "explain": self._first,
             "neighbours": self._first,
+            "series": self._rows,
             "cancel": self._first,  # Only the home of a task or an actor answers more than None.
             "kill": self._first,
             "available_resources": self._sum,

@@ -11,7 +11,7 @@ from zfabric.machines.local_scheduler.reports.diagnoses import running_since
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES
-from zfabric.protocol.trace import marked, pack_event, pack_times, rename, unmarked
+from zfabric.protocol.trace import EACH_BYTES, marked, pack_event, pack_times, rename, unmarked
 
 
 class Events:
@@ -21,6 +21,8 @@ class Events:
         self.node = node
         self.outcomes = outcomes
         self.actors = actors
+        self.ended_calls = 0
+        """Calls that workers have reported as ended."""
         self._waiting: list[m.Row] = []
         self._last = 0
 
@@ -38,6 +40,7 @@ class Events:
 
     def calls_ended(self, now: float, worker: WorkerRecord, message: m.CallTimes) -> None:
         """Add the calls of actors that a worker has reported as ended."""
+        self.ended_calls += len(message.trace) // EACH_BYTES
         self._add(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments, message.waited))
 
     def worker_died(self, now: float, worker: WorkerRecord, died: m.ProcessDied) -> None:

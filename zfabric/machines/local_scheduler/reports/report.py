@@ -35,6 +35,7 @@ from zfabric.machines.local_scheduler.records import (
 from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, state_of, title
 from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, object_row, running_since, running_task
 from zfabric.machines.local_scheduler.reports.neighbours import Neighbourhood
+from zfabric.machines.local_scheduler.reports.sampling import Sampling
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
@@ -76,6 +77,7 @@ class Reports:
         read_log: Callable[..., None],
         drain: Callable[..., Any],
         stopping: Stopping,
+        sampling: Sampling,
         statistics: Callable[[], Mapping[str, float]],
         relayed: Mapping[str, Callable[..., None]],
     ) -> None:
@@ -114,6 +116,7 @@ class Reports:
             "namespace": self._namespace,
             "groups": self._groups,
             "drain": drain,
+            "series": sampling.report,
             "cancel": self._cancel,
             "kill": self._kill,
             "group": self._group,

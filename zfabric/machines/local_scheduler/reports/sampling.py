@@ -1,0 +1,87 @@
+"""Samples of this node for its time series: which tasks have ended since the last one, and what the shell has measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import NamedTuple
+
+from zfabric.machines.common.resources import ResourcePool
+from zfabric.machines.common.time_series import FUNCTIONS_COUNTED, Sample, TimeSeries, largest
+from zfabric.machines.local_scheduler.records import FunctionRecord, JobRecord
+from zfabric.machines.local_scheduler.reports.diagnoses import running_task
+from zfabric.machines.local_scheduler.reports.events import Events
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.protocol.options import RESOURCE_UNIT
+
+
+class Measured(NamedTuple):
+    """What the shell measures for a sample: shares of processors and memory in use, bytes of values in the object store and on disk."""
+
+    cpu: float
+    memory: float
+    store: int
+    spilled: int
+
+
+class Sampling:
+    """Takes a sample when the shell asks. Tasks are counted at their home, actors' calls where they ran."""
+
+    def __init__(self, tables: Tables, pool: ResourcePool, events: Events) -> None:
+        self.series = TimeSeries()
+        self._tables = tables
+        self._pool = pool
+        self._events = events
+        self._seen: dict[FunctionRecord, tuple[int, int]] = {}
+        """How many tasks of each function had ended, and failed, by the last sample."""
+        self._last: tuple[float, int, int] | None = None
+        """When the last sample was taken, with calls and copied bytes until then."""
+
+    def sample(self, now: float, measured: Measured) -> None:
+        """Add a sample that ends now. The first call only begins."""
+        tables = self._tables
+        calls, copied = self._events.ended_calls, sum(tables.copied_bytes.values())
+        jobs = [*tables.jobs.values(), *tables.ended_jobs]
+        tables.ended_jobs.clear()
+        ended, failed = self._count(jobs)
+        last, self._last = self._last, (now, calls, copied)
+        if last is None or now <= last[0]:
+            return
+        running = sum(not worker.remote and running_task(worker) is not None for worker in tables.workers.values())
+        functions = islice((function for job in tables.jobs.values() for function in job.functions.values()), FUNCTIONS_COUNTED)
+        used = self._pool.total.get("CPU", 0) - dict(self._pool.available()).get("CPU", 0)
+        self.series.add(
+            Sample(
+                now,
+                now - last[0],
+                largest(ended),
+                failed,
+                calls - last[1],
+                running,
+                sum(function.unfinished for function in functions),
+                measured.cpu,
+                used / RESOURCE_UNIT,
+                measured.memory,
+                measured.store,
+                measured.spilled,
+                copied - last[2],
+            )
+        )
+
+    def _count(self, jobs: list[JobRecord]) -> tuple[Counter[str], int]:
+        """Tasks of these jobs that have ended since the last sample by function, and how many of them failed."""
+        seen, self._seen = self._seen, {}
+        ended, failed = Counter[str](), 0
+        has_names = sum(len(job.functions) for job in jobs) <= FUNCTIONS_COUNTED
+        for function in (function for job in jobs for function in job.functions.values() if function.received or function.failed):
+            now = self._seen[function] = function.done, function.failed
+            before = seen.get(function, (0, 0))
+            if now != before:
+                ended[function.name if has_names else ""] += now[0] - before[0]
+                failed += now[1] - before[1]
+        return ended, failed
+
+    def report(self, now: float, seconds: float = 0.0) -> list[dict[str, object]]:
+        """The samples of the last ``seconds``, in a list so that those of several nodes are added to it."""
+        fine, coarse = self.series.after(now - seconds)
+        return [{"now": now, "fine": [tuple(each) for each in fine], "coarse": [tuple(each) for each in coarse]}]

@@ -1,0 +1,109 @@
+"""The lines of the first screen: the time series of all nodes, added up by the second."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+from zfabric.machines.common.time_series import COARSE_OF, COARSE_ROWS, FINE_ROWS, Sample, TimeSeries
+
+REACH_SECONDS = float(COARSE_OF * COARSE_ROWS)
+"""How far back a series reaches."""
+OVERLAP_SECONDS = 20.0
+"""How much of what was read before is read again: a node may have been silent for a while."""
+HELD_SECONDS = 3.0
+"""How long a sample stands for the moments after it, if its node has no newer one: nodes do not take theirs at the same time."""
+CLOCK_SECONDS = 1.0
+"""How far a node's clock may seem to move before it is taken for another clock."""
+STEPS = {1: FINE_ROWS, COARSE_OF: COARSE_ROWS}
+"""Seconds of one point, and how many there are at most."""
+NODES_MOST = 1_000
+"""Most nodes whose series are retained, those that are gone included."""
+
+
+class _Node:
+    """The series of one node. ``shift`` is the time of this process less that of the node's clock."""
+
+    def __init__(self, shift: float) -> None:
+        self.shift = shift
+        self.series = TimeSeries()
+
+    def rows(self, step: int) -> deque[Sample]:
+        return self.series.fine if step == 1 else self.series.coarse
+
+
+class AddedUp:
+    """The series of all nodes as points: of each second, or of ten seconds."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+        self._read_at: float | None = None
+
+    def wanted(self, now: float) -> float:
+        """How many seconds of the past to ask the nodes for."""
+        return REACH_SECONDS if self._read_at is None else min(REACH_SECONDS, now - self._read_at + OVERLAP_SECONDS)
+
+    def read(self, now: float, answers: list[dict[str, Any]]) -> None:
+        """Take in what the nodes have answered."""
+        self._read_at = now
+        for answer in answers:
+            name, shift = answer.get("node", ""), now - answer["now"]
+            node = self._nodes.get(name)
+            if node is None or abs(node.shift - shift) > CLOCK_SECONDS:  # Its machine was started again.
+                while len(self._nodes) >= NODES_MOST:
+                    del self._nodes[next(iter(self._nodes))]
+                node = self._nodes[name] = _Node(shift)
+            node.series.take_in(map(Sample._make, answer["fine"]), map(Sample._make, answer["coarse"]))
+
+    def points(self, now: float, step: int, after: float) -> dict[str, Any]:
+        """Points of ``step`` seconds that end after ``after``, a time of this process, and no later than ``now``.
+
+        A point is ``[time, tasks per second by function, failed per second, calls per second, running, queued, CPU share, CPUs used, memory
+        share, store, on disk, bytes per second between nodes]``, or ``[time, None]`` where no node has a sample.
+        """
+        last = int(now) // step * step
+        first = max(int(after) // step * step + step, last - (STEPS[step] - 1) * step)
+        places = [(node, list(_spread(node, step, first, last))) for node in self._nodes.values()]
+        points = [_point(time, [rows[number] for _, rows in places]) for number, time in enumerate(range(first, last + 1, step))]
+        return {"step": step, "now": now, "last": last, "points": points}
+
+
+def _spread(node: _Node, step: int, first: int, last: int) -> list[Sample | None]:
+    """The sample of a node for each point from ``first`` to ``last``: the one within which it lies, else the one just before."""
+    begin = first - node.shift - step - HELD_SECONDS
+    recent = [each for each in node.rows(step) if each.at >= begin]
+    found: list[Sample | None] = []
+    place = 0
+    for time in range(first, last + 1, step):
+        moment = time - node.shift
+        while place < len(recent) and recent[place].at < moment:
+            place += 1
+        within = recent[place] if place < len(recent) and recent[place].at - recent[place].seconds <= moment else None
+        before = recent[place - 1] if place and recent[place - 1].at >= moment - step - HELD_SECONDS else None
+        found.append(within or before)
+    return found
+
+
+def _point(time: int, samples: list[Sample | None]) -> list[Any]:
+    here = [sample for sample in samples if sample is not None]
+    if not here:
+        return [time, None]
+    functions: Counter[str] = Counter()
+    for sample in here:
+        for name, many in sample.ended:
+            functions[name] += many / sample.seconds  # type: ignore[assignment]
+    running = sum(sample.running for sample in here)
+    return [
+        time,
+        {name: round(rate, 3) for name, rate in functions.items()},
+        round(sum(sample.failed / sample.seconds for sample in here), 3),
+        round(sum(sample.calls / sample.seconds for sample in here), 3),
+        round(running, 2),
+        round(max(0.0, sum(sample.unfinished for sample in here) - running), 2),
+        round(sum(sample.cpu for sample in here) / len(here), 4),
+        round(sum(sample.cpus_used for sample in here), 2),
+        round(sum(sample.memory for sample in here) / len(here), 4),
+        int(sum(sample.store for sample in here)),
+        int(sum(sample.spilled for sample in here)),
+        int(sum(sample.copied / sample.seconds for sample in here)),
+    ]
