@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zfabric.protocol import messages as m
-from zfabric.runtime import logs
-from zfabric.runtime.lines import ZFABRIC, mark, visible
+from zfabric.runtime import logs, printing
+from zfabric.runtime.lines import ZFABRIC, Lines, mark, visible
 from zfabric.runtime.logs import LogTailer, log_path, tail
 from zfabric.runtime.terminal import RECENT_MAX, Terminal
 
@@ -199,6 +199,32 @@ def test_lines_name_the_task_that_wrote_them(tmp_path: Path) -> None:
     assert name.startswith("odd\\x1e)\\x0a\\x1b[2J name")
     write(tmp_path, b"four\n")
     assert t.poll(PIDS)[0][1] == name
+
+
+def test_a_line_has_the_time_and_the_job_of_the_mark_before_it() -> None:
+    lines = Lines()
+    found = [(*each, lines.at, lines.job) for each in lines.read(mark("f", 1000.26, 7).encode() + b"one\n" + mark("").encode() + b"two\n")]
+    assert found == [("f", "one", 1000.3, 7), ("", "two", 0.0, 7)]
+    assert [*lines.read(mark("f").encode() + b"three\n")] == [("f", "three")], "a mark without a time, as those of crashes"
+    assert lines.at == 0.0
+
+
+def test_a_writer_that_goes_on_has_a_mark_a_second_and_none_within_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Machine:
+        printed, job = False, (3).to_bytes(4, "big")
+
+    now = 100.0
+    monkeypatch.setattr(printing, "time", lambda: now)
+    with (tmp_path / "out").open("w") as file:
+        output = printing.NamedOutput(file, lambda: "f", Machine())  # type: ignore[arg-type]
+        for text, after in (("a\n", 0.5), ("b\n", 2.0), ("c", 2.0), ("d\n", 0.1), ("e\n", 0.0)):
+            output.write(text)
+            now += after
+        output.close_output()
+        output.detach()
+    text = (tmp_path / "out").read_text()
+    first, second, third = (mark("f", at, 3) for at in (100.0, 102.5, 104.6))
+    assert text == f"{first}a\nb\n{second}cd\n{third}e\n{mark('')}"
 
 
 @given(st.text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,12 +16,20 @@ LINES_MOST = 5_000
 """Most lines that are retained and shown."""
 FIRST_BYTES = 64 * 1024
 """How far back the reading of a file begins."""
+FOLLOWED_SECONDS = 3.0
+"""With looks at a file that are no further apart, what is new was written just now."""
+NAMES_MOST = 500
+"""Most names of functions to choose from."""
 PARTIAL_MOST = 64 * 1024
 """Most bytes of a line that has not ended."""
 
 
 class Line(NamedTuple):
-    """A line of output. ``number`` counts the lines that were read."""
+    """A line of output. ``number`` counts the lines that were read.
+
+    ``at`` is when it was written, to about a second, in seconds since 1970: its mark says so, or it was read soon after; else 0. ``job`` is
+    the number of its worker's job; 0 if nothing with a name has been read of that worker.
+    """
 
     number: int
     node: str
@@ -28,6 +37,8 @@ class Line(NamedTuple):
     stream: str
     name: str
     text: str
+    at: float
+    job: int
 
 
 class _File:
@@ -37,10 +48,12 @@ class _File:
         """Whether the first line is only the end of one."""
         self.partial = b""
         self.lines = Lines()
+        self.looked = 0.0
+        """When the file was last looked at."""
 
-    def read(self, files: LogFiles, name: str) -> list[tuple[str, str]]:
-        """New complete lines, with who wrote them."""
-        size = files.size(name)
+    def read(self, files: LogFiles, name: str, now: float) -> list[tuple[str, str, float]]:
+        """New complete lines, each with who wrote it and when."""
+        size, looked, self.looked = files.size(name), self.looked, now
         if size == self.offset:
             return []
         if size < self.offset:  # It was rotated.
@@ -52,7 +65,8 @@ class _File:
             data, self.cut = data.partition(b"\n")[2], False
         end = data.rfind(b"\n") + 1
         self.partial = data[end:][-PARTIAL_MOST:]
-        return list(self.lines.read(data[:end])) if end else []
+        seen = now if now - looked < FOLLOWED_SECONDS else 0.0
+        return [(writer, text, self.lines.at or seen) for writer, text in self.lines.read(data[:end])] if end else []
 
 
 class Output:
@@ -71,21 +85,34 @@ class Output:
                 self._read_of(node, files)
 
     def _read_of(self, node: str, files: LogFiles) -> None:
+        now = time.time()
         for name, pid, _ in files.names(False):
             file = self._files.get((node, name))
             if file is None:
                 file = self._files[node, name] = _File(files.size(name))
-            for writer, text in file.read(files, name):
+            for writer, text, at in file.read(files, name, now):
                 self._read += 1
-                self._lines.append(Line(self._read, node, pid, name.rpartition(".")[2], writer, text))
+                self._lines.append(Line(self._read, node, pid, name.rpartition(".")[2], writer, text, at, file.lines.job))
 
-    def since(self, number: int, pid: int | None = None, text: str = "") -> dict[str, object]:
-        """Lines after ``number``, of one worker and with a text inside where these are given. ``dropped`` counts those that are gone."""
+    def since(self, number: int, pid: int | None = None, text: str = "", job: int = 0, function: str = "") -> dict[str, object]:
+        """Lines after ``number``: those of one worker, job or function, and with a text inside, where these are given.
+
+        ``dropped`` counts those that are gone. ``jobs`` and ``functions`` are those of all lines that are retained.
+        """
         first = self._lines[0].number if self._lines else self._read + 1
         wanted = text.lower()
 
         def shown(line: Line) -> bool:
-            return pid in (None, line.pid) and (not wanted or wanted in line.text.lower() or wanted in line.name.lower())
+            if pid not in (None, line.pid) or job not in (0, line.job) or function not in ("", line.name):
+                return False
+            return not wanted or wanted in line.text.lower() or wanted in line.name.lower()
 
         rows = [line for line in self._lines if line.number > number and shown(line)]
-        return {"lines": rows, "read": self._read, "dropped": max(0, first - 1 - number)}
+        jobs, functions = ({line.job for line in self._lines} - {0}, {line.name for line in self._lines} - {""})
+        return {
+            "lines": rows,
+            "read": self._read,
+            "dropped": max(0, first - 1 - number),
+            "jobs": sorted(jobs),
+            "functions": sorted(functions)[:NAMES_MOST],
+        }

@@ -1,7 +1,8 @@
 """Lines of workers' output as they are shown: with their writer, without terminal escapes, with short progress bars and crash reports.
 
-A worker's output is a file of bytes. A *mark* is a line that names the task or actor that writes the following lines; a mark without a
-name ends that. ``printing`` writes marks. Output without a mark before it, such as that of a child process, has no name.
+A worker's output is a file of bytes. A *mark* is a line that names the task or actor that writes the following lines, with the time and
+the job; a mark without a name ends that. ``printing`` writes marks. Output without a mark before it, such as that of a child process, has
+no name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ NAME_MAX = 80
 ZFABRIC = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """The directory of this package, whose frames are left out of crash reports."""
 
-_MARK = re.compile(r"(.*)\x1e\(([^\x1e]*)\)\x1e")
+_MARK = re.compile(r"(.*)\x1e\(([^\x1e]*)\)\x1e(?:(\d{1,12}\.\d) (\d{1,10}))?")
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _COLOUR_END = "\x1b[0m"
 _UNSEEN = {
@@ -30,9 +31,12 @@ _FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in (.*)')
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
 
 
-def mark(name: str) -> str:
-    """Return the mark that begins the output of the task or actor with this name, or with an empty name ends it."""
-    return f"\x1e({name[:NAME_MAX].translate(_UNSEEN)})\x1e\n"
+def mark(name: str, at: float = 0.0, job: int = 0) -> str:
+    """Return the mark that begins the output of the task or actor with this name, or with an empty name ends it.
+
+    ``at`` is the time in seconds since 1970, and ``job`` the number of the job; both are left out if the time is 0.
+    """
+    return f"\x1e({name[:NAME_MAX].translate(_UNSEEN)})\x1e" + (f"{at:.1f} {job}\n" if at else "\n")
 
 
 def shown(text: str) -> str:
@@ -75,10 +79,14 @@ def is_of_program(path: str, function: str) -> bool:
 class Lines:
     """Reads the lines of one file: who wrote each, and how it is shown. ``name`` is that of the last mark."""
 
-    __slots__ = ("_crashed", "_ours", "_thread", "name")
+    __slots__ = ("_crashed", "_ours", "_thread", "at", "job", "name")
 
     def __init__(self) -> None:
         self.name = ""
+        self.at = 0.0
+        """The time in the last mark with a name, in seconds since 1970; 0 if there is none, or something without a name wrote since."""
+        self.job = 0
+        """The number of the job in the last mark that has one."""
         self._crashed = False
         """Whether the lines are a crash report of Python (``faulthandler``)."""
         self._thread = ""
@@ -96,7 +104,8 @@ class Lines:
                 for each in self._shown(last_written(line)):
                     yield self.name, visible(each)
             if marked is not None:
-                self.name = marked[2]
+                self.name, self.at = marked[2], float(marked[3] or 0.0)
+                self.job = int(marked[4] or self.job)
 
     def _shown(self, line: str) -> tuple[str, ...]:
         """Return the lines to show for one line. In a crash report, these are each thread's innermost frames of user code."""

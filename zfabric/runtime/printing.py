@@ -15,10 +15,14 @@ import io
 import logging
 import sys
 from collections.abc import Callable
+from time import time
 from typing import Any
 
 from zfabric.machines.client import Client
 from zfabric.runtime.lines import mark
+
+MARK_EVERY = 1.0
+"""Seconds after which a line gets a mark of its own, which has the time, though its writer is the same."""
 
 
 class NamedOutput(io.TextIOWrapper):
@@ -31,11 +35,15 @@ class NamedOutput(io.TextIOWrapper):
         self._machine = machine
         self._marked = ""
         """The name in the last mark."""
+        self._marked_at = 0.0
+        self._in_line = False
+        """Whether the last text did not end its line, as far as is known: a mark would end it."""
 
     def write(self, text: str, /) -> int:
-        """Write a mark if the writer has changed, then the text."""
+        """Write a mark if the writer has changed, or if the last one is old, then the text."""
         self._mark(self._writer())
         self._machine.printed = True
+        self._in_line = not text.endswith("\n") and (bool(text) or self._in_line)
         return super().write(text)
 
     @property
@@ -44,7 +52,7 @@ class NamedOutput(io.TextIOWrapper):
         if self._marked != (name := self._writer()):
             self._mark(name)
             self.flush()
-        self._machine.printed = True
+        self._machine.printed = self._in_line = True
         return super().buffer
 
     def close_output(self) -> None:
@@ -53,9 +61,10 @@ class NamedOutput(io.TextIOWrapper):
         self.flush()
 
     def _mark(self, name: str) -> None:
-        if name != self._marked:
-            self._marked = name
-            super().write(mark(name))
+        now = time()
+        if name != self._marked or (name and not self._in_line and not 0.0 <= now - self._marked_at < MARK_EVERY):
+            self._marked, self._marked_at, self._in_line = name, now, False
+            super().write(mark(name, now, int.from_bytes(self._machine.job, "big")) if name else mark(name))
 
 
 def name_output(name_of_writer: Callable[[], str], machine: Client) -> Callable[[], None]:
