@@ -36,7 +36,7 @@ from zfabric.page.connections import CONNECTIONS_MAX, Connections
 from zfabric.page.errors import ErrorGroups
 from zfabric.page.lines import Output
 from zfabric.page.metrics import SCRAPERS_MAX, _Handler, exposition, serve
-from zfabric.page.spans import LANE_MOST, Attempt, TaskStream, _bars
+from zfabric.page.spans import LANE_MOST, Attempt, TaskStream, _bars, shares
 from zfabric.page.views import Views
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.messages.queries import TASK_STATES
@@ -71,9 +71,9 @@ class Page:
     def port(self) -> int:
         return int(self.base.rpartition(":")[2])
 
-    def request(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    def request(self, path: str, method: str = "GET", /, **headers: str) -> tuple[int, dict[str, str], bytes]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        connection.request("GET", path, headers={"Host": f"127.0.0.1:{self.port}", **headers})
+        connection.request(method, path, headers={"Host": f"127.0.0.1:{self.port}", **headers})
         answer = connection.getresponse()
         found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
         connection.close()
@@ -107,6 +107,16 @@ def wrong(x: int) -> int:
 @zf.remote
 def speak(text: str) -> None:
     print(text, flush=True)
+
+
+@zf.remote
+def chatter(text: str) -> None:
+    print(text, flush=True)
+
+
+@zf.remote
+def nap() -> None:
+    time.sleep(1000)
 
 
 @zf.remote(max_retries=0)
@@ -258,6 +268,43 @@ def test_a_scraper_that_is_silent_keeps_no_other_out(cluster: Any, monkeypatch: 
         server.server_close()
 
 
+def test_only_the_pages_own_requests_change_something_and_only_where_it_may(page: Page, cluster: Any) -> None:
+    assert page.ask("changes") == {"allowed": False, "token": ""}
+    ref, actor = nap.remote(), Counter.remote()
+    task, actor_id = ref.hex()[:32], actor._actor_id.hex()
+    assert zf.get(actor.add.remote(), timeout=PATIENCE) == 1
+    served = Page(cluster["address"], "--allow-changes")
+    served.open()
+    token = served.ask("changes")["token"]
+    assert token not in ("", served.token)
+    own = {"Cookie": served.cookie, "X-Zfabric-Token": token}
+    for method, path, headers, status in (
+        ("POST", f"cancel?id={task}", {"Cookie": served.cookie}, 403),
+        ("POST", f"cancel?id={task}", {**own, "X-Zfabric-Token": "wrong"}, 403),
+        ("POST", f"cancel?id={task}", {"X-Zfabric-Token": token}, 403),
+        ("POST", f"cancel?id={task}", {**own, "Host": "evil.example"}, 421),
+        ("GET", f"cancel?id={task}", own, 405),
+        ("DELETE", f"cancel?id={task}", own, 405),
+        ("POST", "tasks", own, 405),
+        ("POST", "cancel?id=1-2-3", own, 400),
+        ("POST", f"kill?id={bytes(16).hex()}", own, 400),
+    ):
+        assert served.request(f"/api/{path}", method, **headers)[0] == status, (method, path, status)
+    assert zf.explain(ref).state != "failed"
+    assert zf.get(actor.add.remote(), timeout=PATIENCE) == 2
+    status, _, body = served.request(f"/api/cancel?id={task}", "POST", **own)
+    assert (status, json.loads(body)["text"][:7]) == (200, "nap was")
+    with pytest.raises(zf.TaskCancelledError):
+        zf.get(ref, timeout=PATIENCE)
+    status, _, body = served.request(f"/api/cancel?id={task}", "POST", **own)
+    assert (status, "nap is" in json.loads(body)["error"]) == (400, True)
+    assert served.request(f"/api/kill?id={actor_id}", "POST", **own)[0] == 200
+    with pytest.raises(zf.ActorDiedError):
+        zf.get(actor.add.remote(), timeout=PATIENCE)
+    assert b"dead already" in served.request(f"/api/kill?id={actor_id}", "POST", **own)[2]
+    served.close()
+
+
 def test_files_of_the_page_name_nothing_elsewhere() -> None:
     for path in (Path(zf.__file__).parent / "page" / "static").iterdir():
         text = path.read_text()
@@ -273,7 +320,8 @@ def test_files_of_the_page_name_nothing_elsewhere() -> None:
     [
         ("tasks?limit=many", "limit is a number"),
         ("tasks?limit=1000000", "limit is a number"),
-        ("tasks?state=sleepy", "there is no state 'sleepy'; there are running"),
+        ("tasks?state=sleepy", "there is no state 'sleepy'; there are running, blocked, assigned, queued, infeasible"),
+        ("series?step=7", "a point stands for 1 or 10 seconds, not for 7"),
         ("logs?since=-1", "since is a number"),
         ("details?text=" + "x" * 201, "at most 200 characters"),
         ("stacks?pid=4194303", "no process of this cluster"),
@@ -345,6 +393,65 @@ def test_progress_counts_every_task_exactly(page: Page, cluster: Any) -> None:
     assert [attempt["mark"] for attempt in told["attempts"]] in ([], ["failed"])  # The stream is read when somebody looks at it.
     del refs
     assert any(each["count"] == 7 for each in page.ask("errors")["groups"]), "they stay when nobody has a ref any more"
+
+
+def test_the_lines_of_the_first_screen_reach_back_before_anybody_looked(page: Page, cluster: Any) -> None:
+    refs = [double.remote(i) for i in range(500)]
+    zf.get(refs, timeout=PATIENCE)
+
+    def points() -> list[Any]:
+        return [point for point in page.ask("series")["points"] if point[1] is not None]
+
+    def ended() -> bool:
+        return sum(point[1].get("double", 0.0) for point in points()) > 400
+
+    eventually(ended, "the tasks in the daemon's time series")
+    late = Page(cluster["address"])  # It was not there then.
+    late.open()
+    answer = late.ask("series")
+    assert sum(point[1].get("double", 0.0) for point in answer["points"] if point[1] is not None) > 400
+    last = answer["last"]
+    assert [point[0] for point in late.ask(f"series?after={last - 3}")["points"]][:3] == [last - 2, last - 1, last]
+    assert all(0.0 <= point[6] <= 1.0 and 0.0 < point[8] < 1.0 for point in points())
+    late.close()
+
+
+def test_each_worker_has_a_bar_of_what_it_did_and_does(page: Page) -> None:
+    slow = Slow.options(name="bars").remote()
+    zf.get([slow.wait.remote(0.3), double.remote(1)], timeout=PATIENCE)
+    runs = nap.remote()
+
+    def shown() -> Any:
+        rows = page.ask("busy")["workers"]
+        of_actor = [row for row in rows if row["actor"] == "Slow, bars" and "Slow.wait" in dict(row["parts"])]
+        running = [row for row in rows if row["task"] == "nap" and row["busy"] > 0.0]
+        return (of_actor[0], running[0]) if of_actor and running else None
+
+    actor, running = eventually(shown, "both bars")
+    assert 0.3 <= dict(actor["parts"])["Slow.wait"] < 60.0
+    assert 0.0 < actor["busy"] <= 1.0
+    assert running["task_id"] == runs.hex()[:32]
+    assert "nap" in [name for name, _ in running["parts"]]
+    zf.cancel(runs, force=True)
+    zf.kill(slow)
+
+
+def test_what_waits_for_a_worker_is_queued_and_tasks_are_found_by_their_function(page: Page) -> None:
+    runs = [nap.remote() for _ in range(4)]
+    needle = zf.remote(lambda: 1).options(name="needle_in_hay").remote()
+
+    def states() -> set[str]:
+        return {row["state"] for row in page.ask("tasks?text=NAP")["rows"]}
+
+    eventually(lambda: {"running", "queued"} <= states() or {"running", "assigned"} <= states(), "the states")
+    assert "ready" not in states()
+    assert {row["name"] for row in page.ask("tasks?text=nap")["rows"]} == {"nap"}
+    assert {row["state"] for row in page.ask("tasks?state=queued")["rows"]} <= {"queued"}
+    found = page.ask("details?text=needle_in")["found"]
+    assert [(each["kind"], each["name"]) for each in found] == [("function", "needle_in_hay")]
+    assert found[0]["progress"]["waiting"] + found[0]["progress"]["running"] == 1
+    for ref in (*runs, needle):
+        zf.cancel(ref, force=True)
 
 
 def test_the_stream_has_every_attempt_and_call(page: Page) -> None:
@@ -460,6 +567,18 @@ def test_output_is_followed_and_searched(page: Page) -> None:
     assert all("needle" in line[5] for line in page.ask("logs?text=NEEDLE")["lines"])
     read = page.ask("logs")["read"]
     assert page.ask(f"logs?since={read}")["lines"] == []
+    before = time.time()
+    zf.get([speak.remote("timed"), chatter.remote("timed")], timeout=PATIENCE)
+    rows = eventually(lambda: rows if len(rows := page.ask("logs?text=timed")["lines"]) == 2 else None, "both lines")
+    assert all(before - 2.0 < row[6] < time.time() + 1.0 for row in rows), "when they were written"
+    job = rows[0][7]
+    assert job > 0
+    assert [row[4] for row in page.ask("logs?text=timed&function=chatter")["lines"]] == ["chatter"]
+    assert len(page.ask(f"logs?text=timed&job={job}")["lines"]) == 2
+    assert page.ask(f"logs?text=timed&job={job + 1}")["lines"] == []
+    answer = page.ask("logs")
+    assert job in answer["jobs"]
+    assert {"speak", "chatter"} <= set(answer["functions"])
 
 
 def test_stacks_of_all_processes(page: Page) -> None:
@@ -550,6 +669,13 @@ def test_a_part_of_the_stream_is_merged_on_its_own_and_says_how_busy_it_was() ->
     assert part["lanes"][0]["busy"] == pytest.approx(1.0, abs=0.01)
 
 
+def test_a_bar_is_divided_by_function_and_no_time_counts_twice() -> None:
+    lane = ("n", 1)
+    runs = [("outer", 40.0, 10.0), ("inner", 42.0, 2.0), ("f", 55.0, 10.0), ("long ago", -90.0, 20.0)]
+    found = shares([Attempt(lane, name, "", "task", start, seconds, bytes(16)) for name, start, seconds in runs], 60.0, 60.0)
+    assert found == {lane: {"outer": 10.0, "f": 5.0}}
+
+
 def test_errors_are_grouped_by_kind_and_by_the_programs_own_line() -> None:
     def error(task: int, line: int, name: str = "f") -> dict[str, Any]:
         frames = f'  File "/home/a/job.py", line {line}, in f\n    g()\n  File "/usr/lib/python3.11/json/decoder.py", line 3, in g\n'
@@ -621,7 +747,9 @@ def browser() -> Iterator[Any]:
 
 
 def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
 
     zf.shutdown()
     with running_cluster(num_cpus=2) as context:
@@ -637,7 +765,7 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
             return text in browser.find_element(By.ID, "view").text
 
         expected = {
-            "overview": "tasks done per second",
+            "overview": "Tasks per second, by function",
             "progress": "double",
             "stream": "Counter.add",
             "tasks": "double",
@@ -648,6 +776,8 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
             "logs": "hello",
             "errors": "ValueError",
             "stacks": "driver",
+            "details/doub": "their tasks",
+            "tasks/wron": "3 tasks",
             f"details/{refs[0].hex()[:-8]}": "finished",
             f"graph/{refs[0].hex()[:-8]}": "edges",
         }
@@ -659,7 +789,8 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
                 "return [...document.querySelectorAll('#view th')].filter((each) => !each.textContent).length"
             )
             assert not browser.find_elements(By.CSS_SELECTOR, "#view [role=img] a"), view
-        browser.find_element(By.CSS_SELECTOR, ".skip").send_keys("\n")
+        browser.execute_script("document.querySelector('.skip').focus()")  # As the first Tab does: it is outside of the screen before.
+        ActionChains(browser).send_keys(Keys.ENTER).perform()
         assert browser.execute_script("return [document.activeElement.id, location.hash.split('/')[0]]") == ["view", "#graph"]
         browser.execute_script("location.hash = 'stream'")
         eventually(lambda: shown("Counter.add"), "bars")
@@ -686,11 +817,19 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         eventually(lambda: "live" in browser.find_element(By.ID, "link").text, "a connection again")
         said = [entry["message"] for entry in browser.get_log("browser")]
         assert [text for text in said if "Content Security" in text or "Uncaught" in text] == []
-        browser.set_window_size(400, 800)
-        eventually(
-            lambda: browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth + 1"),
-            "a page as wide as the window",
-        )
+        _first_screen_is_drawn(browser)
+        telephone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", telephone)
+        for view in ("overview", "tasks", "actors", "workers", "memory"):  # All numbers are inside of a telephone's screen.
+            browser.execute_script(f"location.hash = '{view}'")
+            eventually(lambda: browser.find_elements(By.CSS_SELECTOR, "#view td"), view)
+            outside = (
+                "return [...document.querySelectorAll('#view td')].filter((each) => each.getBoundingClientRect().right > innerWidth).length"
+                " + (document.documentElement.scrollWidth > innerWidth)"
+            )
+            eventually(lambda outside=outside: browser.execute_script(outside) == 0, f"{view} inside of 390 pixels")
+        browser.execute_script("location.hash = 'overview'")
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", telephone | {"width": 700, "mobile": False})
         # An update takes neither the focus away nor the place to which a table was scrolled.
         nodes = "[aria-label='1 node']"
         eventually(lambda: browser.find_elements(By.CSS_SELECTOR, f"#view {nodes}"), "a table")
@@ -700,8 +839,60 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         browser.execute_script(place + "table.before(document.createElement('p'))")
         eventually(lambda: not browser.find_elements(By.ID, "before"), "an update")
         assert browser.execute_script(place + "return [document.activeElement === table, table.scrollLeft]") == [True, 40]
-    eventually(lambda: "ended" in browser.find_element(By.ID, "link").text or served.process.poll() is not None, "the end")
+    eventually(lambda: "The cluster has ended at" in browser.find_element(By.ID, "ended").text, "an honest end")
+    assert "past" in browser.execute_script("return document.body.className"), "greyed"
+    browser.execute_script("location.hash = 'tasks'")
+    eventually(lambda: shown("was not loaded before the end"), "what is gone")
     assert served.process.wait(PATIENCE) == 0
+
+
+def _first_screen_is_drawn(browser: Any) -> None:
+    """Lines, with a cursor that the arrow keys move; a bar for each worker; the same as a table."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    def found(selector: str) -> list[Any]:
+        return list(browser.find_elements(By.CSS_SELECTOR, f"#view {selector}"))
+
+    eventually(lambda: len(found(".chart .line")) >= 4 and found(".chart .area"), "lines")
+    eventually(lambda: found(".lanes li .bar rect"), "bars of workers")
+    chart = found(".wide .chart")[0]
+    assert "double" in chart.get_attribute("aria-label")
+    browser.execute_script("arguments[0].focus()", chart)
+    ActionChains(browser).send_keys(Keys.ARROW_LEFT).perform()
+    eventually(lambda: re.search(r"\d\d:\d\d:\d\d", found(".ranges .note")[0].text), "the moment of the cursor")
+    found(".numbers summary")[0].click()
+    eventually(lambda: found(".numbers td"), "the lines as a table")
+    browser.find_element(By.XPATH, "//button[text()='2 hours']").click()
+    eventually(lambda: browser.find_element(By.XPATH, "//button[text()='2 hours']").get_attribute("aria-pressed") == "true", "the choice")
+
+
+def test_a_button_asks_before_it_cancels(browser: Any) -> None:
+    from selenium.webdriver.common.by import By
+
+    zf.shutdown()
+    with running_cluster(num_cpus=1) as context:
+        ref = nap.remote()
+        served = Page(context["address"], "--allow-changes")
+        browser.get(served.url)
+        eventually(lambda: "live" in browser.find_element(By.ID, "link").text, "a connection")
+        browser.execute_script(f"location.hash = 'details/{ref.hex()[:-8]}'")
+
+        def press(text: str) -> None:
+            eventually(lambda: browser.find_elements(By.XPATH, f"//button[text()='{text}']"), text)
+            browser.find_element(By.XPATH, f"//button[text()='{text}']").click()
+
+        press("cancel …")
+        press("leave it")
+        eventually(lambda: not browser.find_elements(By.TAG_NAME, "dialog"), "the question's end")
+        assert zf.explain(ref).state in ("running", "assigned")
+        press("cancel …")
+        press("cancel")
+        with pytest.raises(zf.TaskCancelledError):
+            zf.get(ref, timeout=PATIENCE)
+        eventually(lambda: "and is cancelled" in browser.find_element(By.ID, "view").text, "what was done")
+        served.close()
 
 
 def test_the_page_shows_all_nodes() -> None:

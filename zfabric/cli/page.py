@@ -23,7 +23,8 @@ from zfabric.cli.sessions import chosen_session
 @click.option(
     "--key", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="The certificate's key, if it is not in its file."
 )
-def page(address: str | None, host: str, port: int, certificate: str | None, key: str | None) -> None:
+@click.option("--allow-changes", is_flag=True, help="Show buttons that cancel tasks and kill actors; whoever has the address may use them.")
+def page(address: str | None, host: str, port: int, certificate: str | None, key: str | None, allow_changes: bool) -> None:
     """Serve a page that shows the cluster, until Ctrl-C or the cluster's end.
 
     It prints the address to open, which has a token: whoever has it sees what the programs of this cluster print. Needs the extra "page":
@@ -36,4 +37,4 @@ def page(address: str | None, host: str, port: int, certificate: str | None, key
             raise click.ClickException(f"the page needs {module}, which is not installed: pip install 'zfabric[page]'")
     from zfabric.page.serving import serve
 
-    serve(chosen_session(address), host, port, certificate, key, echo)
+    serve(chosen_session(address), host, port, certificate, key, echo, allow_changes)

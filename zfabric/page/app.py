@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from starlette.staticfiles import StaticFiles
 
 from zfabric.exceptions import FabricError
 from zfabric.page.security import Guard, hosts_of
-from zfabric.page.views import ROWS, Views
+from zfabric.page.series import STEPS
+from zfabric.page.views import ROWS, Views, worded
 from zfabric.page.watching import Watcher
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 
@@ -39,8 +41,12 @@ class _Answer(JSONResponse):
         return _SURROGATES.sub(lambda found: rf"\\u{ord(found[0]):04x}", text).encode()
 
 
-def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, secure: bool = False) -> Guard:
-    """Return the server's application. It is reached at ``host`` and ``port`` with ``token``."""
+def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, secure: bool = False, allows_changes: bool = False) -> Guard:
+    """Return the server's application. It is reached at ``host`` and ``port`` with ``token``.
+
+    With ``allows_changes``, whoever sees the page may cancel tasks and kill actors, by requests with a token that only the page has.
+    """
+    changing = secrets.token_urlsafe(32) if allows_changes else ""
 
     def view(answer: Callable[[Request], tuple[Any, ...]], ask: Callable[..., Awaitable[Any]] = watcher.ask) -> Handler:
         async def handler(request: Request) -> Response:
@@ -56,6 +62,9 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
 
     async def index(request: Request) -> Response:
         return FileResponse(STATIC / "index.html")
+
+    async def changes(request: Request) -> Response:
+        return JSONResponse({"allowed": allows_changes, "token": changing})
 
     async def metrics(request: Request) -> Response:
         try:
@@ -73,13 +82,18 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
         Route("/", index),
         Route("/api/events", events),
         Route("/api/stream", view(lambda request: (views.stream, *_span(request)))),
-        Route("/api/tasks", view(lambda request: (views.tasks, _states(request), _limit(request)))),
+        Route("/api/series", view(lambda request: (views.points, _step(request), _number(request, "after", 0)))),
+        Route("/api/busy", view(lambda request: (views.busy,))),
+        Route("/api/changes", changes),
+        Route("/api/cancel", view(lambda request: (views.cancel, _id(request), "force" in request.query_params)), methods=["POST"]),
+        Route("/api/kill", view(lambda request: (views.kill, _id(request))), methods=["POST"]),
+        Route("/api/tasks", view(lambda request: (views.tasks, _states(request), _limit(request), _text(request)))),
         Route("/api/actors", view(lambda request: (views.actors, _limit(request)))),
         Route("/api/queues", view(lambda request: (views.queues, _limit(request)), watcher.ask_aside)),
         Route("/api/workers", view(lambda request: (views.workers,))),
         Route("/api/memory", view(lambda request: (views.memory, _limit(request)))),
         Route("/api/errors", view(lambda request: (views.errors,))),
-        Route("/api/logs", view(lambda request: (views.logs, _number(request, "since", 0), _pid(request), _text(request)))),
+        Route("/api/logs", view(lambda request: (views.logs, *_lines(request)))),
         Route("/api/stacks", view(lambda request: (views.stacks, _pid(request), _node(request)), watcher.ask_aside)),
         Route("/api/samples", view(lambda request: (views.samples, _pid(request) or 0, _node(request)), watcher.ask_aside)),
         Route("/api/details", view(lambda request: (views.details, _text(request)))),
@@ -87,7 +101,7 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
         Route("/metrics", metrics),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    return Guard(Starlette(routes=routes), token, hosts_of(host, port), secure)
+    return Guard(Starlette(routes=routes), token, hosts_of(host, port), secure, changing)
 
 
 async def _until_gone(request: Request, watcher: Watcher) -> AsyncIterator[str]:
@@ -113,6 +127,23 @@ def _span(request: Request) -> tuple[float, float, float]:
     return until / 1e6, max(1, span) / 1e6, ago / 1e6
 
 
+def _step(request: Request) -> int:
+    step = _number(request, "step", 1)
+    if step not in STEPS:
+        raise ValueError(f"a point stands for {' or '.join(map(str, STEPS))} seconds, not for {step}")
+    return step
+
+
+def _id(request: Request) -> str:
+    return request.query_params.get("id", "")[:TEXT_MOST]
+
+
+def _lines(request: Request) -> tuple[int, int | None, str, int, str]:
+    """Which lines of output are asked for: after which, of which process, with which text, of which job and function."""
+    job, function = _number(request, "job", 0, 2**32), request.query_params.get("function", "")[:TEXT_MOST]
+    return _number(request, "since", 0), _pid(request), _text(request), job, function
+
+
 def _limit(request: Request) -> int:
     return max(1, _number(request, "limit", ROWS, LIST_LIMIT - 1))
 
@@ -133,8 +164,9 @@ def _text(request: Request) -> str:
 
 
 def _states(request: Request) -> tuple[str, ...]:
-    states = tuple(request.query_params.getlist("state"))
+    of = {worded(state): state for state in TASK_STATES}
+    states = request.query_params.getlist("state")
     for state in states:
-        if state not in TASK_STATES:
-            raise ValueError(f"there is no state {state[:40]!r}; there are {', '.join(TASK_STATES)}")
-    return states
+        if state not in of:
+            raise ValueError(f"there is no state {state[:40]!r}; there are {', '.join(of)}")
+    return tuple(of[state] for state in states)

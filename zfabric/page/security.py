@@ -2,6 +2,9 @@
 
 The token is exchanged for a cookie, so that it does not stay in the address bar. The Host of every request is checked, since another
 site's name may lead to 127.0.0.1, and no page of another site may act through the cookie (``SameSite``).
+
+Only a page that allows changes accepts POST, and only with a second token in a header: the page's own scripts ask for it, and those of
+other sites cannot read it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ HEADERS = {
 }
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REFUSED = "open the address that `zfabric page` has printed: it has the token; a scraper sends that as `Authorization: Bearer TOKEN`"
+CHANGING = "x-zfabric-token"
+"""The header of requests that change something."""
 EVERYWHERE = ("0.0.0.0", "::")
 """Addresses of a server that listens at all of its machine's."""
 
@@ -38,14 +43,16 @@ EVERYWHERE = ("0.0.0.0", "::")
 class Guard:
     """Admits requests with the right Host and the cookie, and gives the cookie for the token. It wraps ``app``.
 
-    ``hosts`` are the names under which the server is reached; ``secure`` says whether it has a certificate.
+    ``hosts`` are the names under which the server is reached; ``secure`` says whether it has a certificate. ``changing`` is the token of
+    requests that change something; empty if there are none.
     """
 
-    def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str], secure: bool = False) -> None:
+    def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str], secure: bool = False, changing: str = "") -> None:
         self._app = app
         self._token = token
         self._hosts = frozenset(hosts)
         self._secure = secure
+        self._changing = changing
         self._session = secrets.token_urlsafe(32)
         """The value of the cookie: another secret than the token, which was on a terminal."""
 
@@ -72,7 +79,7 @@ class Guard:
         if host.lower() not in self._hosts:
             return PlainTextResponse("this server is not called so: give `zfabric page` the name as --host", 421)
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("the page only shows", 405)
+            return self._refusal_of_change(scope["method"], headers)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if given is not None:
             if not hmac.compare_digest(given[0].encode(), self._token.encode()):
@@ -80,6 +87,16 @@ class Guard:
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, self._session, httponly=True, samesite="strict", secure=self._secure, path="/")
             return answer
+        return self._refusal_of_stranger(headers)
+
+    def _refusal_of_change(self, method: str, headers: dict[bytes, bytes]) -> Response | None:
+        if not self._changing or method != "POST":
+            return PlainTextResponse("the page only shows; `zfabric page --allow-changes` has buttons", 405)
+        if not hmac.compare_digest(headers.get(CHANGING.encode(), b""), self._changing.encode()):
+            return PlainTextResponse("this request is not of the page's own: load the page again", 403)
+        return self._refusal_of_stranger(headers)
+
+    def _refusal_of_stranger(self, headers: dict[bytes, bytes]) -> Response | None:
         bearer = headers.get(b"authorization", b"").partition(b" ")
         if bearer[0].lower() == b"bearer" and hmac.compare_digest(bearer[2], self._token.encode()):
             return None  # As Prometheus does it.

@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import Callable
 
 import uvicorn
@@ -22,6 +23,8 @@ from zfabric.runtime.session import Session
 
 PORT = 8265
 """The usual port: that of Ray's dashboard."""
+FAREWELL_SECONDS = 1.0
+"""How long windows have at most to receive the last event."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at whether the cluster still runs."""
 
@@ -33,11 +36,13 @@ def serve(
     certificate: str | None = None,
     key: str | None = None,
     announce: Callable[[str], None] = print,
+    allows_changes: bool = False,
 ) -> None:
     """Serve the page of a cluster, until SIGINT or the cluster's end. ``announce`` is called with its address, which has the token.
 
     ``certificate`` and ``key`` are PEM files. Without them, ``host`` is a loopback address: the page shows what programs print, and a
-    token that crosses a network in the clear is no secret. Raises ConfigError for an address that cannot be had.
+    token that crosses a network in the clear is no secret. With ``allows_changes`` the page has buttons that cancel tasks and kill actors.
+    Raises ConfigError for an address that cannot be had.
     """
     secure = certificate is not None
     if not secure and host not in LOOPBACK:
@@ -50,7 +55,7 @@ def serve(
         watcher = Watcher(session, views)
         token = secrets.token_urlsafe(24)
         connections = Connections()
-        app = make_app(watcher, views, token, host, port, secure)
+        app = make_app(watcher, views, token, host, port, secure, allows_changes)
         config = uvicorn.Config(
             connections.application(app),
             http=connections.protocol(),
@@ -74,7 +79,7 @@ def serve(
         logging.getLogger("uvicorn.error").addFilter(_is_not_about_open_windows)
         announce(f"{'https' if secure else 'http'}://{name}:{port}/?token={token}")
         with asyncio.Runner(loop_factory=PageLoop) as runner:
-            runner.run(_serve(uvicorn.Server(config), listener, session))
+            runner.run(_serve(uvicorn.Server(config), listener, session, watcher))
         watcher.close()
     finally:
         client.close()
@@ -100,10 +105,14 @@ def _is_not_about_open_windows(record: logging.LogRecord) -> bool:
     return "graceful shutdown" not in str(record.msg) and not cancelled
 
 
-async def _serve(server: uvicorn.Server, listener: socket.socket, session: Session) -> None:
+async def _serve(server: uvicorn.Server, listener: socket.socket, session: Session, watcher: Watcher) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not serving.done():
         await asyncio.wait([serving], timeout=LOOK_EVERY)
-        if not session.alive():
+        if not session.alive() and not server.should_exit:
+            watcher.end()
+            until = time.monotonic() + FAREWELL_SECONDS
+            while watcher.viewers and time.monotonic() < until:  # They are sent that the cluster has ended, and when.
+                await asyncio.sleep(0.02)
             server.should_exit = True
     await serving

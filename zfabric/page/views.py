@@ -11,12 +11,14 @@ from typing import Any
 
 import psutil
 
+from zfabric.api.cluster import cancel_by_id, kill_by_id
 from zfabric.exceptions import FabricError
 from zfabric.page.errors import ErrorGroups, read_error
 from zfabric.page.history import IDLE, add_history, calls_of_actors
 from zfabric.page.lines import Output
-from zfabric.page.spans import WINDOW_SECONDS, Attempt, TaskStream
-from zfabric.protocol.ids import TASK_BYTES
+from zfabric.page.series import AddedUp
+from zfabric.page.spans import WINDOW_SECONDS, Attempt, TaskStream, shares
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 from zfabric.protocol.messages.queries import LIST_LIMIT, PENDING_STATES
 from zfabric.protocol.names import brief
 from zfabric.runtime.connection import clock
@@ -45,8 +47,18 @@ RATE_SECONDS = 10.0
 """Over how long the rate of a function is taken, if somebody has looked for that long."""
 MEMBERS_SECONDS = 5.0
 """How long a list of the nodes is used for the task stream."""
+SERIES_SECONDS = 0.5
+"""How long an answer of the nodes about their time series is used."""
+WORKERS_MOST = 64
+"""Most workers with a bar on the first screen: the busiest ones of more."""
+PARTS_MOST = 6
+"""Most functions in a worker's bar; the others are one part."""
 LINES_OF_TASK = 20
 """Most lines of output that are shown with a task."""
+
+COUNTS = ("waiting", "arguments", "running", "finished", "failed")
+UNKNOWN_TIMES = {"mean_seconds": None, "seconds_left": None, "rate": None}
+"""Of the progress of tasks that are counted one by one."""
 
 Table = dict[str, Any]
 """``rows``, and ``more``: whether there are more than these."""
@@ -77,6 +89,8 @@ class Views:
         self._metered: TaskStream | None = None
         self._output: Output | None = None
         self._errors = ErrorGroups()
+        self._series = AddedUp()
+        self._series_at = 0.0
         self._nodes: list[TimelineNode] = []
         self._nodes_until = 0.0
         psutil.cpu_percent()  # The share of time since the last call: the first has none.
@@ -208,6 +222,67 @@ class Views:
 
     # -- what one view asks for --
 
+    def points(self, step: int, after: float) -> dict[str, Any]:
+        """Points of the lines of the first screen that end after a time of the clock (``AddedUp.points``)."""
+        now = clock()
+        if now >= self._series_at + SERIES_SECONDS:
+            self._series_at = now
+            self._series.read(now, list(self._client.query("series", self._series.wanted(now))))
+        return self._series.points(now, step, after)
+
+    def busy(self) -> dict[str, Any]:
+        """What each worker runs, and how it has spent the last minute: ``parts`` are ``[function, seconds]``, those with the most first."""
+        attempts = self._read_stream().attempts
+        now = clock()
+        spent = shares(attempts, now, WINDOW_SECONDS)
+        if len(self._nodes) == 1:  # Rows of a cluster of one have no node.
+            spent = {("", pid): parts for (_, pid), parts in spent.items()}
+        lives: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for actor in self._client.query("actors", LIST_LIMIT):
+            if actor["pid"]:
+                lives.setdefault((actor.get("node", ""), actor["pid"]), []).append(actor)
+        rows = []
+        for worker in self._client.query("workers"):
+            place = worker.get("node", ""), worker["pid"]
+            parts = spent.get(place, {})
+            if worker["task"]:  # It has no attempt in the stream yet.
+                free = WINDOW_SECONDS - sum(parts.values())
+                parts[worker["task"]] = parts.get(worker["task"], 0.0) + min(worker["seconds"], max(0.0, free))
+            first = sorted(parts.items(), key=lambda part: -part[1])
+            others = sum(seconds for _, seconds in first[PARTS_MOST:])
+            of = lives.get(place, [])
+            shown = {key: worker[key] for key in ("pid", "state", "seconds", "task", "task_id", "queued")}
+            actor_name = {"actor": _name_of(of[0]), "actor_id": of[0]["actor_id"]} if of else {"actor": "", "actor_id": ""}
+            rows.append(
+                {
+                    **shown,
+                    **actor_name,
+                    "actors": len(of),
+                    "node": place[0],
+                    "job": worker["job"],
+                    "busy": min(1.0, sum(parts.values()) / WINDOW_SECONDS),
+                    "parts": [*first[:PARTS_MOST], *([("", others)] if others else [])],
+                }
+            )
+        chosen = sorted(rows, key=lambda row: (not row["task"], -row["busy"]))[:WORKERS_MOST]
+        return {"workers": sorted(chosen, key=lambda row: (row["node"], row["pid"])), "total": len(rows), "seconds": WINDOW_SECONDS}
+
+    def cancel(self, task: str, force: bool) -> dict[str, str]:
+        """Cancel a task and what it has submitted, as ``zfabric cancel`` does. Raises ValueError if it is not stopped."""
+        answer = cancel_by_id(self._client, _identifier(task), force)
+        if answer is None:
+            raise ValueError("this task has ended and was forgotten, or its home has died")
+        if answer["goes_on"]:
+            raise ValueError(f"{answer['name']} is {worded(answer['state'])}: {answer['goes_on']}")
+        return {"text": f"{answer['name']} was {worded(answer['state'])}, and is cancelled"}
+
+    def kill(self, actor: str) -> dict[str, str]:
+        """End an actor for good, as ``zfabric kill`` does. Raises ValueError if there is none that lives."""
+        answer = kill_by_id(self._client, _identifier(actor))
+        if answer is None or answer["state"] == "dead":
+            raise ValueError("this actor is dead already")
+        return {"text": f"{answer['class']} was {answer['state']}, and is killed"}
+
     def stream(self, until: float = 0.0, seconds: float = WINDOW_SECONDS, ago: float = 0.0) -> dict[str, Any]:
         """The task stream of ``seconds``, which end ``ago`` seconds before ``until``, a time of the clock (0: now)."""
         found = self._read_stream().window(until or clock(), seconds, ago)
@@ -232,9 +307,12 @@ class Views:
             self._nodes, self._nodes_until = members(self._client), clock() + MEMBERS_SECONDS
         return self._nodes
 
-    def tasks(self, states: tuple[str, ...], limit: int) -> Table:
-        """Tasks, the running ones first."""
-        return _table(self._client.query("tasks", limit + 1, states), limit)
+    def tasks(self, states: tuple[str, ...], limit: int, text: str = "") -> Table:
+        """Tasks, the running ones first; with a text, those of functions whose names have it inside."""
+        if not text:
+            return _table([_worded(row) for row in self._client.query("tasks", limit + 1, states)], limit)
+        rows = [_worded(row) for row in self._client.query("tasks", LIST_LIMIT, states) if text.lower() in row["name"].lower()]
+        return _table(rows, limit)
 
     def actors(self, limit: int) -> Table:
         """Actors, with their calls of the last minute and their handles. Their processes measure how long calls wait from now on."""
@@ -297,12 +375,12 @@ class Views:
         failed = sum(row["failed"] for row in self._client.query("functions"))
         return {"groups": groups, "counted": sum(group["count"] for group in groups), "failed": failed}
 
-    def logs(self, since: int, pid: int | None, text: str) -> dict[str, object]:
+    def logs(self, since: int, pid: int | None, text: str, job: int = 0, function: str = "") -> dict[str, object]:
         """Output of the workers of all nodes after line number ``since``."""
         if self._output is None:
             self._output = Output(self._log_files)
         self._output.read()
-        return self._output.since(since, pid, text)
+        return self._output.since(since, pid, text, job, function)
 
     def _log_files(self) -> list[tuple[str, LogFiles]]:
         """The log files of each node, by its name; this one's are read here."""
@@ -334,20 +412,36 @@ class Views:
 
     def details(self, text: str) -> dict[str, Any]:
         """Everything about what ``text`` names: an id, the beginning of one, an actor's name, a pid."""
-        found = self._client.query("find", text)
+        found = list(self._client.query("find", text))
         if not found and (forgotten := self._forgotten(text)):
             return forgotten
-        if len(found) != 1:
+        if not found:
+            found = self._functions_named(text)
+        if len(found) != 1 or found[0]["kind"] == "function":
             return {"found": found}
         identifier = bytes.fromhex(found[0]["id"])
         answer = self._client.query("explain", identifier)
         if answer is None:
             return self._forgotten(text) or {"found": []}
         state, reason, facts = answer
-        told = {"found": found, "state": state, "reason": reason, "facts": facts, "id": found[0]["id"], "brief": brief(identifier)}
+        told = {"found": found, "state": worded(state), "reason": reason, "facts": facts, "id": found[0]["id"], "brief": brief(identifier)}
         if found[0]["kind"] in ("task", "actor"):
             told |= self._of_task(identifier)
         return told
+
+    def _functions_named(self, text: str) -> list[dict[str, Any]]:
+        """Functions with a text in their names, those with the same name first, each with its progress; else tasks with such a name.
+
+        A task has another name than its function where it was given one (``options(name=...)``).
+        """
+        wanted = text.lower()
+        if not wanted:
+            return []
+        rows = [row for row in self.progress() if wanted in row["name"].lower()]
+        if not rows:
+            rows = _progress_of(row for row in self._client.query("tasks", LIST_LIMIT, ()) if wanted in row["name"].lower())
+        rows.sort(key=lambda row: (row["name"].lower() != wanted, row["name"]))
+        return [{"id": row["name"], "kind": "function", "name": row["name"], "progress": row} for row in rows[:ROWS]]
 
     def _forgotten(self, task: str) -> dict[str, Any]:
         """The row of the task stream for a task or call whose record is gone; empty if there is none."""
@@ -436,6 +530,44 @@ def _by(rows: Iterable[dict[str, Any]], keys: Callable[[dict[str, Any]], list[An
             found["pinned"] += row["size"] if row["in_use_by"] else 0
             found["spilled"] += row["size"] if row["on_disk"] else 0
     return sorted(sums.items(), key=lambda pair: -pair[1]["bytes"])[:ROWS]
+
+
+def worded(state: str) -> str:
+    """A task's state as the page shows it: what waits for a worker is queued.
+
+    >>> worded("ready"), worded("running")
+    ('queued', 'running')
+    """
+    return "queued" if state == "ready" else state
+
+
+def _worded(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "state": worded(row["state"])}
+
+
+def _progress_of(tasks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How far tasks are, by job and name, as far as they are listed."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for task in tasks:
+        job, state = task["task_id"][: 2 * JOB_BYTES], task["state"]
+        row = found.setdefault((job, task["name"]), {"job": job, "name": task["name"], **dict.fromkeys(COUNTS, 0), **UNKNOWN_TIMES})
+        row[state if state in COUNTS else "running" if state == "blocked" else "waiting"] += 1
+    return list(found.values())
+
+
+def _name_of(actor: dict[str, Any]) -> str:
+    return f"{actor['class']}, {actor['name']}" if actor["name"] else str(actor["class"])
+
+
+def _identifier(text: str) -> bytes:
+    """The id of a task or actor, from hex."""
+    try:
+        identifier = bytes.fromhex(text)
+    except ValueError:
+        identifier = b""
+    if len(identifier) != TASK_BYTES:
+        raise ValueError(f"that is no id of a task or an actor: {text[:40]!r}")
+    return identifier
 
 
 def _table(rows: Any, limit: int) -> Table:

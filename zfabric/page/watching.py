@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,6 +34,8 @@ class Watcher:
         self._aside = ThreadPoolExecutor(ASIDE_MOST, "slow-queries")
         self._viewers: set[asyncio.Queue[str]] = set()
         self._asking: asyncio.Task[None] | None = None
+        self._ended: str | None = None
+        """The event that the cluster has ended."""
 
     async def ask(self, view: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the views."""
@@ -43,9 +46,14 @@ class Watcher:
         return await asyncio.get_running_loop().run_in_executor(self._aside, view, *arguments)
 
     @property
+    def viewers(self) -> int:
+        """How many windows show the page."""
+        return len(self._viewers)
+
+    @property
     def full(self) -> bool:
         """Whether there are as many viewers as may be."""
-        return len(self._viewers) >= VIEWERS_MOST
+        return self.viewers >= VIEWERS_MOST
 
     async def events(self) -> AsyncIterator[str]:
         """Yield server-sent events with the overview and the progress, until the cluster ends."""
@@ -70,14 +78,22 @@ class Watcher:
                 text = f"event: update\ndata: {json.dumps(overview)}\n\n"
             except FabricError as error:
                 if not self._session.alive():
-                    self._tell(f"event: ended\ndata: {json.dumps('the cluster has ended')}\n\n")
+                    self.end()
                     break
                 text = f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
+            if self._ended is not None:
+                break
             self._tell(text)
             took = asyncio.get_running_loop().time() - began
             # The pace of the page: the more an answer costs, the longer the pause.
             await asyncio.sleep(min(max(EVERY_SECONDS, took / SHARE_MOST * 0.5), PAUSE_MOST))
         self._asking = None
+
+    def end(self) -> None:
+        """Send all windows that the cluster has ended, and when: now, in seconds since 1970."""
+        if self._ended is None:
+            self._ended = f"event: ended\ndata: {json.dumps(time.time())}\n\n"
+        self._tell(self._ended)
 
     def _tell(self, event: str) -> None:
         for viewer in self._viewers:

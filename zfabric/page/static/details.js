@@ -1,4 +1,6 @@
+import { changes } from "./changes.js";
 import { ask, count, detailsLink, el, seconds, short, state, table } from "./dom.js";
+import { bars } from "./overview.js";
 
 export const details = {
   title: "Details",
@@ -6,7 +8,11 @@ export const details = {
     place.append(el("h2", {}, "Details"));
     const answer = await ask("details", { text });
     if (!answer.found.length) {
-      place.append(el("p", { class: "note" }, `Nothing here is called “${text}” (any more). An id, the beginning of one, an actor's name and a pid will do.`));
+      place.append(el("p", { class: "note" }, `Nothing here is called “${text}” (any more). An id, the beginning of one, a function's or an actor's name and a pid will do.`));
+    } else if (answer.found[0].kind === "function") {
+      const names = [...new Set(answer.found.map((each) => each.name))];
+      place.append(el("p", { class: "legend" }, `Functions with “${text}” in their names: a link leads to their tasks. `,
+        names.length === 1 ? el("a", { href: `#logs/${encodeURIComponent(names[0])}` }, `what ${names[0]} has written`) : ""), bars(answer.found.map((each) => each.progress)));
     } else if (answer.found.length > 1) {
       place.append(table("which one?", [["id", (row) => detailsLink(row.id, row.id)], ["kind", (row) => row.kind], ["name", (row) => row.name]], answer.found));
     } else {
@@ -22,6 +28,7 @@ export function described(answer) {
   const parts = [
     el("p", {}, `${it.kind} `, el("strong", {}, it.name), ` ${answer.brief} `, state(answer.state)),
     el("pre", {}, answer.reason),
+    changes(answer),
     el("dl", { class: "facts" }, answer.facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))])),
     el("p", {}, it.kind === "worker" ? "" : el("a", { href: `#graph/${it.id}` }, "its neighbours as a graph"),
       /^\d+$/.test(pid ?? "") ? [" · ", el("a", { href: `#stacks/${pid}` }, "stack"), " · ", el("a", { href: `#logs/${pid}` }, "output"), ` of process ${pid}`] : ""),

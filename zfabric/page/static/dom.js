@@ -29,12 +29,17 @@ export function svg(name, attributes = {}, ...children) {
   return found;
 }
 
-// columns: [heading, cell(row) -> text or node, "right" | undefined]
+// columns: [heading, cell(row) -> text or node, "right" | "broad" | undefined]. On a telephone each row is a card with named cells: the
+// roles say that it is a table all the same.
 export function table(caption, columns, rows) {
-  const head = el("tr", {}, columns.map(([name, , side]) => el("th", { scope: "col", class: side }, name)));
-  const body = rows.map((row) => el("tr", {}, columns.map(([, cell, side]) => el("td", { class: side }, cell(row)))));
+  const head = el("tr", { role: "row" }, columns.map(([name, , side]) => el("th", { scope: "col", role: "columnheader", class: side }, name)));
+  const cell = ([name, content, side], row) => {
+    const found = content(row);
+    return el("td", { role: "cell", "data-label": name, class: [side, found === "–" || found === "" ? "none" : null].filter(Boolean).join(" ") || null }, found);
+  };
+  const body = rows.map((row) => el("tr", { role: "row" }, columns.map((column) => cell(column, row))));
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body)));
+    el("table", { role: "table" }, el("caption", {}, caption), el("thead", { role: "rowgroup" }, head), el("tbody", { role: "rowgroup" }, body)));
 }
 
 // What an element is, whatever comes and goes beside it: where a link leads, or the caption of a table, which may count its rows.
@@ -64,6 +69,10 @@ export function state(name) {
 
 export function count(number) {
   return Math.round(number).toLocaleString("en");
+}
+
+export function rate(number) {
+  return number < 0.05 ? "0" : number < 10 ? String(+number.toFixed(1)) : count(number);
 }
 
 export function bytes(number) {

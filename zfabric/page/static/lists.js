@@ -1,26 +1,32 @@
-import { ask, bytes, count, demand, detailsLink, el, renew, seconds, short, state, table } from "./dom.js";
+import { ask, bytes, count, demand, detailsLink, el, rate, renew, seconds, short, state, table } from "./dom.js";
 
 const PAGE = 200;
 
 // A list that is asked for anew every two seconds, and shows more rows on request. What is cut is said.
-function list({ title, path, columns, caption, legend, states = [], beside }) {
+function list({ title, path, columns, caption, legend, states = [], search, beside }) {
   return {
     title,
-    show(place) {
+    show(place, text) {
       this.limit = PAGE;
       this.chosen = "";
+      this.text = search ? text : "";
       this.body = el("div");
       const choice = states.length
         ? el("label", {}, "state ", el("select", { onchange: (event) => { this.chosen = event.target.value; this.refresh(); } },
           el("option", { value: "" }, "all"), states.map((each) => el("option", { value: each }, each))))
         : "";
-      place.append(el("h2", {}, title), legend ? el("p", { class: "legend" }, legend) : "", el("div", { class: "tools" }, choice), this.body);
+      const field = search
+        ? el("label", {}, `${search} `, el("input", { type: "search", maxlength: 200, value: this.text, oninput: (event) => { this.text = event.target.value.trim(); this.refresh(); } }))
+        : "";
+      place.append(el("h2", {}, title), legend ? el("p", { class: "legend" }, legend) : "", el("div", { class: "tools" }, field, choice), this.body);
       this.timer = setInterval(() => this.refresh(), 2000);
       return this.refresh();
     },
     hide() { clearInterval(this.timer); },
     async refresh() {
-      const answer = await ask(path, { limit: this.limit, ...(this.chosen ? { state: this.chosen } : {}) }).catch((error) => ({ rows: [], error: error.message }));
+      const text = this.text;
+      const answer = await ask(path, { limit: this.limit, ...(this.chosen ? { state: this.chosen } : {}), ...(text ? { text } : {}) }).catch((error) => ({ rows: [], error: error.message }));
+      if (text !== this.text) return; // The answer to the newer text comes, or has come.
       const rows = answer.rows ?? answer;
       if (beside) beside(this, rows);
       const more = answer.more
@@ -34,6 +40,7 @@ function list({ title, path, columns, caption, legend, states = [], beside }) {
 export const tasks = list({
   title: "Tasks",
   path: "tasks",
+  search: "function",
   states: ["running", "blocked", "assigned", "queued", "infeasible", "waiting", "finished", "failed"],
   caption: (many) => `${count(many)} ${many === 1 ? "task" : "tasks"}, the running ones first`,
   columns: [
@@ -67,8 +74,8 @@ export const actors = list({
     ["state", (row) => state(row.state)],
     ["pid", (row) => (row.pid ? el("a", { href: `#stacks/${row.pid}` }, row.pid) : "–"), "right"],
     ["node", (row) => row.node ?? "–"],
-    ["calls per second", (row) => (row.rate < 10 ? row.rate.toFixed(1) : count(row.rate)), "right"],
-    ["waiting", (row) => (row.queue === null ? "…" : count(row.queue)), "right"],
+    ["calls per second", (row) => rate(row.rate), "right"],
+    ["calls queued", (row) => (row.queue === null ? "…" : count(row.queue)), "right"],
     ["latency p50", (row) => seconds(row.p50), "right"],
     ["latency p99", (row) => seconds(row.p99), "right"],
     ["run p50", (row) => seconds(row.run_p50), "right"],

@@ -1,6 +1,7 @@
 // Which view is shown, and what is pushed to all of them. A view is {title, show(place, argument), update?(latest), hide?()}.
 
 import { el } from "./dom.js";
+import { loadChanges } from "./changes.js";
 import { overview, progress } from "./overview.js";
 import { stream } from "./stream.js";
 import { actors, tasks, workers } from "./lists.js";
@@ -15,8 +16,12 @@ const IN_THE_BAR = Object.keys(VIEWS).filter((name) => name !== "details");
 
 const place = document.getElementById("view");
 const link = document.getElementById("link");
+const banner = document.getElementById("ended");
+const STALE_SECONDS = 5;
 let shown = null;
 let latest = null;
+let answered = 0; // When the last update came.
+let ended = false;
 
 for (const name of IN_THE_BAR) {
   document.getElementById("views").append(el("a", { href: `#${name}`, id: `to-${name}` }, VIEWS[name].title), " ");
@@ -34,8 +39,14 @@ function route() {
   document.title = `${view.title} · zfabric`;
   place.replaceChildren();
   shown = view;
-  guard(view.show(place, argument ? decodeURIComponent(argument) : ""));
-  if (latest && view.update) view.update(latest);
+  if (ended && !view.update) {
+    place.append(el("h2", {}, view.title), el("p", { class: "note" }, "This view was not loaded before the end."));
+    return;
+  }
+  const loaded = view.show(place, argument ? decodeURIComponent(argument) : "");
+  if (ended) Promise.resolve(loaded).catch(() => {}); // What it would ask for is gone; what it has is drawn.
+  else guard(loaded);
+  if (latest && view.update) guard(view.update(latest, !ended));
 }
 
 export function guard(promise) {
@@ -47,16 +58,40 @@ function say(text, bad = false) {
   link.classList.toggle("bad", bad);
 }
 
+// What is shown is the past: it is greyed, and the banner says since when.
+function grey(text) {
+  document.body.classList.toggle("past", Boolean(text));
+  if (banner.textContent !== text) banner.textContent = text;
+  banner.hidden = !text;
+}
+
+function time(seconds) {
+  const at = new Date(1000 * seconds), day = at.toDateString() === new Date().toDateString() ? "" : ` on ${at.toLocaleDateString("en-CA")}`;
+  return `${at.toLocaleTimeString("en-GB")}${day}`;
+}
+
 function listen() {
   const events = new EventSource("/api/events");
   events.addEventListener("update", (event) => {
     latest = JSON.parse(event.data);
+    answered = Date.now() / 1000;
+    grey("");
     say(`live · session ${latest.session}`);
-    if (shown?.update) shown.update(latest);
+    if (shown?.update) guard(shown.update(latest));
   });
   events.addEventListener("trouble", (event) => say(JSON.parse(event.data), true));
-  events.addEventListener("ended", (event) => { say(JSON.parse(event.data), true); events.close(); });
-  events.onerror = () => { if (events.readyState !== EventSource.CLOSED) say("not connected; trying again", true); };
+  events.addEventListener("ended", (event) => {
+    ended = true;
+    events.close();
+    shown?.hide?.();
+    say("ended", true);
+    grey(`The cluster has ended at ${time(JSON.parse(event.data))}. This is what was seen of it.`);
+  });
+  events.onerror = () => {
+    if (ended) return;
+    say("not connected; trying again", true);
+    if (answered && Date.now() / 1000 - answered > STALE_SECONDS) grey(`Nothing has been heard from the page's server since ${time(answered)}: it was stopped, with its cluster or without. Trying again.`);
+  };
 }
 
 document.getElementById("search").addEventListener("submit", (event) => {
@@ -69,5 +104,4 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   place.focus();
 });
 window.addEventListener("hashchange", () => { route(); place.focus({ preventScroll: true }); });
-route();
-listen();
+loadChanges().catch(() => {}).finally(() => { route(); listen(); });
