@@ -7,7 +7,6 @@ names of ``__main__`` are bound in the reader's ``__main__`` (``namespaces``). `
 from __future__ import annotations
 
 import contextlib
-import dis
 import enum
 import functools
 import hashlib
@@ -264,6 +263,8 @@ def used_names(code: types.CodeType) -> tuple[str, ...]:
     """Return the names of globals that code uses, and the code inside it."""
     found = _used_names.get(code)
     if found is None:
+        import dis  # Only functions that travel by value need it.
+
         names = dict.fromkeys(each.argval for each in dis.get_instructions(code) if each.opname in _GLOBAL_READS)
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):

@@ -14,10 +14,11 @@ from zfabric.exceptions import FabricError
 from zfabric.protocol.names import matcher
 from zfabric.protocol.trace import read_trace, unmarked, unpack_event
 from zfabric.protocol.wording import span
-from zfabric.runtime.connection import clock
 from zfabric.runtime.lines import Lines
 from zfabric.runtime.log_files import LocalLogFiles, LogFiles, RemoteLogFiles
 from zfabric.runtime.timeline import TimelineNode, members, rows_of
+
+clock = time.monotonic
 
 SEARCH_SECONDS = 2.0
 """How long the events of all nodes are searched: a million attempts or more."""
