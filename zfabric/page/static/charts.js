@@ -12,15 +12,14 @@ export function roundUp(number, binary = false) {
   return [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= number * 0.999);
 }
 
-export function ago(span) {
-  if (span < 1) return "now";
+function ago(span) {
   if (span < 120 && span % 60) return `−${Math.round(span)} s`;
   if (span < 7200 && span % 3600) return `−${Math.round(span / 60)} min`;
   return `−${span / 3600} h`;
 }
 
-// One chart. `draw` gets {from, to, step, points, lines, stack, most, label(value)}: `lines` are {name, of(point), className | colour,
-// area}, `stack` the same, one on top of the other. A point without data is a gap.
+// One chart. `draw` gets {from, to, last, step, points, lines, stack, most, label(value)}: `lines` are {name, of(point), className | colour,
+// area}, `stack` the same, one on top of the other; `last` is the word for `to`. A point without data is a gap.
 export class Chart {
   constructor(title, height, onCursor) {
     this.height = height;
@@ -76,7 +75,7 @@ export class Chart {
     for (const line of lines) parts.push(...paths(line.of, line.area ? () => 0 : null, line));
     parts.push(svg("text", { class: "mark", x: 4, y: TOP + 11 }, label(most)));
     for (const [time, anchor] of [[from, "start"], [(from + to) / 2, "middle"], [to, "end"]]) {
-      parts.push(svg("text", { class: "mark", x: anchor === "start" ? 4 : anchor === "end" ? width - 4 : this.x(time), y: this.height - 4, "text-anchor": anchor }, ago(to - time)));
+      parts.push(svg("text", { class: "mark", x: anchor === "start" ? 4 : anchor === "end" ? width - 4 : this.x(time), y: this.height - 4, "text-anchor": anchor }, time === to ? data.last : ago(to - time)));
     }
     this.rule = svg("line", { class: "cursor", y1: TOP, y2: TOP + inner, visibility: "hidden" });
     this.picture.replaceChildren(...parts, this.rule);

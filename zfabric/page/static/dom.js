@@ -111,11 +111,18 @@ export function demand(amounts) {
   return Object.entries(amounts).map(([name, amount]) => `${amount} ${name}`).join(", ") || "–";
 }
 
-// A colour for a name, the same everywhere on the page, dark enough for white text on it, and light enough for dark ground.
+// A colour for a name, the same everywhere on the page, dark enough for white text on it, and light enough for dark ground. The next name has
+// the next one, so that those of few functions differ much. No red: that is failure.
+const PALETTE = [215, 30, 145, 280, 185, 325, 60, 245, 95, 300, 200, 45].map((hue) => `hsl(${hue} ${hue === 280 ? 50 : 65}% ${hue > 40 && hue < 200 ? 33 : 45}%)`);
+const COLOURS_MOST = 1000;
+const given = new Map();
+
 export function colour(name) {
-  let hash = 7;
-  for (const letter of name) hash = Math.imul(hash ^ letter.codePointAt(0), 0x9e3779b1) >>> 0;
-  return `hsl(${30 + (hash >>> 8) % 300} ${50 + (hash >>> 4) % 25}% ${35 + (hash >>> 20) % 12}%)`; // No red: that is failure.
+  if (!given.has(name)) {
+    if (given.size >= COLOURS_MOST) given.clear();
+    given.set(name, PALETTE[given.size % PALETTE.length]);
+  }
+  return given.get(name);
 }
 
 export async function ask(path, parameters = {}) {

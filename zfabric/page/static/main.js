@@ -84,6 +84,7 @@ function listen() {
     ended = true;
     events.close();
     shown?.hide?.();
+    if (latest && shown?.update) shown.update(latest, false);
     say("ended", true);
     grey(`The cluster has ended at ${time(JSON.parse(event.data))}. This is what was seen of it.`);
   });

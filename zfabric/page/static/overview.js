@@ -85,6 +85,7 @@ export const overview = {
   },
   update(now, live = true) {
     this.now = now;
+    this.live = live;
     const problems = JSON.stringify(now.problems);
     if (problems !== this.said) { // A screen reader says what is wrong when that changes, not each second.
       this.said = problems;
@@ -109,7 +110,7 @@ export const overview = {
     this.charts.copied.element.hidden = now.nodes.length < 2;
     this.charts.calls.element.hidden = now.nodes.length > 1 && !known.some((point) => point[CALLS] > 0);
     this.grid.classList.toggle("three", this.charts.copied.element.hidden || this.charts.calls.element.hidden);
-    const draw = (name, more) => this.charts[name].draw({ from, to, step, points, ...more });
+    const draw = (name, more) => this.charts[name].draw({ from, to, step, points, last: this.live ? "now" : "the end", ...more });
     const totals = new Map();
     for (const [, functions] of known) for (const [name, many] of Object.entries(functions)) totals.set(name, (totals.get(name) ?? 0) + many);
     const named = [...totals].filter(([name]) => name).sort((a, b) => b[1] - a[1]).slice(0, FUNCTIONS).map(([name]) => name);
@@ -202,7 +203,7 @@ export const overview = {
     const nodes = table(`${now.nodes.length} ${now.nodes.length === 1 ? "node" : "nodes"}`, useful([
       ["node", (row) => row.name ?? row.node.slice(0, 8)],
       ["role", (row) => (row.head ? "head" : "–")],
-      ["address", (row) => row.address || "this machine only"],
+      ["address", (row) => row.address?.replace("tcp://", "") || "this machine only"],
       ["state", (row) => (row.silent ? el("span", { class: "state-failed" }, "does not answer") : "answers")],
       ["CPUs in use", answered((row) => { const all = row.resources.CPU ?? 0; return `${+(all - (row.available.CPU ?? 0)).toFixed(2)} of ${all}`; }), "right"],
       ["running", answered((row) => count(row.running)), "right"],
@@ -248,7 +249,7 @@ function does(row) {
   const actor = row.actor ? ["actor ", detailsLink(row.actor_id, row.actor), row.actors > 1 ? ` and ${row.actors - 1} more` : ""] : [];
   if (row.task) return [...(row.actor ? [...actor, ": "] : []), row.task_id ? detailsLink(row.task_id, row.task) : row.task, ` for ${seconds(row.seconds)}`, queued];
   if (row.actor) return [...actor, queued];
-  return row.state === "blocked" ? ["waits in get", queued] : [`${row.state} for ${seconds(row.seconds)}`, queued];
+  return row.state === "blocked" ? ["waits in get", queued] : [row.seconds < 1 ? row.state : `${row.state} for ${seconds(row.seconds)}`, queued];
 }
 
 export function bars(rows) {
