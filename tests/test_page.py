@@ -412,7 +412,7 @@ def test_the_lines_of_the_first_screen_reach_back_before_anybody_looked(page: Pa
     assert sum(point[1].get("double", 0.0) for point in answer["points"] if point[1] is not None) > 400
     last = answer["last"]
     assert [point[0] for point in late.ask(f"series?after={last - 3}")["points"]][:3] == [last - 2, last - 1, last]
-    assert all(0.0 <= point[6] <= 1.0 and 0.0 < point[8] < 1.0 for point in points())
+    assert all(0.0 <= point[7] <= 1.0 and 0.0 < point[9] < 1.0 for point in points())
     late.close()
 
 

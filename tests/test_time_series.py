@@ -13,7 +13,17 @@ from zfabric.page.series import AddedUp
 
 
 def _sample(at: float, seconds: float = 1.0, ended: tuple[tuple[str, int], ...] = (("f", 4),), **changed: Any) -> Sample:
-    usual = {"failed": 1, "calls": 2, "running": 1, "unfinished": 3, "cpu": 0.5, "cpus_used": 2.0, "memory": 0.25, "store": 100}
+    usual = {
+        "failed": 1,
+        "calls": 2,
+        "running": 1,
+        "unfinished": 4,
+        "waiting": 1,
+        "cpu": 0.5,
+        "cpus_used": 2.0,
+        "memory": 0.25,
+        "store": 100,
+    }
     return Sample(at, seconds, ended, **(usual | {"spilled": 0, "copied": 10} | changed))
 
 
@@ -46,8 +56,8 @@ def test_nodes_are_added_up_by_the_second_whatever_their_clocks() -> None:
     points = added.points(200.0, 1, 100.0)["points"]
     shown = [point for point in points if point[1] is not None]
     assert [point[0] for point in shown[1:-1]] == list(range(191, 200))
-    _, functions, failed, calls, running, queued, cpu, cpus, memory, store, spilled, copied = shown[5]
-    assert (functions, failed, calls, running, queued) == ({"f": 8.0}, 2.0, 4.0, 2.0, 4.0)
+    _, functions, failed, calls, running, queued, waiting, cpu, cpus, memory, store, spilled, copied = shown[5]
+    assert (functions, failed, calls, running, queued, waiting) == ({"f": 8.0}, 2.0, 4.0, 2.0, 4.0, 2.0)
     assert (cpu, cpus, memory, store, spilled, copied) == (0.75, 4.0, 0.25, 200, 0, 20)
     assert points[0][1] is None, "before the first sample there is nothing, and not zero"
 
@@ -72,7 +82,7 @@ def test_samples_count_tasks_at_home_and_calls_where_they_ran() -> None:
         sampling.sample(now, Measured(0.5, 0.25, 7, 0))
     (report,) = sampling.report(3.0, 2.5)
     (row,) = report["fine"]
-    assert Sample._make(row) == _sample(2.0, 1.0, (), failed=0, calls=0, running=0, unfinished=0, cpus_used=0, store=7, copied=0)
+    assert Sample._make(row) == _sample(2.0, 1.0, (), failed=0, calls=0, running=0, unfinished=0, waiting=0, cpus_used=0, store=7, copied=0)
     assert sampling.report(3.0, 0.5)[0]["fine"] == []
 
 

@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from zfabric.exceptions import FabricError
 from zfabric.page.security import Guard, hosts_of
 from zfabric.page.series import STEPS
-from zfabric.page.views import ROWS, Views, worded
+from zfabric.page.views import ROWS, Views
 from zfabric.page.watching import Watcher
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 
@@ -164,9 +164,8 @@ def _text(request: Request) -> str:
 
 
 def _states(request: Request) -> tuple[str, ...]:
-    of = {worded(state): state for state in TASK_STATES}
-    states = request.query_params.getlist("state")
+    states = tuple(request.query_params.getlist("state"))
     for state in states:
-        if state not in of:
-            raise ValueError(f"there is no state {state[:40]!r}; there are {', '.join(of)}")
-    return tuple(of[state] for state in states)
+        if state not in TASK_STATES:
+            raise ValueError(f"there is no state {state[:40]!r}; there are {', '.join(TASK_STATES)}")
+    return states

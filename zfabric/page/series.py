@@ -58,8 +58,8 @@ class AddedUp:
     def points(self, now: float, step: int, after: float) -> dict[str, Any]:
         """Points of ``step`` seconds that end after ``after``, a time of this process, and no later than ``now``.
 
-        A point is ``[time, tasks per second by function, failed per second, calls per second, running, queued, CPU share, CPUs used, memory
-        share, store, on disk, bytes per second between nodes]``, or ``[time, None]`` where no node has a sample.
+        A point is ``[time, tasks per second by function, failed per second, calls per second, running, queued, waiting for arguments, CPU
+        share, CPUs used, memory share, store, on disk, bytes per second between nodes]``, or ``[time, None]`` where no node has a sample.
         """
         last = int(now) // step * step
         first = max(int(after) // step * step + step, last - (STEPS[step] - 1) * step)
@@ -92,14 +92,15 @@ def _point(time: int, samples: list[Sample | None]) -> list[Any]:
     for sample in here:
         for name, many in sample.ended:
             functions[name] += many / sample.seconds  # type: ignore[assignment]
-    running = sum(sample.running for sample in here)
+    running, waiting = sum(sample.running for sample in here), sum(sample.waiting for sample in here)
     return [
         time,
         {name: round(rate, 3) for name, rate in functions.items()},
         round(sum(sample.failed / sample.seconds for sample in here), 3),
         round(sum(sample.calls / sample.seconds for sample in here), 3),
         round(running, 2),
-        round(max(0.0, sum(sample.unfinished for sample in here) - running), 2),
+        round(max(0.0, sum(sample.unfinished for sample in here) - waiting - running), 2),
+        round(waiting, 2),
         round(sum(sample.cpu for sample in here) / len(here), 4),
         round(sum(sample.cpus_used for sample in here), 2),
         round(sum(sample.memory for sample in here) / len(here), 4),

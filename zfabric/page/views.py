@@ -113,7 +113,8 @@ class Views:
         memory = psutil.virtual_memory()
         tasks = _sum(status["tasks"] for status in statuses)
         # A task that runs elsewhere has a record on two nodes: what waits and runs is counted by functions, at their homes.
-        tasks["waiting"], tasks["running"] = sum(row["waiting"] for row in progress), sum(row["running"] for row in progress)
+        tasks["waiting"], tasks["running"] = sum(row["arguments"] for row in progress), sum(row["running"] for row in progress)
+        tasks["queued"] = sum(row["waiting"] for row in progress) - tasks["waiting"]
         by_id = {status["node"]: status for status in statuses}
         nodes = [{**node, **self._of_node(by_id.get(node["node"]), now)} for node in self._client.query("nodes")]
         return {
@@ -155,7 +156,7 @@ class Views:
         return {
             "silent": False,
             "available": status["available"],
-            "queued": sum(tasks[state] for state in PENDING_STATES) - status["elsewhere"],
+            "pending": sum(tasks[state] for state in PENDING_STATES) - status["elsewhere"],
             "running": tasks["running"] + tasks["blocked"],
             "processes": status["workers"],
             "store_used": status["store"].get("used", 0),
@@ -273,8 +274,8 @@ class Views:
         if answer is None:
             raise ValueError("this task has ended and was forgotten, or its home has died")
         if answer["goes_on"]:
-            raise ValueError(f"{answer['name']} is {worded(answer['state'])}: {answer['goes_on']}")
-        return {"text": f"{answer['name']} was {worded(answer['state'])}, and is cancelled"}
+            raise ValueError(f"{answer['name']} is {answer['state']}: {answer['goes_on']}")
+        return {"text": f"{answer['name']} was {answer['state']}, and is cancelled"}
 
     def kill(self, actor: str) -> dict[str, str]:
         """End an actor for good, as ``zfabric kill`` does. Raises ValueError if there is none that lives."""
@@ -310,9 +311,8 @@ class Views:
     def tasks(self, states: tuple[str, ...], limit: int, text: str = "") -> Table:
         """Tasks, the running ones first; with a text, those of functions whose names have it inside."""
         if not text:
-            return _table([_worded(row) for row in self._client.query("tasks", limit + 1, states)], limit)
-        rows = [_worded(row) for row in self._client.query("tasks", LIST_LIMIT, states) if text.lower() in row["name"].lower()]
-        return _table(rows, limit)
+            return _table(self._client.query("tasks", limit + 1, states), limit)
+        return _table([row for row in self._client.query("tasks", LIST_LIMIT, states) if text.lower() in row["name"].lower()], limit)
 
     def actors(self, limit: int) -> Table:
         """Actors, with their calls of the last minute and their handles. Their processes measure how long calls wait from now on."""
@@ -424,7 +424,7 @@ class Views:
         if answer is None:
             return self._forgotten(text) or {"found": []}
         state, reason, facts = answer
-        told = {"found": found, "state": worded(state), "reason": reason, "facts": facts, "id": found[0]["id"], "brief": brief(identifier)}
+        told = {"found": found, "state": state, "reason": reason, "facts": facts, "id": found[0]["id"], "brief": brief(identifier)}
         if found[0]["kind"] in ("task", "actor"):
             told |= self._of_task(identifier)
         return told
@@ -532,19 +532,6 @@ def _by(rows: Iterable[dict[str, Any]], keys: Callable[[dict[str, Any]], list[An
     return sorted(sums.items(), key=lambda pair: -pair[1]["bytes"])[:ROWS]
 
 
-def worded(state: str) -> str:
-    """A task's state as the page shows it: what waits for a worker is queued.
-
-    >>> worded("ready"), worded("running")
-    ('queued', 'running')
-    """
-    return "queued" if state == "ready" else state
-
-
-def _worded(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "state": worded(row["state"])}
-
-
 def _progress_of(tasks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """How far tasks are, by job and name, as far as they are listed."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -552,6 +539,7 @@ def _progress_of(tasks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         job, state = task["task_id"][: 2 * JOB_BYTES], task["state"]
         row = found.setdefault((job, task["name"]), {"job": job, "name": task["name"], **dict.fromkeys(COUNTS, 0), **UNKNOWN_TIMES})
         row[state if state in COUNTS else "running" if state == "blocked" else "waiting"] += 1
+        row["arguments"] += state == "waiting"
     return list(found.values())
 
 

@@ -40,6 +40,8 @@ class Sample(NamedTuple):
     """Workers that ran a task."""
     unfinished: float
     """Tasks at home here that had not ended: with those that ran, here or elsewhere."""
+    waiting: float
+    """Those of them that waited for arguments."""
     cpu: float
     """Share of the machine's processors that were busy."""
     cpus_used: float
@@ -54,7 +56,7 @@ class Sample(NamedTuple):
     """Bytes of values that came from other nodes."""
 
 
-MEANS = ("running", "unfinished", "cpu", "cpus_used", "memory", "store", "spilled")
+MEANS = ("running", "unfinished", "waiting", "cpu", "cpus_used", "memory", "store", "spilled")
 """Fields of which the mean is taken when samples become one."""
 
 

@@ -7,7 +7,7 @@ const SHOWN = 8, FUNCTIONS = 6, AGAIN = 4, LEAST = 60;
 const RANGES = [[1, 600, "10 minutes"], [10, 7200, "2 hours"]];
 
 // Places of a point's numbers; the time is the first.
-const [FUNCTION, FAILED, CALLS, RUNNING, QUEUED, CPU, CPUS, MEMORY, STORE, SPILLED, COPIED] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
+const [FUNCTION, FAILED, CALLS, RUNNING, QUEUED, WAITING, CPU, CPUS, MEMORY, STORE, SPILLED, COPIED] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 
 // A cell of a node that may not answer.
 function answered(cell) {
@@ -121,8 +121,9 @@ export const overview = {
     const all = (point) => Object.values(point[FUNCTION]).reduce((sum, many) => sum + many, 0);
     const failed = known.some((point) => point[FAILED] > 0) ? [{ className: "bad", of: (point) => point[FAILED] }] : [];
     draw("tasks", { stack: this.layers, lines: failed, most: top(all, 1), label: (value) => `${rate(value)} per s` });
-    draw("work", { lines: [{ className: "quiet", area: true, of: (point) => point[QUEUED] }, { className: "busy", of: (point) => point[RUNNING] }],
-      most: top((point) => Math.max(point[QUEUED], point[RUNNING]), 4), label: count });
+    this.waits = known.some((point) => point[WAITING] > 0);
+    draw("work", { stack: [{ className: "busy", edge: false, of: (point) => point[RUNNING] }, { className: "quiet", edge: false, of: (point) => point[QUEUED] }, { className: "warn", edge: false, of: (point) => point[WAITING] }],
+      most: top((point) => point[RUNNING] + point[QUEUED] + point[WAITING], 4), label: count });
     const cpus = now.resources.CPU || 1;
     draw("cpu", { lines: [{ className: "busy", area: true, of: (point) => point[CPU] }, { className: "claimed", of: (point) => point[CPUS] / cpus }], most: 1, label: percent });
     draw("memory", { lines: [{ className: "good", area: true, of: (point) => point[MEMORY] }], most: 1, label: percent });
@@ -148,11 +149,11 @@ export const overview = {
     const failed = now.progress.reduce((total, row) => total + row.failed, 0);
     charts.tasks.say(rate(sum), live ? `${count(now.ended)} ended${failed ? `, ${count(failed)} of them failed` : ""}` : "", keys,
       `${rate(sum)} in all; ${keys.map((key) => `${key.name} ${key.value}`).join(", ")}`);
-    const [running, queued] = live ? [now.tasks.running, now.tasks.waiting] : [point[RUNNING], point[QUEUED]];
-    charts.work.say(count(running), "running", [
+    const [running, queued, waiting] = live ? [now.tasks.running, now.tasks.queued, now.tasks.waiting] : [point[RUNNING], point[QUEUED], point[WAITING]];
+    charts.work.say(count(running), live && now.tasks.blocked ? `running; ${count(now.tasks.blocked)} wait in get` : "running", [
       { name: "running", className: "busy", value: count(running) }, { name: "queued", className: "quiet", value: count(queued) },
-      ...(live && now.tasks.blocked ? [{ name: "wait in get", className: "warn", value: count(now.tasks.blocked) }] : []),
-    ], `${count(running)} running, ${count(queued)} queued`);
+      ...(this.waits ? [{ name: "wait for arguments", className: "warn", value: count(waiting) }] : []),
+    ], `${count(running)} running, ${count(queued)} queued, ${count(waiting)} wait for arguments`);
     const cpus = now.resources.CPU ?? 0;
     charts.cpu.say(percent(point[CPU]), now.nodes.length > 1 ? "of the machines" : "of the machine", [
       { name: "busy", className: "busy", value: percent(point[CPU]) }, { name: "held by tasks", className: "claimed", value: `${+point[CPUS].toFixed(2)} of ${cpus}` },
@@ -176,7 +177,7 @@ export const overview = {
       ["tasks per second", ...number((point) => Object.values(point[FUNCTION]).reduce((sum, many) => sum + many, 0), rate)],
       ["most of", (point) => Object.entries(point[FUNCTION]).sort((a, b) => b[1] - a[1])[0]?.[0] || "–"],
       ["failed", ...number((point) => point[FAILED], rate)], ["calls", ...number((point) => point[CALLS], rate)],
-      ["running", ...number((point) => point[RUNNING], count)], ["queued", ...number((point) => point[QUEUED], count)],
+      ["running", ...number((point) => point[RUNNING], count)], ["queued", ...number((point) => point[QUEUED], count)], ["for arguments", ...number((point) => point[WAITING], count)],
       ["CPU", ...number((point) => point[CPU], percent)], ["memory", ...number((point) => point[MEMORY], percent)],
       ["store", ...number((point) => point[STORE], bytes)], ["on disk", ...number((point) => point[SPILLED], bytes)],
       ["between nodes", ...number((point) => point[COPIED], (value) => `${bytes(value)}/s`)],
@@ -207,7 +208,7 @@ export const overview = {
       ["state", (row) => (row.silent ? el("span", { class: "state-failed" }, "does not answer") : "answers")],
       ["CPUs in use", answered((row) => { const all = row.resources.CPU ?? 0; return `${+(all - (row.available.CPU ?? 0)).toFixed(2)} of ${all}`; }), "right"],
       ["running", answered((row) => count(row.running)), "right"],
-      ["queued", answered((row) => count(row.queued)), "right"],
+      ["pending", answered((row) => count(row.pending)), "right"],
       ["memory of workers", answered((row) => bytes(row.memory)), "right"],
       ["object store", answered((row) => `${bytes(row.store_used)} of ${bytes(row.store_capacity)}`), "right"],
       ["from other nodes", answered((row) => (row.copying === null ? "–" : `${bytes(row.copying)}/s`)), "right"],
@@ -258,7 +259,7 @@ export function bars(rows) {
     ["function", (row) => el("a", { href: `#tasks/${encodeURIComponent(row.name)}` }, row.name)],
     ["job", (row) => parseInt(row.job, 16)],
     ["progress", (row) => bar(row), "broad"],
-    ["queued", (row) => count(row.waiting), "right"],
+    ["queued", (row) => count(row.waiting - row.arguments), "right"],
     ["for arguments", (row) => count(row.arguments), "right"],
     ["running", (row) => count(row.running), "right"],
     ["done", (row) => count(row.finished), "right"],
@@ -270,7 +271,7 @@ export function bars(rows) {
 }
 
 function bar(row) {
-  const parts = [["finished", "done"], ["running", "running"], ["waiting", "queued"], ["failed", "failed"]];
+  const parts = [["finished", "done"], ["running", "running"], ["waiting", "pending"], ["failed", "failed"]];
   const total = parts.reduce((sum, [name]) => sum + row[name], 0) || 1;
   const text = `${row.name}: ${parts.map(([name, word]) => `${row[name]} ${word}`).join(", ")}`;
   const found = svg("svg", { class: "bar", viewBox: "0 0 1000 16", preserveAspectRatio: "none", role: "img", "aria-label": text });

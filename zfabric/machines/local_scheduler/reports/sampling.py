@@ -48,7 +48,7 @@ class Sampling:
         if last is None or now <= last[0]:
             return
         running = sum(not worker.remote and running_task(worker) is not None for worker in tables.workers.values())
-        functions = islice((function for job in tables.jobs.values() for function in job.functions.values()), FUNCTIONS_COUNTED)
+        functions = list(islice((function for job in tables.jobs.values() for function in job.functions.values()), FUNCTIONS_COUNTED))
         used = self._pool.total.get("CPU", 0) - dict(self._pool.available()).get("CPU", 0)
         self.series.add(
             Sample(
@@ -59,6 +59,7 @@ class Sampling:
                 calls - last[1],
                 running,
                 sum(function.unfinished for function in functions),
+                sum(function.waiting for function in functions),
                 measured.cpu,
                 used / RESOURCE_UNIT,
                 measured.memory,
