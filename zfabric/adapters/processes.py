@@ -408,6 +408,15 @@ def memory_available() -> int:
     return max(0, min([available, *(limit - used for limit, used in _memory_groups())]))
 
 
+def memory_share() -> float:
+    """Return the share of the machine's memory that is in use; limits of control groups, which take long to read, do not count.
+
+    Raises OSError if this process may open no further file.
+    """
+    memory = _machine_memory()
+    return 1.0 - memory.get("MemAvailable", memory["MemFree"]) / memory["MemTotal"]
+
+
 def processor_times() -> tuple[int, int]:
     """Return how long the machine's processors have been busy, and how long they have been there, in ticks since it started.
 

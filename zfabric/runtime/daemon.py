@@ -23,6 +23,7 @@ from zfabric.adapters.journal import Journal
 from zfabric.adapters.processes import (
     disk_room,
     memory_available,
+    memory_share,
     memory_total,
     open_more_files,
     processor_times,
@@ -530,7 +531,7 @@ class Daemon:
     def _take_sample(self, now: float) -> None:
         """Add a sample of this node to its time series."""
         try:
-            memory, processors = 1.0 - memory_available() / memory_total(), processor_times()
+            memory, processors = memory_share(), processor_times()
         except OSError:  # As in ``_check_memory``.
             return
         busy, all_of_them = (new - old for new, old in zip(processors, self._processors, strict=True))
