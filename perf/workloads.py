@@ -404,6 +404,15 @@ def forest(system: System, trees: int) -> float:
     return fitted(system, RandomForestClassifier(trees, random_state=0))
 
 
+def forest_search(system: System, trees: int) -> float:
+    """Seconds for a grid search over six random forests of so many trees, three times each: calls of joblib inside its calls."""
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.model_selection import GridSearchCV
+
+    grid = {"max_depth": [4, 8, None], "max_features": [4, 8]}
+    return fitted(system, GridSearchCV(RandomForestClassifier(trees, random_state=0), grid, cv=3))
+
+
 # --- graphs of Dask ---------------------------------------------------------------------------------------------------------------
 
 
@@ -480,6 +489,7 @@ WORKLOADS: dict[str, Workload] = {
     "idle_cpu": Workload(idle_cpu, 10, 1, {"ray": 10, "dask": 10, "pool": 10}, True),
     "grid_search": Workload(grid_search, 20, 2, {"dask": 20}),
     "forest": Workload(forest, 400, 10, {"dask": 400}),
+    "forest_search": Workload(forest_search, 10, 2, {"dask": 10}),
     "graph_tree": Workload(partial(graph_tasks, graph_of_a_tree), 50_000, 100, {"dask": 50_000}),
     "graph_shuffle": Workload(partial(graph_tasks, graph_of_a_shuffle), 36, 4, {"dask": 36}),
     "elsewhere_async": Workload(tasks_async, 50_000, 200, {"ray": 5_000, "dask": 1_000}, nodes=True),

@@ -269,11 +269,21 @@ def test_an_initializer_that_fails_fails_the_calls(here: None) -> None:
     assert Parallel(2)(delayed(abs)(number) for number in range(-2, 1)) == [2, 1, 0]
 
 
-@pytest.mark.parametrize(("jobs", "expected"), [(None, -1), (2, 2), (-1, -1), (1, 1)])
-def test_calls_inside_calls_run_on_the_cluster(here: None, jobs: int | None, expected: int) -> None:
+@pytest.mark.parametrize(("jobs", "expected"), [(2, 2), (-1, -1), (1, 1)])
+def test_calls_inside_calls_run_on_the_cluster(here: None, jobs: int, expected: int) -> None:
     kind = "SequentialBackend" if jobs == 1 else "ZfabricBackend"
     found = Parallel()(delayed(nested)(numpy.ones(MILLION), jobs) for _ in range(3))
     assert found == [(3.0 * MILLION, kind, expected)] * 3
+
+
+def test_calls_inside_calls_that_do_not_say_take_what_the_outer_ones_leave() -> None:
+    """As with loky, they are sequential where the outer calls fill the CPUs."""
+    with running_cluster(num_cpus=3):
+        for outer, expected in ((-1, ("SequentialBackend", 1)), (3, ("SequentialBackend", 1)), (2, ("ZfabricBackend", -1))):
+            with parallel_config(backend="zfabric", n_jobs=outer):
+                found = Parallel()(delayed(nested)(numpy.ones(MILLION), None) for _ in range(3))
+            assert [(kind, jobs or 1) for _, kind, jobs in found] == [expected] * 3
+    running_cluster_again()
 
 
 def levels(depth: int) -> list[tuple[str, int]]:

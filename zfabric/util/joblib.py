@@ -168,11 +168,14 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return jobs
 
     def get_nested_backend(self) -> tuple[ParallelBackendBase, int | None]:
-        """Return the backend of calls of ``Parallel`` inside a call, and how many of their batches run at a time."""
+        """Return the backend of calls of ``Parallel`` inside a call, and how many of their batches run at a time if they do not say.
+
+        Where the batches of this call fill the cluster, that is one, as with loky: tasks inside tasks would only cost time.
+        """
         level = (self.nesting_level or 0) + 1
         if level > DEEPEST:
             return SequentialBackend(nesting_level=level), None
-        return ZfabricBackend(nesting_level=level, **self._options), -1
+        return ZfabricBackend(nesting_level=level, **self._options), 1 if self._limit is None else -1
 
     # -- one call of Parallel --
 
