@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from itertools import chain
 from typing import Any
 
@@ -295,6 +296,173 @@ def test_a_task_with_a_waiting_thread_can_be_stopped(cluster: None, tmp_path: An
     while not begun.exists():
         zf.wait([ref], timeout=0.01)
     assert stopped(ref)
+
+
+# --- code of values -----------------------------------------------------------------------------------------------------------------
+
+
+def spin(mark: Any) -> None:
+    mark.touch()
+    while True:
+        time.sleep(0.005)
+
+
+def raises(kind: type[BaseException]) -> None:
+    raise kind("of a value")
+
+
+class Value:
+    """Its code runs when it is loaded, pickled or iterated over."""
+
+    def __init__(self, when: str, code: Callable[..., Any], *arguments: Any) -> None:
+        self.when, self.code, self.arguments = when, code, arguments
+
+    def __reduce__(self) -> Any:
+        if self.when == "dumped":
+            self.code(*self.arguments)
+        return (self.code, self.arguments) if self.when == "loaded" else (Value, (self.when, self.code, *self.arguments))
+
+    def __iter__(self) -> Iterator[int]:
+        self.code(*self.arguments)
+        return iter((1, 2))
+
+
+class Described(Exception):
+    def __str__(self) -> str:
+        return str(self.args[0].code(*self.args[0].arguments))
+
+
+def accept(value: Any) -> int:
+    return os.getpid()
+
+
+def make(when: str, code: Callable[..., Any], argument: Any) -> Any:
+    return Value(when, code, argument)
+
+
+def fail(code: Callable[..., Any], argument: Any) -> None:
+    raise Described(Value("", code, argument))
+
+
+def produce(code: Callable[..., Any], argument: Any) -> Iterator[Any]:
+    yield 1
+    yield Value("dumped", code, argument)
+
+
+@zf.remote(num_cpus=0)
+class Host:
+    def accept(self, value: Any) -> int:
+        return accept(value)
+
+    def make(self, when: str, code: Callable[..., Any], argument: Any) -> Any:
+        return make(when, code, argument)
+
+    def fail(self, code: Callable[..., Any], argument: Any) -> None:
+        fail(code, argument)
+
+    def produce(self, code: Callable[..., Any], argument: Any) -> Iterator[Any]:
+        yield from produce(code, argument)
+
+
+PLACES = ["argument", "large argument", "object", "large object", "function", "result", "items", "text", "yielded"]
+
+
+def run_value_code(of: Any, place: str, code: Callable[..., Any], argument: Any, **options: Any) -> Any:
+    """Have the code of a value run in this place of a task, or of a call of the actor ``of``. Return the ref that gets its outcome."""
+
+    def called(name: str, **more: Any) -> Any:
+        function = getattr(of, name) if of is not None else zf.remote(globals()[name])
+        return function.options(**options, **more, **({} if of is not None else {"max_retries": 0}))
+
+    loaded, room = Value("loaded", code, argument), bytearray(2**18)
+    if place == "function":
+        return zf.remote(lambda: loaded).options(**options).remote()
+    if place in ("argument", "large argument"):
+        return called("accept").remote(loaded if place == "argument" else [loaded, room])
+    if place in ("object", "large object"):
+        return called("accept").remote(zf.put(loaded if place == "object" else [loaded, room]))
+    if place == "result":
+        return called("make").remote("dumped", code, argument)
+    if place == "items":
+        return called("make", num_returns=2).remote("", code, argument)[0]
+    if place == "text":
+        return called("fail").remote(code, argument)
+    values = iter(called("produce", num_returns="streaming").remote(code, argument))
+    assert zf.get(next(values), timeout=PATIENCE) == 1
+    return next(values)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[dict[str, Any]]:
+    """Where code of values runs, in a cluster of these tests alone: what is to stop there and does not has no outcome."""
+    with running_cluster(config={"stop_patience": 10 * PATIENCE}):
+        yield {"task": None, "call": Host.remote(), "threaded": Host.options(max_concurrency=2).remote()}
+
+
+@pytest.mark.parametrize("place", PLACES[:-1])  # Who reads a stream has no ref to its task.
+@pytest.mark.parametrize("kind", ["task", "call", "threaded"])
+def test_code_of_values_is_cancelled_as_code_of_the_task(hosts: dict[str, Any], tmp_path: Any, place: str, kind: str) -> None:
+    if kind != "task" and place == "function":
+        pytest.skip("a call loads no function")
+    ref = run_value_code(hosts[kind], place, spin, tmp_path / "begun")
+    eventually((tmp_path / "begun").exists, "it has begun")
+    zf.cancel(ref)
+    with pytest.raises(zf.TaskCancelledError) as cancelled:
+        zf.get(ref, timeout=PATIENCE)
+    assert "does not" not in str(cancelled.value), "it was given up, and goes on"
+
+
+@pytest.mark.parametrize("place", ["argument", "result", "yielded"])
+@pytest.mark.parametrize("kind", ["task", "call", "threaded"])
+def test_a_timeout_stops_code_of_values(hosts: dict[str, Any], tmp_path: Any, place: str, kind: str) -> None:
+    with pytest.raises(zf.TaskTimeoutError) as late:
+        zf.get(run_value_code(hosts[kind], place, spin, tmp_path / "begun", timeout=0.3), timeout=PATIENCE)
+    assert "does not" not in str(late.value), "it was given up, and goes on"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["task", "call", "threaded"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_code_of_values_raises_is_the_error_of_the_task(
+    hosts: dict[str, Any], place: str, kind: str, error: type[BaseException]
+) -> None:
+    if kind != "task" and place == "function":
+        pytest.skip("a call loads no function")
+    if error is SystemExit and place == "items" and kind != "task":
+        pytest.skip("sys.exit() in a call ends its actor")
+    of = hosts[kind]
+    before = zf.get(of.accept.remote(0), timeout=PATIENCE) if of is not None else 0
+    with pytest.raises(zf.TaskError, match=r"of a value|text"):
+        zf.get(run_value_code(of, place, raises, error), timeout=PATIENCE)
+    assert of is None or zf.get(of.accept.remote(0), timeout=PATIENCE) == before, "its process lives"
+
+
+SLOW = """
+import pathlib, time
+place = pathlib.Path(__file__).parent
+(place / "begun").touch()
+while not (place / "goes on").exists():
+    time.sleep(0.01)
+(place / "imported").touch()
+"""
+
+
+def import_from(directory: str, name: str) -> Any:
+    sys.path.insert(0, directory)
+    return import_module(name)
+
+
+def test_a_module_that_a_function_needs_is_imported_whole_before_its_task_is_stopped(hosts: Any, tmp_path: Any) -> None:
+    """One of C code that is interrupted in its import cannot be imported again."""
+    (tmp_path / "slow_module.py").write_text(SLOW)
+    ref = zf.remote(accept).remote(Value("loaded", import_from, str(tmp_path), "slow_module"))
+    eventually((tmp_path / "begun").exists, "the import has begun")
+    zf.cancel(ref)
+    assert zf.wait([ref], timeout=0.2)[0] == []
+    (tmp_path / "goes on").touch()
+    with pytest.raises(zf.TaskCancelledError):
+        zf.get(ref, timeout=PATIENCE)
+    assert (tmp_path / "imported").exists()
 
 
 # --- what does not stop -------------------------------------------------------------------------------------------------------------

@@ -282,6 +282,18 @@ def _pickle(value: Any, how: int, where: str) -> SerializedValue:
         raise _cannot_pickle(value, where, error) from error
 
 
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+as_user: Callable[..., Any] = _call
+"""Calls what runs user code: that of values which are pickled or loaded. A worker sets it, so that such code can be interrupted."""
+PLAIN_MAX = 4096
+"""Longest pickle in bytes that is searched for what is not plain data."""
+_BY_NAME = b"\x93"
+"""Opcode (``STACK_GLOBAL``) of a pickle that needs more than plain data: a class or a function. Without it no user code runs."""
+
+
 def serialize_blindly(value: Any, how: int = _CLOUD) -> SerializedValue:
     """Serialize a value. Errors of the user's ``__reduce__`` pass through."""
     buffers: list[pickle.PickleBuffer] = []
@@ -291,7 +303,7 @@ def serialize_blindly(value: Any, how: int = _CLOUD) -> SerializedValue:
     tag = _TAG
     try:
         if how == _CLOUD:
-            stream = _dump_cloud(value, buffers.append)
+            stream = as_user(_dump_cloud, value, buffers.append)
             tag = OWN_MEMORY if _collecting.tensors else _TAG
         else:
             stream = _dumps(value, 5, buffer_callback=buffers.append)
@@ -344,7 +356,7 @@ def _raised_by_handler(error: BaseException) -> bool:
 def _cannot_pickle(value: Any, where: str, error: BaseException) -> SerializationError:
     from zfabric.adapters.unpicklable import blame  # Only errors need it.
 
-    path = blame(value, where)
+    path = as_user(blame, value, where)
     advice = ""
     if "through inheritance" in str(error):  # So multiprocessing says of its locks, queues and values.
         advice = "; tasks share zfabric.util.queue.Queue, an actor, or arrays by zf.put"
@@ -465,14 +477,22 @@ def _split(view: memoryview) -> tuple[memoryview, list[memoryview]]:
 def _load(stream: bytes | memoryview, buffers: Sequence[Any], copy: bool = False) -> Any:
     try:
         if copy:
-            return _copying_unpickler()(stream, buffers).load()
-        return _loads(stream, buffers=buffers) if buffers else _loads(stream)
+            return as_user(_copying_unpickler()(stream, buffers).load)
+        if buffers:
+            return as_user(_loads_with, stream, buffers)
+        if type(stream) is bytes and len(stream) <= PLAIN_MAX and _BY_NAME not in stream:
+            return _loads(stream)
+        return as_user(_loads, stream)
     except (FabricError, MemoryError):
         raise
     except (Exception, SystemExit) as error:  # User code runs here, too (__setstate__, imports), and may call sys.exit().
         if _raised_by_handler(error):
             raise
         raise _cannot_unpickle(error) from error
+
+
+def _loads_with(stream: bytes | memoryview, buffers: Sequence[Any]) -> Any:
+    return _loads(stream, buffers=buffers)
 
 
 def _cannot_unpickle(error: BaseException) -> SerializationError:

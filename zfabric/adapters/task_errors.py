@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from zfabric import exceptions
-from zfabric.adapters import error_links
+from zfabric.adapters import error_links, serialization
 from zfabric.adapters.serialization import SerializedValue, deserialize, loads, note_reference, serialize_blindly, trying
 from zfabric.exceptions import FabricError, TaskError
 from zfabric.protocol.failures import unpack_failure
@@ -193,7 +193,7 @@ def _text_of(exception: BaseException) -> str:
     if isinstance(exception, TaskError) and "_text" in vars(exception):
         return _cut_text(str(vars(exception)["_text"]))
     try:
-        return _cut_text(str(exception))
+        return _cut_text(serialization.as_user(str, exception))
     except _THEIRS:  # A broken __str__ must not hide the error.
         return "<its text cannot be had>"
 
@@ -209,7 +209,7 @@ def _traceback_of(exception: BaseException, notes: bool) -> str:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         trace = trace.tb_next
     try:
-        whole: Any = traceback.TracebackException(type(exception), exception, trace)
+        whole: Any = serialization.as_user(traceback.TracebackException, type(exception), exception, trace)
         if not notes:
             whole.__notes__ = None
         text = "".join(whole.format())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zfabric.adapters.serialization import NONE, SCALARS, serialize_fast
 from zfabric.adapters.task_errors import HeldRefs
 from zfabric.machines.worker import Invocation, Item
-from zfabric.protocol.messages import ERROR, INTERRUPTED, OK
+from zfabric.protocol.messages import INTERRUPTED, OK
 from zfabric.protocol.options import option
 from zfabric.runtime.crew import CallRunner, crew_for, loop_for, set_running_loop
 from zfabric.runtime.functions import Loaded, LoadedFunctions
@@ -76,10 +76,9 @@ class AttemptRunner:
                 if type(item) is Item:
                     self._limit_threads(row)
                 prepared = self._prepare(item)
-        except TaskInterrupt:
-            return INTERRUPTED, (), None
-        except Exception as error:  # Modules are imported and values unpickled here: what that raises is the task's error.
-            return ERROR, (self._user_code.error(error, item),), None
+        except BaseException as error:  # Modules are imported and values unpickled here: what that raises is the task's error.
+            self._fence.depth = 1  # As below.
+            return (INTERRUPTED, (), None) if isinstance(error, TaskInterrupt) else self._failed(item, error, None)
         if plain is not None:
             function, retryable = plain
             return self._run_plain(item, function, retryable)

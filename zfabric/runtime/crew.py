@@ -76,6 +76,7 @@ class CallRunner:
                 self.host.begin_shared(item, value)
                 value = None
         except BaseException as error:  # Whatever user code raises is the call's outcome.
+            self.interrupter.fences.mine.depth = 1  # An interrupt may have arrived before the line that does so was reached.
             return user_code.failed(item, error, None), value
         returned = [value]
         del value  # An exception that is returned refers to this frame, through its traceback.

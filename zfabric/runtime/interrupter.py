@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, TypeVar
 
 from zfabric.machines.worker import Invocation, Item, Worker
@@ -20,6 +21,11 @@ from zfabric.runtime.worker_connection import WorkerConnection
 
 ABANDON_AFTER = 1.0
 """Seconds after which a call that does not stop is abandoned: no interrupt stops code that does not return to Python."""
+
+IMPORT_PATIENCE = 10.0
+"""Seconds for which a module may go on to be imported while a value of its is loaded: a library of C code that is interrupted in its import
+cannot be imported again by the process."""
+_IMPORT = "<frozen importlib._bootstrap>"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -91,7 +97,10 @@ class Interrupter:
         if self.fence.depth and not self._connection.polling:
             self.fence.missed = True
         elif self._contexts.stack:
-            self._raise_if_asked(self._contexts.stack[-1])
+            item = self._contexts.stack[-1]
+            asked = self._since.get(item.row[0])
+            if asked is None or clock() - asked > IMPORT_PATIENCE or not _is_loading_a_module(frame):
+                self._raise_if_asked(item)
 
     def catch_up(self, fence: Fence) -> None:
         """Raise a missed interrupt, if it still applies: user code of this thread enters the fabric."""
@@ -119,3 +128,26 @@ class Interrupter:
             fence.depth = 1
             if fence is not self.fence:
                 fence.forget()
+
+    def run_value_code(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call what pickles or loads values of user code, whose classes may do anything meanwhile, with interrupts allowed."""
+        fence = self.fences.mine
+        before, fence.depth = fence.depth, 0
+        try:
+            return function(*args)
+        finally:
+            fence.depth = before
+            if fence is not self.fence:
+                fence.forget()
+
+
+def _is_loading_a_module(frame: FrameType | None) -> bool:
+    """Whether a module is imported because ``run_value_code`` loads a value of it: not by code of the task itself."""
+    imports = False
+    while frame is not None and frame.f_code is not _VALUE_CODE:
+        imports = imports or frame.f_code.co_filename == _IMPORT
+        frame = frame.f_back
+    return imports and frame is not None
+
+
+_VALUE_CODE = Interrupter.run_value_code.__code__

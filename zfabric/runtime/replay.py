@@ -139,10 +139,7 @@ class Replayer:
     def _try_checkpoint(self, log: CallLog, instance: Any, otherwise: str) -> None:
         try:
             self.checkpoint(log, instance, type(instance))
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # Errors of the user's __zf_save__ and __reduce__ must not end the actor.
+        except BaseException as error:  # Whatever the user's __zf_save__ and __reduce__ raise must not end the actor.
             with self.connection.lock:
                 log.no_checkpoint()
             if not isinstance(error, (SerializationError, ObjectTooLargeError)):

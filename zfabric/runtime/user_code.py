@@ -24,6 +24,7 @@ from zfabric.runtime.client import FabricClient
 from zfabric.runtime.functions import LoadedFunctions
 from zfabric.runtime.hosting import ActorExit
 from zfabric.runtime.interrupter import Interrupter
+from zfabric.runtime.interrupts import TaskInterrupt
 from zfabric.runtime.worker_connection import WorkerConnection
 
 Ending = tuple[int, Row, tuple[Row, Row] | None]
@@ -51,6 +52,7 @@ class UserCode:
         self._worker = connection.worker
         self._host = connection.host
         self._view, self._unview = fabric.values.view, fabric.unview
+        self._fences = interrupter.fences
         self._get = interrupter.closed(fabric.get)
         """User code may be under it: what is called again loads its arguments anew."""
         self._functions = functions
@@ -153,14 +155,16 @@ class UserCode:
             return FAILED, (), None
         try:
             return self._pack(item, value)
-        except Exception as error:  # The result's __reduce__ and iterators are user code and raise anything.
+        except BaseException as error:  # The result's __reduce__ and iterators are user code: they raise anything, and may be interrupted.
+            if isinstance(error, TaskInterrupt):
+                self._shut()
             with self._lock:
                 self._writes.abandon(item.row[0])  # Values before the one that failed may be written already.
             if isinstance(error, FabricError) and not isinstance(error, SerializationError):
                 facts = tuple(self._facts(item).items())
                 text = f"what {self._functions.name_of(item)} returned has no place: {error}"
                 return FAILED, (pack_failure(type(error).__name__, text, facts),), None
-            return ERROR, (self.error(error, item),), None
+            return self.failed(item, error, None)
 
     def _pack(self, item: Item | Invocation, value: Any) -> Ending:
         """Serialize what the function returned."""
@@ -178,7 +182,7 @@ class UserCode:
             return OK, (), None
         else:
             if not isinstance(value, (tuple, list)) and hasattr(value, "__iter__") and not isinstance(value, (str, bytes, dict)):
-                value = tuple(value)
+                value = serialization.as_user(tuple, value)
             if not isinstance(value, (tuple, list)) or len(value) != count:
                 got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
                 wrong = ValueError(f"{name} declares num_returns={count} and returned {got}")
@@ -203,6 +207,13 @@ class UserCode:
 
     def failed(self, item: Item | Invocation, error: BaseException, retryable: Callable[[BaseException], bool] | None) -> Ending:
         """Pack the outcome of user code that raised."""
+        try:
+            return self._failed(item, error, retryable)
+        except TaskInterrupt:  # The text and the pickle of an error are user code, too.
+            self._shut()
+            return INTERRUPTED, (), None
+
+    def _failed(self, item: Item | Invocation, error: BaseException, retryable: Callable[[BaseException], bool] | None) -> Ending:
         if isinstance(error, ActorExit):
             return self._exits.leave_for_good(item, "exit_actor")
         finish = None
@@ -219,13 +230,25 @@ class UserCode:
 
     def error(self, error: BaseException, item: Item | Invocation) -> bytes:
         """Pack an error of user code, with facts about the attempt."""
-        payload, held = task_errors.pack_error(error, self._facts(item))
+        facts = self._facts(item)
+        try:
+            payload, held = task_errors.pack_error(error, facts)
+        except TaskInterrupt:
+            raise
+        except BaseException as other:  # Its text or its pickle raised what ends a program, such as KeyboardInterrupt.
+            text = f"{facts['function']} raised {type(error).__name__}, whose text or pickle raised {type(other).__name__}"
+            payload, held = task_errors.pack_error(SerializationError(text), facts)
         refs = refs_in(payload)
         if refs:
             with self._lock:
                 self._machine.pass_on(refs)
             self._retained[item.row[0]] = held
         return payload
+
+    def _shut(self) -> None:
+        """Allow no interrupts: one may have been raised before the line that does so was reached."""
+        fence = self._fences.mine
+        fence.depth = fence.depth or 1
 
     def _raises(self, error: BaseException, item: Item | Invocation) -> generated_values.Raises:
         return generated_values.Raises(*task_errors.pack_error(error, self._facts(item)))

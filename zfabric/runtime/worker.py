@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from zfabric.adapters import namespaces, processes
+from zfabric.adapters import namespaces, processes, serialization
 from zfabric.exceptions import FabricError
 from zfabric.protocol.messages import Rows
 from zfabric.runtime import interface
@@ -62,6 +62,7 @@ class WorkerRuntime:
         contexts = Contexts(machine, worker)
         fabric = FabricClient(connection, contexts.namer, self._wait_for)
         self.interrupter = Interrupter(connection, worker, contexts, host)
+        serialization.as_user = self.interrupter.run_value_code
         self._control = ControlThread(connection, worker, host, self.interrupter)
         packages = SentPackages(connection, self.interrupter.closed(fabric.get))
         functions, gpus = LoadedFunctions(fabric, worker, host, packages), AssignedGpus()
