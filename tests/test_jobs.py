@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 from command_line import PATIENCE, Place, a_place
 from conftest import running_cluster
-from faults import eventually, name_of
+from faults import descendants, eventually, name_of
 
 import zfabric as zf
 from zfabric.adapters.processes import children
 from zfabric.job_submission import JobStatus, JobSubmissionClient
+from zfabric.protocol.names import JOBS_NAMESPACE
+from zfabric.runtime.connect import attach
 from zfabric.runtime.session import Session
 from zfabric.util import jobs
 from zfabric.util.jobs import JobFiles
@@ -97,8 +99,8 @@ def test_a_program_outlives_whoever_submitted_it_and_is_listed_by_the_next_clust
     run(place, "stop")
 
 
-def test_files_of_former_jobs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zfabric.util.jobs.FORMER_MAX", 2)
+def test_files_of_ended_jobs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zfabric.runtime.job_files.ENDED_MAX", 2)
     monkeypatch.setattr(Session, "describe", lambda self: {"store": str(tmp_path)})
     facts = {"status": "SUCCEEDED", "message": ""}
     former, now = JobFiles("/one"), JobFiles("/two")
@@ -107,12 +109,12 @@ def test_files_of_former_jobs_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
         Path(former.log(f"job{number}")).write_text("output")
         os.utime(tmp_path / "jobs" / f"job{number}.json", (number, number))
     for number in range(3):
-        now.write({**facts, "submission_id": f"new{number}"})
+        now.write({**facts, "submission_id": f"new{number}", "status": "RUNNING" if not number else "SUCCEEDED"})
     now.delete_oldest()
-    assert sorted(now.names()) == ["job2", "job3", "new0", "new1", "new2"]
-    assert sorted(each.name for each in (tmp_path / "jobs").glob("*.log")) == ["job2.log", "job3.log"]
-    (tmp_path / "jobs" / "job3.json").write_text("{")
-    assert now.read("job3") is None, "it was cut short"
+    assert sorted(now.names()) == ["new0", "new1", "new2"]
+    assert list((tmp_path / "jobs").glob("*.log")) == []
+    (tmp_path / "jobs" / "new2.json").write_text("{")
+    assert now.read("new2") is None, "it was cut short"
 
 
 def test_a_working_directory_is_sent_with_its_program(place: Place, tmp_path: Path) -> None:
@@ -233,7 +235,7 @@ def test_a_job_that_has_ended_holds_no_resources_and_has_its_result(client: JobS
         client.submit_job(entrypoint="true", submission_id=jobs[0])
     assert not client.stop_job(jobs[0])
     assert all(map(client.delete_job, jobs))
-    eventually(lambda: not {job.submission_id for job in client.list_jobs()} & {*jobs}, "their actors have ended")
+    eventually(lambda: not {job.submission_id for job in client.list_jobs()} & {*jobs}, "they are forgotten")
 
 
 @pytest.mark.parametrize(
@@ -253,3 +255,59 @@ def test_wrong_jobs_are_refused(client: JobSubmissionClient, arguments: dict[str
         with pytest.raises(RuntimeError, match="there is no job 'nobody'") as caught:
             question("nobody")
         assert isinstance(caught.value, ValueError)
+
+
+def test_a_job_has_one_identity_and_whoever_watches_it_is_hidden_and_ends(place: Place) -> None:
+    Path(place.directory, "waits.py").write_text(
+        "import sys, zfabric as zf\nzf.init()\n@zf.remote\ndef held(path):\n import os, time\n print('here', flush=True)\n"
+        " while not os.path.exists(path): time.sleep(0.01)\nzf.get(held.remote(sys.argv[1]))\n"
+    )
+    over = Path(place.directory, "over")
+    session = Session(place.json("start", "--num-cpus", "1")["session"])
+    run(place, "submit", "--detach", "--id", "mine", "waits.py", str(over))
+    tool = attach(session, kind="tool")
+    eventually(lambda: tool.query("tasks", 10, ("running",)), "its task runs")
+    (job,) = tool.query("status")["jobs"]
+    assert (job["submission_id"], job["script"]) == ("mine", "waits.py")
+    assert job["command"].endswith(f"waits.py {over}")
+    printed = run(place, "status")
+    assert f"job {job['number']:<9} waits.py, mine, program {job['pid']}" in printed
+    assert job["command"] in printed
+    (task,) = tool.query("tasks")
+    assert dict(tool.query("explain", bytes.fromhex(task["task_id"]))[2])["job"] == f"{job['number']} (waits.py, mine)"
+    assert run(place, "explain", "mine").startswith(f"job {job['number']} (waits.py): running\n")
+    assert re.search(rf"^mine +{job['number']} +running", run(place, "jobs"), flags=re.MULTILINE)
+    (row,) = tool.query("workers")
+    assert (tool.query("actors"), tool.query("status")["actors"], row["task"], tool.query("find", "mine")) == ((), {}, "held", ())
+    assert tool.query("status")["workers"] == 1
+    watchers = {pid for pid in descendants(session.supervisor()[0]) if name_of(pid).startswith("zf-worker")} - {row["pid"]}
+    assert len(watchers) == 1
+    assert not watchers & {*tool.query("processes", b"")}
+    over.touch()
+    assert "here" in run(place, "job", "logs", "-f", "mine")
+    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in watchers), "the process that watched it has ended")
+    eventually(lambda: tool.query("status")["jobs"] == (), "nothing is left of its jobs")
+    tool.close()
+    assert "succeeded" in run(place, "job", "status", "mine")
+    run(place, "stop")
+
+
+def test_a_job_of_another_node_is_found_when_it_has_ended() -> None:
+    zf.shutdown()  # The cluster of the tests above.
+    with zf.LocalCluster(nodes=1, cpus_per_node=1, object_store_memory=64 * 2**20) as cluster:
+        cluster.add_node(resources={"second": 1})
+        with zf.init(cluster.address):
+            client = JobSubmissionClient()
+            job = client.submit_job(entrypoint="echo there; exit 3", submission_id="there", entrypoint_resources={"second": 1})
+            assert client.wait_for_job(job, PATIENCE) == JobStatus.FAILED
+            eventually(lambda: JOBS_NAMESPACE not in [row["namespace"] for row in zf.util.list_named_actors(True)], "its actor has ended")
+            assert (client.get_job_info(job).driver_exit_code, client.get_job_logs(job)) == (3, "there\n")
+            assert [row.submission_id for row in client.list_jobs()] == [job]
+            assert not JobFiles(jobs.session_directory()).names(), "they are on the other node"
+            with pytest.raises(zf.JobError, match="a job 'there' already"):
+                client.submit_job(entrypoint="true", submission_id="there")
+            assert not client.stop_job(job)
+            assert client.delete_job(job)
+            assert client.list_jobs() == []
+            with pytest.raises(zf.JobError, match="there is no job 'there'"):
+                client.get_job_info(job)

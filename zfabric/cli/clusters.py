@@ -448,16 +448,26 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
     if store:
         line = f"objects       {int(store['objects']):,} in the store, {size(store['pinned'])} of them in use"
         echo(line + (f", {size(store['spilled'])} on disk" if store["spilled"] else ""))
+    homes = {job["job"]: job for each in nodes for job in each["jobs"] if not job["home"]}
     for job in found["jobs"]:
         name = f" in namespace {job['namespace']}" if job["namespace"] else ""
         if job["home"]:
-            echo(f"job {job['number']:<9} of {job['home']}, at work here for {span(job['seconds'])}")
+            there = homes.get(job["job"], job)
+            echo(f"job {job['number']:<9} {_program_of(there)}of {job['home']}, at work here for {span(job['seconds'])}")
             continue
-        program = f"program {job['pid']}" if job["pid"] else "detached actors, whose program has ended"
+        program = f"{_program_of(job)}program {job['pid']}" if job["pid"] else "detached actors, whose program has ended"
         tasks_submitted = f"{job['submitted']:,} task{'s' if job['submitted'] != 1 else ''} submitted"
         echo(f"job {job['number']:<9} {program}{name}, {tasks_submitted} in {span(job['seconds'])}")
+        if job.get("command"):
+            echo(f"              {job['command']}")
     if not found["jobs"]:
         echo("jobs          none")
+
+
+def _program_of(job: dict[str, Any]) -> str:
+    """The script and the id of a job, to go before what else is said of it; empty if its program has not said them."""
+    known = ", ".join(text for text in (job.get("script"), job.get("submission_id")) if text)
+    return f"{known}, " if known else ""
 
 
 def _bar(used: float, total: float, width: int = 20) -> str:

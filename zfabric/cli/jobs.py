@@ -13,9 +13,11 @@ from zfabric import api as zf
 from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import echo, echo_output, print_json, print_table
 from zfabric.cli.sessions import chosen_session
+from zfabric.protocol.messages.queries import LIST_LIMIT
 from zfabric.protocol.wording import span
 from zfabric.runtime.session import Session
 from zfabric.util.jobs import JobDetails, JobStatus, JobSubmissionClient
+from zfabric.util.state import list_jobs
 
 EXIT_CODES = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 1, JobStatus.PENDING: 0, JobStatus.RUNNING: 0}
 
@@ -48,8 +50,19 @@ def jobs(address: str | None, as_json: bool) -> None:
     elif not found:
         echo("There are no jobs. `zfabric submit --detach PROGRAM` hands one to a started cluster.")
     else:
-        rows = [(job["submission_id"], job["status"].value.lower(), _for(job), _code(job), job["entrypoint"]) for job in found]
-        print_table(("job", "status", ">for", ">exit code", "command"), rows, flexible="command")
+        numbers = {row["submission_id"]: row["job_id"] for row in list_jobs(limit=LIST_LIMIT)}
+        rows = [
+            (
+                job["submission_id"],
+                int(numbers[job["submission_id"]], 16) if job["submission_id"] in numbers else "-",
+                job["status"].value.lower(),
+                _for(job),
+                _code(job),
+                job["entrypoint"],
+            )
+            for job in found
+        ]
+        print_table(("job", ">number", "status", ">for", ">exit code", "command"), rows, flexible="command")
 
 
 def _plain(job: JobDetails) -> dict[str, Any]:

@@ -321,7 +321,8 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"id": identifier.hex(), "kind": found["kind"], "state": state, "reason": reason, "facts": dict(facts)})
         return
-    echo(f"{found['kind']} {readable(identifier.hex())} ({shown(found['name'])}): {state}\n{reason}")
+    named = str(int(found["id"], 16)) if found["kind"] == "job" else readable(found["id"])
+    echo(f"{found['kind']} {named} ({shown(found['name'])}): {state}\n{reason}")
     if facts:
         echo()
         width = max(len(name) for name, _ in facts)
@@ -335,6 +336,11 @@ def _explained(client: DriverClient, subject: str) -> tuple[dict[str, str], tupl
     try:
         found = find_one(client, subject)
     except UnknownSubject:
+        if job := next((job for job in client.query("status")["jobs"] if subject and job["submission_id"] == subject), None):
+            facts = {"script": job["script"], "command": job["command"], "pid": str(job["pid"]), "namespace": job["namespace"]}
+            reason = f"its program runs, for {span(job['seconds'])} so far; `zfabric job` shows, follows or stops it"
+            told = tuple((name, text) for name, text in facts.items() if text)
+            return {"id": job["job"], "kind": "job", "name": job["script"]}, ("running", reason, told)
         left = forgotten(client, subject) if is_text(subject) else None
         if left is None:
             raise

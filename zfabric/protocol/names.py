@@ -20,6 +20,12 @@ NAME_BYTES_MAX = 4096
 """Longest name of a task, an actor, a resource or an argument, and longest id that a person types: many messages contain them."""
 
 
+JOBS_NAMESPACE = "_jobs"
+"""The namespace of the actors that run jobs (``zfabric submit --detach``): listings leave them out, and show the jobs."""
+JOB_RUNNER = "JobRunner"
+"""The class of these actors (``util.jobs``)."""
+
+
 def check_length(what: str, value: str | bytes, most: int = NAME_BYTES_MAX) -> None:
     """OptionError, a ValueError, that names the bound if ``value`` has more bytes than ``most``.
 

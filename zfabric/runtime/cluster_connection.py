@@ -14,6 +14,7 @@ from zfabric.protocol.access import FROM_NODES
 from zfabric.protocol.effects import ConnectNodes
 from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, MEMBER
 from zfabric.protocol.messages import Envelope
+from zfabric.runtime import job_files
 from zfabric.runtime.cluster import bound_address, head_address, join_message, own_address, parse_address
 from zfabric.runtime.keys import read_keys, read_server_pair
 from zfabric.runtime.log_files import BYTES, FILES, answer
@@ -93,6 +94,10 @@ class ClusterConnection:
                 if type(message) is m.Query:
                     if message.what in (FILES, BYTES):
                         answered = answer(self._session.logs, message)
+                        self.transport.send_envelopes(sender, [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, answered)], now)
+                        continue
+                    if message.what in job_files.QUESTIONS:
+                        answered = job_files.answer(self._session.directory, message)
                         self.transport.send_envelopes(sender, [(LOCAL_SCHEDULER, LOCAL_SCHEDULER, answered)], now)
                         continue
                     if message.what in ("status", "statuses"):

@@ -15,6 +15,7 @@ from zfabric.protocol.effects import DRAINED
 from zfabric.protocol.names import is_text
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
+from zfabric.runtime.programs import this_program
 from zfabric.runtime.session import Session, is_cluster_address, new_incarnation, started_session
 
 LOCAL = "local"
@@ -38,7 +39,7 @@ def attach(
 ) -> DriverClient:
     """Connect this process to a session as a driver or a tool. Wait up to ``seconds`` for its daemon."""
     daemon = await_daemon(session, failure, seconds)
-    client = DriverClient(session, new_incarnation(), kind, b"", b"", namespace)
+    client = DriverClient(session, new_incarnation(), kind, this_program().pack() if kind == "driver" else b"", b"", namespace)
     try:
         client.connect(daemon)
     except BaseException:  # Ctrl-C too: sockets and the context's threads would stay

@@ -1,9 +1,8 @@
 """Jobs: programs that run on a started cluster on their own, after whoever submitted them has gone; with Ray's names.
 
-A job is a shell command in a process of its own, which a detached actor starts, watches and stops. The actor stays with the result until it
-is deleted, or the cluster ends. One that holds resources for the job is replaced at its end by one that holds none (``EndedJob``). What
-became of the job, and its output, are also in files beside the control store of the node (``JobFiles``): so the next cluster with that
-store lists it, too.
+A job is a shell command in a process of its own, which a detached actor starts, watches and stops. The actor ends with the job. What became
+of the job, and its output, are in files beside the control store of its node (``runtime/job_files.py``), which other nodes ask its daemon
+for. So the next cluster with that store lists it, too.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 from zfabric import api as zf
 from zfabric.api.cluster import named_actors, session_directory
 from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, environment_of, pip_of
-from zfabric.api.lifecycle import ADDRESS_VARIABLE, AUTO, SUBMIT_VARIABLE
+from zfabric.api.lifecycle import ADDRESS_VARIABLE, AUTO, SUBMIT_VARIABLE, connected
 from zfabric.exceptions import (
     ActorError,
     ActorNameTakenError,
@@ -35,22 +34,16 @@ from zfabric.exceptions import (
     JobError,
     OptionError,
 )
+from zfabric.protocol.names import JOBS_NAMESPACE
 from zfabric.runtime.connect import find_session
+from zfabric.runtime.job_files import RUNNING, JobFiles, RemoteJobFiles, is_name, private
+from zfabric.runtime.programs import JOB_VARIABLE
 from zfabric.runtime.session import Session
-from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-NAMESPACE = "_jobs"
-"""The namespace of the actors that run jobs."""
-ENDED_NAMESPACE = "_ended_jobs"
-"""The namespace of the actors that have taken over jobs which have ended."""
 STOP_SECONDS = 3.0
 """How long a job has to end after SIGTERM before it is killed."""
-CHUNK_BYTES = 256 * 1024
-"""Most bytes of a log in one answer."""
 LOG_MOST = 16 * 2**20
 """Most bytes of its end that ``get_job_logs`` returns."""
-FORMER_MAX = 1000
-"""Jobs of former clusters whose files are retained beside a control store; of more, the oldest are deleted."""
 POLL_SECONDS = 0.2
 """The pace at which a log is followed and an end is waited for."""
 ANSWER_SECONDS = 30.0
@@ -80,93 +73,6 @@ class JobDetails(dict[str, Any]):
             raise AttributeError(f"a job has no {name!r}; it has {', '.join(self)}") from None
 
 
-class JobFiles:
-    """The files of a node's jobs: ``ID.json`` with the facts, and ``ID.log`` with the output."""
-
-    def __init__(self, session: str) -> None:
-        self._directory = f"{Session(session).describe()['store']}/jobs"
-        self._session = session
-
-    def log(self, job: str) -> str:
-        """The path of a job's output."""
-        return f"{self._directory}/{job}.log"
-
-    def write(self, facts: dict[str, Any]) -> None:
-        """Write the facts about a job, all or none. Raises OSError if the disk is full."""
-        os.makedirs(self._directory, mode=0o700, exist_ok=True)
-        path = f"{self._directory}/{facts['submission_id']}.json"
-        with open(f"{path}.new", "w", opener=_private) as file:
-            json.dump({**facts, "session": self._session}, file)
-        os.replace(f"{path}.new", path)
-
-    def read(self, job: str) -> dict[str, Any] | None:
-        """The facts about a job that no actor watches any more; None if there is none."""
-        try:
-            with open(f"{self._directory}/{job}.json") as file:
-                facts: dict[str, Any] = json.load(file)
-        except (OSError, ValueError):
-            return None
-        facts.pop("session", None)
-        if facts["status"] == "RUNNING":
-            facts |= {"status": "FAILED", "message": "it did not outlive its cluster, or the process that watched it was killed"}
-        return facts
-
-    def names(self) -> list[str]:
-        """Ids of the jobs that have files, the oldest first."""
-        try:
-            with os.scandir(self._directory) as found:
-                files = [(each.stat().st_mtime, each.name) for each in found if each.name.endswith(".json")]
-        except FileNotFoundError:
-            return []
-        return [name.removesuffix(".json") for _, name in sorted(files)]
-
-    def delete(self, job: str) -> None:
-        """Delete the files of a job."""
-        for name in (f"{job}.json", f"{job}.log"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self._directory}/{name}")
-
-    def delete_oldest(self) -> None:
-        """Delete what is more than ``FORMER_MAX`` jobs of former clusters."""
-        names = self.names()
-        former = [job for job in names if self._written_by(job) != self._session] if len(names) > FORMER_MAX else []
-        for job in former[:-FORMER_MAX]:
-            self.delete(job)
-
-    def _written_by(self, job: str) -> str:
-        with contextlib.suppress(OSError, ValueError), open(f"{self._directory}/{job}.json") as file:
-            return str(json.load(file).get("session"))
-        return ""
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-class EndedJob:
-    """Has the result of a job that has ended, in place of its ``JobRunner``, on the same node: that has the files."""
-
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self._files = JobFiles(session_directory())
-        self._facts = facts
-
-    def info(self) -> dict[str, Any]:
-        """Facts about the job, with its status as text."""
-        return self._facts
-
-    def read(self, offset: int) -> tuple[bytes, int]:
-        """Bytes of the log from ``offset`` on (negative: before its end), and where they end."""
-        return _read(self._files.log(str(self._facts["submission_id"])), offset)
-
-    def stop(self) -> bool:
-        """Return False: the job has ended."""
-        return False
-
-    def forget(self) -> None:
-        """Delete the files of the job."""
-        self._files.delete(str(self._facts["submission_id"]))
-
-
 class JobRunner:
     """Runs one job. Its methods run in threads, so that it answers while the job runs."""
 
@@ -174,15 +80,14 @@ class JobRunner:
         session = session_directory()
         self._files = JobFiles(session)
         self._facts = {"submission_id": job, "entrypoint": entrypoint, "metadata": metadata, "start_time": int(time.time() * 1000)}
-        self._holds_resources = bool(zf.get_runtime_context().get_assigned_resources())
         self._stopped = False
         self._end: tuple[int, int] | None = None
         """(exit status, milliseconds since the epoch), once the process has ended."""
         self._files.delete_oldest()
-        self._files.write({**self._facts, **RUNNING, "pid": None})
-        variables = {**os.environ, **_passed_on(environment), ADDRESS_VARIABLE: session}
+        self._files.write({**self._facts, **_RUNNING, "pid": None})
+        variables = {**os.environ, **_passed_on(environment), ADDRESS_VARIABLE: session, JOB_VARIABLE: job}
         try:
-            with open(self._files.log(job), "wb", opener=_private) as log:
+            with open(self._files.log(job), "wb", opener=private) as log:
                 self._process = subprocess.Popen(
                     entrypoint,
                     shell=True,
@@ -200,28 +105,17 @@ class JobRunner:
 
     def _wait(self) -> None:
         end = self._process.wait(), int(time.time() * 1000)
-        with contextlib.suppress(OSError):  # The disk is full: the next cluster will not know how it ended.
-            self._files.write(self._ended(*end))
-        replaced = self._holds_resources and self._hand_over(self._ended(*end))
-        self._end = end  # Now it may be deleted.
-        if replaced:
-            with contextlib.suppress(ActorNotFoundError):  # The job was deleted.
-                zf.kill(zf.get_actor(str(self._facts["submission_id"]), namespace=NAMESPACE))
-
-    def _hand_over(self, facts: dict[str, Any]) -> bool:
-        """Make the actor that takes over the job, which has ended, so that its resources are free. Return whether it exists."""
-        here = NodeAffinitySchedulingStrategy(zf.get_runtime_context().get_node_id(), soft=False)
-        name = str(facts["submission_id"])
-        options = {"name": name, "namespace": ENDED_NAMESPACE, "lifetime": "detached", "num_cpus": 0, "scheduling_strategy": here}
         try:
-            zf.get(zf.remote(EndedJob).options(**options).remote(facts).info.remote(), timeout=ANSWER_SECONDS)
-        except FabricError:  # No process can be started, say: this one keeps what it holds.
-            return False
-        return True
+            self._files.write(self._ended(*end))
+        except OSError:  # The disk is full: this process stays with the result.
+            self._end = end
+            return
+        with contextlib.suppress(ActorNotFoundError):  # The cluster ends.
+            zf.kill(zf.get_actor(str(self._facts["submission_id"]), namespace=JOBS_NAMESPACE))
 
     def info(self) -> dict[str, Any]:
         """Facts about the job, with its status as text."""
-        return {**self._facts, **RUNNING, "pid": self._process.pid} if self._end is None else self._ended(*self._end)
+        return {**self._facts, **_RUNNING, "pid": self._process.pid} if self._end is None else self._ended(*self._end)
 
     def _ended(self, code: int, ended: int) -> dict[str, Any]:
         status = "STOPPED" if self._stopped else "SUCCEEDED" if code == 0 else "FAILED"
@@ -230,7 +124,7 @@ class JobRunner:
 
     def read(self, offset: int) -> tuple[bytes, int]:
         """Bytes of the log from ``offset`` on (negative: before its end), and where they end."""
-        return _read(self._files.log(str(self._facts["submission_id"])), offset)
+        return self._files.bytes_of(str(self._facts["submission_id"]), offset)
 
     def stop(self) -> bool:
         """Stop the job: SIGTERM to all its processes, SIGKILL later. Return False if it had ended."""
@@ -241,10 +135,6 @@ class JobRunner:
         threading.Timer(STOP_SECONDS, self._kill).start()
         return True
 
-    def forget(self) -> None:
-        """Delete the files of the job, which has ended."""
-        self._files.delete(str(self._facts["submission_id"]))
-
     def _kill(self) -> None:
         if self._end is None:
             self._signal(signal.SIGKILL)
@@ -254,18 +144,8 @@ class JobRunner:
             os.killpg(self._process.pid, number)
 
 
-RUNNING: dict[str, Any] = {"status": "RUNNING", "message": "", "end_time": None, "driver_exit_code": None}
+_RUNNING: dict[str, Any] = {"status": RUNNING, "message": "", "end_time": None, "driver_exit_code": None}
 """Facts about a job that runs."""
-
-
-def _read(path: str, offset: int) -> tuple[bytes, int]:
-    """Bytes of a file from ``offset`` on (negative: before its end), and where they end."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = max(0, size + offset) if offset < 0 else min(offset, size)
-        file.seek(start)
-        data = file.read(CHUNK_BYTES)
-    return data, start + len(data)
 
 
 def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
@@ -281,13 +161,6 @@ def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
     if sent:
         found["PYTHONPATH"] = os.pathsep.join([*sent, *filter(None, [os.environ.get("PYTHONPATH")])])
     return found
-
-
-def _has_ended(job: str) -> bool:
-    """Whether an actor has taken over a job with this id, perhaps on another node."""
-    with contextlib.suppress(ActorNotFoundError):
-        return zf.get_actor(job, namespace=ENDED_NAMESPACE) is not None
-    return False
 
 
 def _own_addresses() -> tuple[str, ...]:
@@ -340,6 +213,27 @@ class JobSubmissionClient:
     def _files(self) -> JobFiles:
         return JobFiles(session_directory())
 
+    def _all_files(self) -> Iterator[JobFiles | RemoteJobFiles]:
+        """Yield the files of this node, then those of the others."""
+        yield self._files
+        client = connected()
+        for row in client.query("nodes"):
+            if not row.get("here", True):
+                yield RemoteJobFiles(client, row["node"])
+
+    def _files_of(self, job: str) -> JobFiles | RemoteJobFiles | None:
+        """The files among which those of a job are; None if there are none, as far as nodes answer."""
+        for files in self._all_files():
+            with contextlib.suppress(FabricError):
+                if files.read(job) is not None:
+                    return files
+        return None
+
+    def _left(self, job: str) -> dict[str, Any] | None:
+        """The facts about a job that no actor watches any more; None if there is none."""
+        files = self._files_of(job)
+        return None if files is None else files.read(job)
+
     def submit_job(
         self,
         *,
@@ -362,15 +256,15 @@ class JobSubmissionClient:
         if not isinstance(entrypoint, str) or not entrypoint.strip():
             raise ValueError("submit_job: entrypoint is a shell command, such as 'python train.py'")
         job = submission_id or job_id or f"job-{secrets.token_hex(4)}"
-        if not isinstance(job, str) or not job.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(job) > 100:
+        if not is_name(job):
             raise ValueError(f"submit_job: an id has letters, digits, '-', '_' and '.', at most 100; not {job!r}")
-        if self._files.read(job) is not None or _has_ended(job):
+        if self._files_of(job) is not None:
             raise JobError(f"submit_job: there is a job {job!r} already; delete it, or choose another id")
         try:
             environment = environment_of(runtime_env or {})
             runner = zf.remote(JobRunner).options(
                 name=job,
-                namespace=NAMESPACE,
+                namespace=JOBS_NAMESPACE,
                 lifetime="detached",
                 max_concurrency=8,
                 num_cpus=entrypoint_num_cpus,
@@ -392,16 +286,17 @@ class JobSubmissionClient:
         try:
             handle = self._runner(job_id)
         except JobError:
-            former = self._files.read(job_id)
+            former = self._left(job_id)
             if former is None:
                 raise
             return _details(job_id, former)
         try:
-            facts = self._ask(job_id, handle, "info", timeout=POLL_SECONDS * 10)
+            facts = self._ask(handle, "info", timeout=POLL_SECONDS * 10)
         except GetTimeoutError:  # It waits for its resources.
             facts = {**_without_process(job_id), "status": "PENDING", "message": "waits for resources"}
-        except ActorError as error:
-            facts = {**_without_process(job_id), **(self._files.read(job_id) or {}), "status": "FAILED", "message": str(error)}
+        except ActorError as error:  # It has just ended; or its process was killed, and it with that.
+            failed = {**_without_process(job_id), "status": "FAILED", "message": str(error)}
+            facts = self._left(job_id) or failed
         return _details(job_id, facts)
 
     def get_job_status(self, job_id: str) -> JobStatus:
@@ -411,9 +306,12 @@ class JobSubmissionClient:
 
     def list_jobs(self) -> list[JobDetails]:
         """Return the facts about all jobs that were not deleted, the oldest first; with a store, those of clusters before this one, too."""
-        names = [row["name"] for row in named_actors(all_namespaces=True) if row["namespace"] in (NAMESPACE, ENDED_NAMESPACE)]
+        names = [row["name"] for row in named_actors(all_namespaces=True) if row["namespace"] == JOBS_NAMESPACE]
+        for files in self._all_files():
+            with contextlib.suppress(FabricError):  # What is there is missing.
+                names += files.names()
         found = []
-        for name in dict.fromkeys((*names, *self._files.names())):
+        for name in dict.fromkeys(names):
             try:
                 found.append(self.get_job_info(name))
             except JobError:  # It was deleted meanwhile.
@@ -436,14 +334,13 @@ class JobSubmissionClient:
     def _read(self, job_id: str, offset: int) -> tuple[bytes, int]:
         """Bytes of the output of a job from ``offset`` on, and where they end. Raises JobError for an unknown id."""
         try:
-            found: tuple[bytes, int] = self._ask(job_id, self._runner(job_id), "read", offset)
+            found: tuple[bytes, int] = self._ask(self._runner(job_id), "read", offset)
             return found
         except (JobError, ActorError):
-            if self._files.read(job_id) is None:
+            files = self._files_of(job_id)
+            if files is None:
                 raise
-        with contextlib.suppress(FileNotFoundError):
-            return _read(self._files.log(job_id), offset)
-        return b"", max(0, offset)  # It was stopped before it began.
+        return files.bytes_of(job_id, offset)
 
     def follow_job_logs(self, job_id: str) -> Iterator[str]:
         """Yield the output of a job as it is written, until the job ends."""
@@ -483,39 +380,37 @@ class JobSubmissionClient:
         status = self.get_job_status(job_id)
         if status.is_terminal():
             return False
-        runner = self._runner(job_id)
+        try:
+            runner = self._runner(job_id)
+        except JobError:  # It ended meanwhile.
+            return False
         if status == JobStatus.PENDING and zf.explain(runner).state == "creating":
             self._files.write({**_without_process(job_id), "status": "STOPPED", "message": "it was stopped before it began"})
             zf.kill(runner)
             return True
-        return bool(self._ask(job_id, runner, "stop"))
+        try:
+            return bool(self._ask(runner, "stop"))
+        except ActorError:  # It has ended: by this, or meanwhile.
+            return bool(self.get_job_status(job_id) == JobStatus.STOPPED)
 
     def delete_job(self, job_id: str) -> bool:
         """Forget a job that has ended. Raises JobError for an unknown id, and for a job that runs."""
         status = self.get_job_status(job_id)
         if not status.is_terminal():
             raise JobError(f"job {job_id} is {status.lower()}; stop it first")
-        with contextlib.suppress(JobError):  # It is one of a former cluster.
-            runner = self._runner(job_id)
-            with contextlib.suppress(ActorError, GetTimeoutError):
-                self._ask(job_id, runner, "forget")  # Its files may be on another node.
-            zf.kill(runner)
-        self._files.delete(job_id)
+        with contextlib.suppress(JobError):  # Its actor has ended, as a rule.
+            zf.kill(self._runner(job_id))
+        files = self._files_of(job_id)
+        if files is not None:
+            files.delete(job_id)
         return True
 
     def _runner(self, job_id: str) -> Any:
-        """The actor that has a job. The one that takes over is there before the other one ends."""
-        for namespace in (ENDED_NAMESPACE, NAMESPACE, ENDED_NAMESPACE):
-            with contextlib.suppress(ActorNotFoundError):
-                return zf.get_actor(job_id, namespace=namespace)
-        raise JobError(f"there is no job {job_id!r} (any more); list_jobs() has those that there are")
-
-    def _ask(self, job_id: str, runner: Any, method: str, *arguments: Any, timeout: float = ANSWER_SECONDS) -> Any:
-        """Call a method of the actor that has a job, or of the one that takes over while it is called."""
+        """The actor that watches a job. Raises JobError if there is none (any more)."""
         try:
-            return zf.get(getattr(runner, method).remote(*arguments), timeout=timeout)
-        except ActorError:
-            with contextlib.suppress(ActorNotFoundError):
-                ended = zf.get_actor(job_id, namespace=ENDED_NAMESPACE)
-                return zf.get(getattr(ended, method).remote(*arguments), timeout=timeout)
-            raise
+            return zf.get_actor(job_id, namespace=JOBS_NAMESPACE)
+        except ActorNotFoundError:
+            raise JobError(f"there is no job {job_id!r} (any more); list_jobs() has those that there are") from None
+
+    def _ask(self, runner: Any, method: str, *arguments: Any, timeout: float = ANSWER_SECONDS) -> Any:
+        return zf.get(getattr(runner, method).remote(*arguments), timeout=timeout)

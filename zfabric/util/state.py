@@ -102,7 +102,14 @@ def list_jobs(*, filters: Sequence[Filter] | None = None, limit: int = 100, **ig
     'RUNNING'
     """
     rows = [
-        StateRow(job_id=row["job"], status="STOPPED" if row["ended"] else "RUNNING", driver_pid=row["pid"], namespace=row["namespace"])
+        StateRow(
+            job_id=row["job"],
+            status="STOPPED" if row["ended"] else "RUNNING",
+            driver_pid=row["pid"],
+            namespace=row["namespace"],
+            submission_id=row["submission_id"],
+            entrypoint=row["command"],
+        )
         for row in connected().query("status")["jobs"]
     ]
     return _chosen(rows, filters, limit, "list_jobs", ignored)

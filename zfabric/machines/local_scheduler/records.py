@@ -41,6 +41,7 @@ from zfabric.protocol.options import (
     only_node,
     option,
 )
+from zfabric.protocol.programs import Program
 
 WAITING, READY, ASSIGNED, DONE = range(4)
 STATE_NAMES = ("waiting", "queued", "assigned", "finished")
@@ -993,6 +994,11 @@ class JobRecord:
         self.submitted = 0
         self.notices = 0
         """Number of notices to its driver that something runs again."""
+
+    @property
+    def program(self) -> Program:
+        """The program, as far as its driver has said."""
+        return Program.unpack(self.driver.name) if self.driver is not None else Program()
 
 
 def attempt_text(task: TaskRecord, max_retries: int) -> str:

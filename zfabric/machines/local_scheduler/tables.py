@@ -335,6 +335,11 @@ class Tables:
         borrowed = [record for _, record in found if isinstance(record, BorrowedRecord) and record.home != NO_HOME]
         return tuple((record.id, record.former or record.home) for record in borrowed)
 
+    def job_fact(self, identifier: bytes) -> tuple[tuple[str, str], ...]:
+        """The fact of an explanation that names the job of a task, an actor or an object."""
+        job = self.jobs.get(identifier[:JOB_BYTES])
+        return () if job is None else (("job", job.program.title(job.number).removeprefix("job ")),)
+
     def job_home(self, identifier: bytes) -> bytes | None:
         """The home of the job of a task or an object: empty if that is this node, None if it has no such job."""
         job = self.jobs.get(identifier[:JOB_BYTES])

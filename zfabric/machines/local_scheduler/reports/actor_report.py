@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -11,12 +11,12 @@ from zfabric.machines.common.resources import describe
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import STATE_NAMES, ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
-from zfabric.machines.local_scheduler.records import BlockedTask, NodeRecord
+from zfabric.machines.local_scheduler.records import BlockedTask, NodeRecord, TaskRecord, WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.machine import Diagnosis
 from zfabric.protocol.messages import ALIVE, DEAD
-from zfabric.protocol.names import brief
+from zfabric.protocol.names import JOBS_NAMESPACE, brief
 
 
 class ActorReports:
@@ -31,8 +31,8 @@ class ActorReports:
         """The actors of the node, oldest first; dead ones as long as a process has a handle. Of those of other homes that live here, only
         what their homes do not know.
         """
-        rows = [self._row(record) for record in islice(self.actors.records.values(), limit)]
-        guests = islice(self.tables.guests.values(), limit)
+        rows = [self._row(record) for record in islice(self._listed(), limit)]
+        guests = islice((guest for guest in self.tables.guests.values() if not watches(guest.task)), limit)
         return rows + [{"actor_id": guest.id.hex(), "guest": True, "pid": guest.worker.pid} for guest in guests]
 
     def _row(self, record: ActorRecord) -> dict[str, Any]:
@@ -60,7 +60,11 @@ class ActorReports:
 
     def counts(self) -> dict[str, int]:
         """Number of actors in each state."""
-        return dict(Counter(map(state_of, self.actors.records.values())))
+        return dict(Counter(map(state_of, self._listed())))
+
+    def _listed(self) -> Iterator[ActorRecord]:
+        """The actors of the node without those that watch jobs."""
+        return (record for record in self.actors.records.values() if not watches(record.task))
 
     def _pids(self, incarnations: set[bytes]) -> list[int]:
         processes = self.tables.processes
@@ -68,13 +72,13 @@ class ActorReports:
 
     def named(self, name: str) -> list[bytes]:
         """Living actors with that name, in every namespace; if there are none, dead ones that still have a record."""
-        living = [record.id for (_, known), record in self.actors.named.items() if known == name]
-        return living or [record.id for record in self.actors.records.values() if name and record.name == name]
+        living = [record.id for (space, known), record in self.actors.named.items() if known == name and space != JOBS_NAMESPACE]
+        return living or [record.id for record in self._listed() if name and record.name == name]
 
     def explain(self, record: ActorRecord, wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]) -> Diagnosis:
         """Why an actor is in its state. ``wanted_by`` describes what a call waits for, ``queued`` why the creation waits."""
         row = self._row(record)
-        facts: list[tuple[str, str]] = [("actor", brief(record.id)), ("class", record.class_name)]
+        facts: list[tuple[str, str]] = [("actor", brief(record.id)), ("class", record.class_name), *self.tables.job_fact(record.id)]
         if record.name:
             facts.append(("name", record.name + (f" (namespace {record.namespace})" if record.namespace else "")))
         limit = row["max_restarts"]
@@ -147,6 +151,17 @@ def state_of(record: ActorRecord) -> str:
 def _holders(record: ActorRecord) -> set[bytes]:
     holders = record.task.holders
     return set() if holders is None else holders if isinstance(holders, set) else {holders}
+
+
+def watches(task: TaskRecord) -> bool:
+    """Whether a task makes an actor that watches a job of ``zfabric submit --detach``: it is a part of the fabric."""
+    return task.function.actor is not None and task.option("namespace") == JOBS_NAMESPACE
+
+
+def watches_job(worker: WorkerRecord, tables: Tables) -> bool:
+    """Whether a worker has an actor that watches a job, or makes one."""
+    tasks = (*map(tables.tasks.get, worker.actors), *worker.inflight.values())
+    return any(task is not None and watches(task) for task in tasks)
 
 
 def title(record: ActorRecord | GuestRecord) -> str:

@@ -99,6 +99,7 @@ class Diagnoses:
         facts: list[tuple[str, str]] = [
             ("task", brief(task.id)),
             ("function", task.name),
+            *tables.job_fact(task.id),
             ("attempt", attempt_text(task, self.tables.config.max_retries)),
             ("demand", describe(queue.demand)),
         ]

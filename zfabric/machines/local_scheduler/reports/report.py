@@ -32,7 +32,7 @@ from zfabric.machines.local_scheduler.records import (
     TaskRecord,
     WorkerRecord,
 )
-from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, state_of, title
+from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, state_of, title, watches, watches_job
 from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, object_row, running_since, running_task
 from zfabric.machines.local_scheduler.reports.neighbours import Neighbourhood
 from zfabric.machines.local_scheduler.reports.sampling import Sampling
@@ -43,7 +43,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, CONTROL, OBJECT_BYTES, TASK_BYTES, Address, control_of, tries_of
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
-from zfabric.protocol.names import matcher
+from zfabric.protocol.names import JOB_RUNNER, matcher
 from zfabric.protocol.options import NODE_ID, RESOURCE_UNIT, Demand
 
 PAGE_MAX = 1000
@@ -189,7 +189,7 @@ class Reports:
         tables = self.tables
         if not subject:
             drivers = [job.driver.pid for job in tables.jobs.values() if job.driver is not None]
-            return [*drivers, *(worker.pid for worker in tables.workers.values() if worker.pid)]
+            return [*drivers, *(worker.pid for worker in tables.workers.values() if worker.pid and not watches_job(worker, self.tables))]
         actor = self.actors.records.get(subject[:TASK_BYTES])
         task = tables.tasks.get(subject[:TASK_BYTES])
         lives = actor or tables.guests.get(subject[:TASK_BYTES])
@@ -247,7 +247,7 @@ class Reports:
         if unknown:
             raise ValueError(f"there is no state {unknown[0]!r}; there are {', '.join(TASK_STATES)}")
         wanted = set(states or TASK_STATES)
-        chosen = (task for task in self._by_progress(wanted) if self.diagnoses.state_of(task) in wanted)
+        chosen = (task for task in self._by_progress(wanted) if self.diagnoses.state_of(task) in wanted and not watches(task))
         return [self._task_row(task, now) for task in islice(chosen, min(limit, LIST_LIMIT))]
 
     def _by_progress(self, wanted: set[str]) -> Iterator[TaskRecord]:
@@ -301,6 +301,8 @@ class Reports:
     def _workers(self, now: float, measured: bool = False) -> list[dict[str, Any]]:
         rows = []
         for worker in self.tables.workers.values():
+            if watches_job(worker, self.tables):
+                continue
             running = running_task(worker)
             since = worker.idle_since if worker.state == IDLE else running_since(worker) if worker.state == LEASED else worker.started_at
             rows.append(
@@ -350,6 +352,8 @@ class Reports:
                 if runs := running.get(function, 0):  # At their home these wait: the rows are added up.
                     rows.append({**_progress(job, function, -runs, runs), "finished": 0, "failed": 0})
             for function in job.functions.values() if not job.ended else ():
+                if function.actor is not None and function.name == JOB_RUNNER:
+                    continue
                 if function.received or function.mean is not None:  # It may have run here for another node.
                     runs = running.get(function, 0)
                     rows.append(_progress(job, function, max(0, function.unfinished - runs), runs))
@@ -384,7 +388,7 @@ class Reports:
             "available": self._available(now),
             "tasks": states,
             "elsewhere": sum(task.state != DONE for node in self.tables.nodes.values() for task in node.inflight.values()),
-            "workers": len(self.tables.workers),
+            "workers": sum(not watches_job(worker, self.tables) for worker in self.tables.workers.values()),
             "actors": self.actor_reports.counts(),
             "jobs": [
                 {
@@ -394,16 +398,22 @@ class Reports:
                     "home": self._name_of(job.home) if job.home else "",
                     "submitted": job.submitted,
                     "namespace": job.namespace,
+                    **job.program._asdict(),
                     "seconds": max(0.0, now - job.started),
                     "ended": job.ended,
                 }
                 for job in self.tables.jobs.values()
+                if not self._only_watches(job)
             ],
             "statistics": dict(self._statistics()),
             "store": {},
             "copied_bytes": sum(self.tables.copied_bytes.values()),
             "recovering": self.tables.recovering,
         }
+
+    def _only_watches(self, job: JobRecord) -> bool:
+        """Whether nothing is left of a job but actors that watch jobs: whoever submitted these has gone."""
+        return job.driver is None and not job.home and all(watches(each.task) for each in self.actors.of(job))
 
     def _copied_bytes(self, now: float) -> dict[str, int]:
         """Bytes that were copied to this node, by the name of the node from which they came; "several" if more than one was asked."""
