@@ -1,7 +1,7 @@
 """How a node has done, as a time series: one sample per second for ten minutes, then one per ten seconds for two hours.
 
-A daemon retains one of its node, so that a page that is opened late shows what was before. A sample takes some tens of microseconds and
-under a kilobyte; no other process is asked. The page has a copy for each node, and adds them up.
+A daemon retains one of its node, so that a page that is opened late shows what was before. A sample takes a tenth of a millisecond and
+about a kilobyte; no other process is asked. The page has a copy for each node, and adds them up.
 """
 
 from __future__ import annotations
