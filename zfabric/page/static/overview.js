@@ -105,7 +105,7 @@ export const overview = {
     const points = [...kept.points.values()].sort((a, b) => a[0] - b[0]);
     const known = points.filter((point) => point[1] !== null);
     const to = kept.last, now = this.now;
-    const from = Math.max(to - span, Math.min(known[0]?.[0] ?? 0, to - LEAST * step)); // What is known fills the picture.
+    const from = Math.max(to - span, Math.min(known[0]?.[0] ?? to, to - LEAST * step)); // What is known fills the picture.
     const top = (of, least = 0, binary = false) => roundUp(Math.max(least, ...known.map(of)), binary);
     this.charts.copied.element.hidden = now.nodes.length < 2;
     this.charts.calls.element.hidden = now.nodes.length > 1 && !known.some((point) => point[CALLS] > 0);
