@@ -23,7 +23,8 @@ def test_the_notebook_runs_and_shows_states(tmp_path: Path, monkeypatch: pytest.
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [output["data"] for cell in notebook.cells for output in cell.get("outputs", ()) if "data" in output]
-    ref, square, total, actor, infeasible, awaited = shown[:3] + shown[-3:]
+    ref, square, counted, total, actor, infeasible, awaited = shown[:4] + shown[-3:]
+    assert counted["text/plain"].startswith("squares: 20 of 20 done")
     assert ref["text/html"].startswith(f"<details><summary><code>{ref['text/plain']}</code> <b>")
     assert [each["text/plain"] for each in (square, total, awaited)] == ["49", "2470", "7"]
     assert "<td" in actor["text/html"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -291,7 +294,58 @@ def test_progress_waits_and_returns_the_refs(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(TypeError, match="not an ObjectRef"):
         zf.progress([1])  # type: ignore[list-item] # what people try
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "")
+    assert captured.out == ""
+    said = "a task has failed, so that this waits no longer: 1 task has no outcome yet and goes on"
+    assert captured.err == f"zfabric: {said}; progress(refs, fail_fast=False) waits for all\n"
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zfabric.util.progress.LOG_SECONDS", 0.01)
+    written = io.StringIO()
+    printed = threading.Event()
+
+    class Log(io.StringIO):
+        def write(self, text: str) -> int:
+            if "1 of 3 done, 1 failed" in text:
+                (tmp_path / "opened").touch()
+                printed.set()
+            return written.write(text)
+
+    monkeypatch.setattr("sys.stderr", Log())
+    refs = [fails.remote("at once"), *(late.remote(number, str(tmp_path / "opened")) for number in range(2))]
+    zf.progress(refs, "in a log", fail_fast=False, timeout=PATIENCE)
+    lines = written.getvalue().splitlines()
+    assert printed.is_set()
+    assert re.fullmatch(r"zfabric: in a log: 3 of 3 done, 1 failed, [\d.]+ m?s passed", lines[-1])
+    assert all(line.startswith("zfabric: in a log: ") for line in lines)
+
+
+def test_progress_in_a_notebook_without_widgets_is_a_text_that_replaces_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            shown.append(data["text/plain"])
+
+    class ZMQInteractiveShell:
+        """As in a notebook's process."""
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert raw
+        assert display_id
+        shown.append(data["text/plain"])
+        return Handle()
+
+    import IPython.display
+
+    monkeypatch.setattr(IPython, "get_ipython", ZMQInteractiveShell)
+    monkeypatch.setattr(IPython.display, "display", display)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("zfabric.util.progress.NOTEBOOK_SECONDS", 0.0)
+    zf.progress(late.map(range(3)), "counted")
+    assert shown[0].startswith("counted: 0 of 3 done")
+    assert shown[-1].startswith("counted: 3 of 3 done")
+    assert len(shown) == 5
 
 
 BAR = """

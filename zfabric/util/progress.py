@@ -1,18 +1,26 @@
-"""A progress bar for refs, drawn by rich: in a terminal as text, in a notebook as a widget, and not at all elsewhere."""
+"""A progress bar for refs: drawn by rich in a terminal and, as a widget, in a notebook; a text in a notebook without widgets.
+
+Elsewhere, as in a log, it is a line every 30 seconds.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 from zfabric import api as zf
 from zfabric.api import core
+from zfabric.protocol.wording import counted, span
 
 REDRAW_SECONDS = 0.1
 """The interval between updates of a bar: an update costs as much as a task."""
+NOTEBOOK_SECONDS = 0.5
+"""The same where each update is a message to the notebook's page."""
+LOG_SECONDS = 30.0
+"""The interval between lines where nothing can be drawn anew."""
 
 
 def progress(
@@ -20,9 +28,10 @@ def progress(
 ) -> list[zf.ObjectRef]:
     """Wait until all ``refs`` have an outcome, with a progress bar on the standard error stream; return them as a list.
 
-    ``description`` stands before the bar. It is drawn in a terminal and, where ipywidgets is installed, in a notebook; elsewhere nothing is
-    printed. Returns early once a task has failed, so that ``zf.get(zf.progress(refs))`` raises at once as ``zf.get(refs)`` does;
-    ``fail_fast=False`` waits for all, and the bar counts failures. Raises GetTimeoutError after ``timeout`` seconds.
+    ``description`` stands before the bar. It is drawn in a terminal and in a notebook (without ipywidgets, as text). Elsewhere, as in a
+    log, a line is printed every 30 seconds. Returns early once a task has failed, and says so, so that ``zf.get(zf.progress(refs))``
+    raises at once as ``zf.get(refs)`` does; ``fail_fast=False`` waits for all, and the bar counts failures. Raises GetTimeoutError after
+    ``timeout`` seconds.
 
     >>> import zfabric as zf
     >>> square = zf.remote(lambda x: x * x)
@@ -35,35 +44,162 @@ def progress(
         raise TypeError(f"progress(): fail_fast is True or False, not {fail_fast!r}")
     listed: list[zf.ObjectRef] = [refs] if isinstance(refs, zf.ObjectRef) else list(refs)
     core.check_refs(listed, "progress")
-    done = failures = 0
-    drawn_at = 0.0
-    with _bar(description) as bar:
-        line = None if bar is None else bar.add_task(description, total=len(set(listed)), failures="")
+    state = _State(description, len(set(listed)))
+    shown = _shown(state)
+    shown.begin()
+    try:
         for ref in zf.as_completed(listed, timeout=timeout):
-            done += 1
-            failures += core.failed(ref)
-            now = time.monotonic()
-            if bar is not None and (now - drawn_at >= REDRAW_SECONDS or failures == 1):
-                drawn_at = now
-                bar.update(line, completed=done, failures=f"{failures} failed" if failures else "")
-            if failures and fail_fast:
+            state.done += 1
+            state.failures += core.failed(ref)
+            shown.update(state.failures == 1)
+            if state.failures and fail_fast:
                 break
-        if bar is not None:
-            bar.update(line, completed=done, refresh=True)  # In a notebook, rich does not draw the last state otherwise.
+    finally:
+        shown.end()
+    left = state.total - state.done
+    if state.failures and fail_fast and left:
+        rest = f"{counted(left, 'task')} {'has' if left == 1 else 'have'} no outcome yet and {'goes' if left == 1 else 'go'} on"
+        _say(f"{state.title}a task has failed, so that this waits no longer: {rest}; progress(refs, fail_fast=False) waits for all")
     return listed
 
 
-def _bar(description: str) -> AbstractContextManager[Any]:
-    """Return a bar of rich that has not begun; a null context if nothing can show it."""
-    if not (_in_terminal() or _in_notebook()):
-        return nullcontext()
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+class _State:
+    """How far it is. One thread writes, and others read."""
 
-    columns = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("[red]{task.fields[failures]}")]
-    if description:
-        columns.insert(0, TextColumn("{task.description}", markup=False))
-    return Progress(*columns, console=Console(stderr=True))
+    def __init__(self, description: str, total: int) -> None:
+        self.title = f"{description}: " if description else ""
+        self.description = description
+        self.total = total
+        self.done = self.failures = 0
+        self.began = time.monotonic()
+
+    def __str__(self) -> str:
+        passed = time.monotonic() - self.began
+        failed = f", {self.failures:,} failed" if self.failures else ""
+        left = f", about {span(passed / self.done * (self.total - self.done))} left" if 0 < self.done < self.total else ""
+        return f"{self.title}{self.done:,} of {self.total:,} done{failed}, {span(passed)} passed{left}"
+
+
+class _Display(Protocol):
+    """Shows a state. Its methods are called in this order, by one thread."""
+
+    def begin(self) -> None:
+        """Show that it begins."""
+
+    def update(self, at_once: bool) -> None:
+        """Show a change of the state: unless ``at_once``, if the last one was long enough ago."""
+
+    def end(self) -> None:
+        """Show the last state."""
+
+
+class _Bar:
+    """A bar of rich."""
+
+    def __init__(self, state: _State) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = [
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("[red]{task.fields[failures]}"),
+        ]
+        if state.description:
+            columns.insert(0, TextColumn("{task.description}", markup=False))
+        self._bar = Progress(*columns, console=Console(stderr=True))
+        self._line = self._bar.add_task(state.description, total=state.total, failures="")
+        self._state = state
+        self._drawn_at = 0.0
+
+    def begin(self) -> None:
+        self._bar.start()
+
+    def update(self, at_once: bool) -> None:
+        now = time.monotonic()
+        if at_once or now - self._drawn_at >= REDRAW_SECONDS:
+            self._drawn_at = now
+            self._draw()
+
+    def _draw(self, refresh: bool = False) -> None:
+        failures = f"{self._state.failures} failed" if self._state.failures else ""
+        self._bar.update(self._line, completed=self._state.done, failures=failures, refresh=refresh)
+
+    def end(self) -> None:
+        self._draw(refresh=True)  # In a notebook, rich does not draw the last state otherwise.
+        self._bar.stop()
+
+
+class _NotebookText:
+    """A line in a notebook that replaces itself."""
+
+    def __init__(self, state: _State) -> None:
+        self._state = state
+        self._handle: Any = None
+        self._drawn_at = 0.0
+
+    def _text(self) -> Any:
+        return {"text/plain": str(self._state)}
+
+    def begin(self) -> None:
+        from IPython.display import display
+
+        self._handle = display(self._text(), raw=True, display_id=True)
+
+    def update(self, at_once: bool) -> None:
+        now = time.monotonic()
+        if at_once or now - self._drawn_at >= NOTEBOOK_SECONDS:
+            self._drawn_at = now
+            self._handle.update(self._text(), raw=True)
+
+    def end(self) -> None:
+        self._handle.update(self._text(), raw=True)
+
+
+class _Lines:
+    """A line every ``LOG_SECONDS``, from a thread: a single task may take longer than that."""
+
+    def __init__(self, state: _State) -> None:
+        self._state = state
+        self._over = threading.Event()
+        self._printed = False
+        self._thread = threading.Thread(target=self._print, name="zfabric-progress", daemon=True)
+
+    def _print(self) -> None:
+        while not self._over.wait(LOG_SECONDS):
+            self._printed = True
+            _say(str(self._state))
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def update(self, at_once: bool) -> None:
+        """Do nothing: the thread looks."""
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._printed:
+            _say(str(self._state))
+
+
+def _shown(state: _State) -> _Display:
+    """Return what can show the state here."""
+    shell = _notebook()
+    if shell is None:
+        return _Bar(state) if _in_terminal() else _Lines(state)
+    from importlib.util import find_spec
+
+    return _Bar(state) if find_spec("ipywidgets") is not None else _NotebookText(state)
+
+
+def _say(text: str) -> None:
+    try:
+        print(f"zfabric: {text}", file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):  # There is no such stream, or it is closed: the tasks count, and not the line.
+        return
 
 
 def _in_terminal() -> bool:
@@ -73,10 +209,8 @@ def _in_terminal() -> bool:
         return False
 
 
-def _in_notebook() -> bool:
-    """Whether this is a notebook's process that can show widgets."""
-    from importlib.util import find_spec
-
+def _notebook() -> Any:
+    """The shell of a notebook, if this is a notebook's process."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return type(shell).__name__ == "ZMQInteractiveShell" and find_spec("ipywidgets") is not None
+    return shell if type(shell).__name__ == "ZMQInteractiveShell" else None
