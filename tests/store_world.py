@@ -146,6 +146,8 @@ class World:
             if isinstance(message, m.ObjectsLost):
                 for identifier, reason in message.rows:
                     self.on_objects_lost(identifier, reason)
+            elif isinstance(message, m.StoreRoom):
+                assert -1 <= message.free <= self.capacity // 2
             else:
                 for row in message.rows:
                     self.on_located(*row)

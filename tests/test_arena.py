@@ -346,8 +346,9 @@ WRITING = """
 
 def granted(shell: Shell, token: int, size: int) -> m.Granted:
     shell.send(CLIENT + WRITER, m.Reserve(token, size, 0, 1.0))
-    answer = shell.sent.pop().message
+    answer = shell.received(m.Granted)[-1]
     assert isinstance(answer, m.Granted)
+    assert answer.token == token
     return answer
 
 

@@ -36,6 +36,7 @@ MODULES = (
     "queued_million",
     "transfer",
     "lineage",
+    "pipeline",
     "joblib",
     "dask_graphs",
     "page",

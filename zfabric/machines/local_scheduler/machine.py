@@ -513,6 +513,8 @@ class LocalScheduler:
             dues.append(self.logs.next_deadline())
         if self.direct.active:
             dues.append(self.direct.next_deadline())
+        if self.dispatcher.backpressure.until is not None:
+            dues.append(self.dispatcher.backpressure.until)
         return min((each for each in dues if each is not None), default=None)
 
     def take_effects(self, now: float) -> list[Effect]:
@@ -802,7 +804,7 @@ class LocalScheduler:
 
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes."""
-        queued = sum(len(queue.tasks) for queue in self.tables.queues.values())
+        queued = sum(map(len, self.tables.queues.values()))
         return {
             **self.tables.counts,
             **self.blocks.statistics(),
@@ -920,6 +922,7 @@ class LocalScheduler:
             m.Fetch: self.values.on_fetch,
             m.Located: self.values.on_located,
             m.ObjectsLost: self.values.on_objects_lost,
+            m.StoreRoom: self.values.on_store_room,
             m.Written: self.requests.on_answer,
             m.JobNumber: self.requests.on_answer,
             m.Found: self.requests.on_answer,

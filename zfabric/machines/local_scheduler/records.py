@@ -8,6 +8,8 @@ cyclic collector.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from zfabric.machines.common.lineage_blocks import LineageBlock
@@ -55,6 +57,10 @@ STOPPED_MOST = 1000
 """Stopped tasks that may remain in a queue before it is cleaned."""
 QUEUES_MOST = 1000
 """Queues of a job before the unneeded ones are removed; afterwards, twice the number that remained."""
+PASSED_SECONDS = 1.0
+"""How long tasks without inputs may be passed over by tasks whose inputs exist: a chain that goes on for ever has one ready at any time."""
+RESULT_BYTES_PER_SECOND = 1e9
+"""Large results that count, for prefetching, as one second of running time: a worker prefetches 5 MB of them at most."""
 PENDING = -1
 """The ``status`` of a value that does not exist yet."""
 
@@ -481,6 +487,7 @@ class FunctionRecord:
         "actor",
         "by_strategy",
         "concurrency",
+        "cost",
         "delegated",
         "demand",
         "done",
@@ -497,6 +504,7 @@ class FunctionRecord:
         "plain",
         "queue",
         "received",
+        "result_bytes",
         "shared",
         "strategy",
         "stream",
@@ -522,6 +530,10 @@ class FunctionRecord:
         """For a streaming function: how many values a stream may be ahead (0: as configured)."""
         self.mean: float | None = None
         """Exponential average of its running time in seconds; None before the first has finished."""
+        self.result_bytes = 0.0
+        """Bytes of large values that a run returned lately, at most; 0 if its results are small."""
+        self.cost: float | None = None
+        """Seconds of the prefetch of a worker that one task takes: its running time, and more if its results are large."""
         self.received = 0
         """Records of its tasks that were made. Whoever makes one counts it."""
         self.done = 0
@@ -557,7 +569,20 @@ class FunctionRecord:
     def learn(self, count: int, seconds: float) -> None:
         """Update ``mean`` with ``count`` runs that took ``seconds`` together."""
         mean = seconds / count
-        self.mean = mean if self.mean is None else self.mean + (mean - self.mean) * (0.2 if count < 8 else 0.5)
+        self.mean = self.cost = mean if self.mean is None else self.mean + (mean - self.mean) * (0.2 if count < 8 else 0.5)
+        if self.result_bytes:
+            self._set_result_bytes(self.result_bytes * 0.8**count)
+
+    def learn_size(self, outputs: Row) -> None:
+        """Note what a run has returned, of which something may be large: a place in the arena, or the size of a value on another node."""
+        size = sum(value[1] if type(value) is tuple else value for value in outputs if type(value) is not bytes)
+        if size > self.result_bytes:
+            self._set_result_bytes(float(size))
+
+    def _set_result_bytes(self, size: float) -> None:
+        self.result_bytes = size if size >= 1.0 else 0.0
+        if self.mean is not None:
+            self.cost = self.mean + self.result_bytes / RESULT_BYTES_PER_SECOND
 
 
 TASKS, ACTORS, SHARING = range(3)
@@ -568,12 +593,17 @@ which nodes they may run."""
 
 
 class ShapeQueue:
-    """Ready tasks of one job and shape: any worker of that job and environment can run any of them."""
+    """Ready tasks of one job and shape: any worker of that job and environment can run any of them.
+
+    They are in two lines. ``consumers`` go before ``tasks``: what they read is freed, and what they need exists once. Were all tasks that
+    only produce to run first, all that they produce would exist at once.
+    """
 
     __slots__ = (
         "actors",
         "away",
         "concurrency",
+        "consumers",
         "delegated",
         "demand",
         "environment",
@@ -586,6 +616,7 @@ class ShapeQueue:
         "leased",
         "light",
         "only",
+        "passed_since",
         "placed",
         "pool",
         "shape",
@@ -623,8 +654,13 @@ class ShapeQueue:
         """GPUs of the demand, in 1/10,000."""
         self.light = all(name == "CPU" and amount <= RESOURCE_UNIT for name, amount in demand)
         """Whether its tasks need no more than the CPU that a blocked worker lends, so that they may run on top of it."""
+        self.consumers: deque[TaskRecord] = deque()
+        """Ready tasks whose inputs were made: those with the newest inputs first, then those whose inputs were there when they arrived or
+        lie on another node, in order. Some are no longer ready: those are skipped."""
         self.tasks: deque[TaskRecord] = deque()
-        """Ready tasks, and some that are no longer ready: those are skipped."""
+        """The other ready tasks, in order: those without inputs, or with small ones that were there when they arrived."""
+        self.passed_since: float | None = None
+        """Since when consumers have gone before ``tasks``, none of which has begun."""
         self.stopped = 0
         """Number of tasks in it that were stopped since it was last cleaned."""
         self.leased: dict[bytes, WorkerRecord] = {}
@@ -637,16 +673,65 @@ class ShapeQueue:
         """Whether a global scheduler was asked for a node for these tasks."""
 
     def __len__(self) -> int:
-        return len(self.tasks)
+        return len(self.consumers) + len(self.tasks)
+
+    def __iter__(self) -> Iterator[TaskRecord]:
+        return chain(self.consumers, self.tasks)
+
+    def __reversed__(self) -> Iterator[TaskRecord]:
+        return chain(reversed(self.tasks), reversed(self.consumers))
+
+    @property
+    def first(self) -> TaskRecord:
+        """The task at its head; there is one."""
+        return (self.consumers or self.tasks)[0]
+
+    @property
+    def last(self) -> TaskRecord:
+        """The task at its end; there is one."""
+        return (self.tasks or self.consumers)[-1]
+
+    def line(self, now: float) -> deque[TaskRecord]:
+        """The line whose first task is next: the consumers, unless the others have been passed over for long."""
+        if not self.tasks:
+            self.passed_since = None
+            return self.consumers
+        if not self.consumers:
+            return self.tasks
+        if self.passed_since is None:
+            self.passed_since = now
+        return self.tasks if now - self.passed_since > PASSED_SECONDS else self.consumers
+
+    def drop_stale(self) -> int:
+        """Remove tasks from its head that are no longer ready; return the number of those left."""
+        for line in (self.consumers, self.tasks):
+            while line and line[0].state != READY:
+                line.popleft()
+        return len(self)
+
+    def clear(self) -> None:
+        """Remove all tasks."""
+        self.consumers.clear()
+        self.tasks.clear()
+
+    def move_to(self, other: ShapeQueue) -> None:
+        """Move all ready tasks to another queue of the job."""
+        for line, to in ((self.consumers, other.consumers), (self.tasks, other.tasks)):
+            for task in line:
+                if task.state == READY:
+                    task.facts().demand_queue = other
+                    to.append(task)
+        self.clear()
 
     def stop_one(self) -> None:
         """Count a task that was stopped. Once more than half are, remove them: they may be behind a task that waits for long."""
         self.stopped += 1
-        if self.stopped > max(STOPPED_MOST, len(self.tasks) // 2):
+        if self.stopped > max(STOPPED_MOST, len(self) // 2):
             self.stopped = 0
-            ready = [task for task in self.tasks if task.state == READY]
-            self.tasks.clear()
-            self.tasks.extend(ready)
+            for line in (self.consumers, self.tasks):
+                ready = [task for task in line if task.state == READY]
+                line.clear()
+                line.extend(ready)
 
 
 class ProcessRecord:

@@ -196,6 +196,8 @@ class Tables:
         """Prefixes of ids of children whose parents were cancelled recursively."""
         self.counts: Counter[str] = Counter()
         self.inline = InlineValues(self.counts)
+        self.store_room: int | None = None
+        """Free bytes of the object store, as it last reported them; None if more than half of it is free."""
         self.latencies = Latencies()
         self.resident: dict[int, int] = {}
         """Resident memory of workers in bytes, by pid. The shell measures it for a question that asks for it."""
@@ -426,7 +428,7 @@ class Tables:
         functions = (*job.functions.values(), *job.delegated.values())
         needed = {new.token, *(function.queue.token for function in functions)}
         for shape, queue in list(job.queues.items()):
-            if not queue.tasks and not queue.leased and queue.token not in needed:
+            if not queue and not queue.leased and queue.token not in needed:
                 del job.queues[shape]
                 del self.queues[queue.token]
         job.queues_most = max(QUEUES_MOST, 2 * len(job.queues))

@@ -47,6 +47,9 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address, short
 from zfabric.protocol.machine import Handler, Handlers, Refusal
 
+ROOM_STEPS = 16
+"""The scheduler is notified when the free room has changed by one part in this many of the arena."""
+
 
 class ObjectStore:
     """The object store of one node. ``capacity`` is the size of the arena file, a part of which is its index."""
@@ -59,6 +62,8 @@ class ObjectStore:
         self._tables = StoreTables(data_start(size), size)
         self._room = Room(self._tables, config)
         self._claims = Claims() if recovering else None
+        self._reported = self._tables.capacity
+        """Free room as it was last reported to the scheduler, or would have been if less than half had been free."""
         self.handlers = Handlers(self._tables.counts, self._accepted())
 
     # -- the contract ------------------------------------------------------------------------------------------------------
@@ -86,6 +91,7 @@ class ObjectStore:
         tables = self._tables
         if self._claims is None:
             self._room.serve(now)
+            self._report_room()
         effects, tables.effects = tables.effects, []
         if tables.unlink:
             effects.append(e.Unlink(tuple(tables.unlink)))
@@ -97,6 +103,17 @@ class ObjectStore:
             effects.append(e.Send(self._scheduler, m.ObjectsLost(tuple(tables.lost.items()))))
             tables.lost = {}
         return effects
+
+    def _report_room(self) -> None:
+        """Report the free room to the scheduler, if it has changed by much and less than half is free, or was."""
+        tables = self._tables
+        free = tables.free_room()
+        if abs(free - self._reported) * ROOM_STEPS < tables.capacity:
+            return
+        few, were_few = (2 * room <= tables.capacity for room in (free, self._reported))
+        self._reported = free
+        if few or were_few:
+            tables.effects.append(e.Send(self._scheduler, m.StoreRoom(free if few else -1)))
 
     def statistics(self) -> Mapping[str, float]:
         """Bytes by owner, objects by state, and counters."""

@@ -314,6 +314,11 @@ class StoreTables:
         grant = self.grants[self.grant_starts[index - 1]] if index else None
         return grant if grant is not None and offset < grant.end else None
 
+    def free_room(self) -> int:
+        """Bytes that are free, or will be once they are ready, less what those in the queue wait for."""
+        ahead = sum(each.taken.size for each in set(self.preparing.values()) if each.waiter is None) if self.preparing else 0
+        return max(0, self.space.total + ahead - sum(waiter.need for waiter in self.queue if not waiter.cancelled))
+
     def in_grants(self) -> int:
         """Bytes that are still open in grants for several objects."""
         return sum(grant.open.total for grant in self.grants.values() if not grant.exact)

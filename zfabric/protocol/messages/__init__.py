@@ -88,6 +88,7 @@ from zfabric.protocol.messages.arena import RetainOnly as RetainOnly
 from zfabric.protocol.messages.arena import ReturnGrant as ReturnGrant
 from zfabric.protocol.messages.arena import Sealed as Sealed
 from zfabric.protocol.messages.arena import Spilled as Spilled
+from zfabric.protocol.messages.arena import StoreRoom as StoreRoom
 from zfabric.protocol.messages.arena import Unpin as Unpin
 from zfabric.protocol.messages.cluster import Complain as Complain
 from zfabric.protocol.messages.cluster import Expelled as Expelled

@@ -140,6 +140,16 @@ class ObjectsLost(NamedTuple):
     rows: Rows
 
 
+class StoreRoom(NamedTuple):
+    """object store -> local scheduler. The free room of the arena in bytes, less what processes wait for; -1: more than half is free.
+
+    It is sent when that has changed by a sixteenth of the arena, and tasks that only produce may wait for room (``Backpressure``).
+    The two are in one daemon, so none is lost; a later daemon begins anew.
+    """
+
+    free: int
+
+
 class Free(NamedTuple):
     """local scheduler -> object store. Nobody refers to these objects any more; free each once it is unpinned."""
 

@@ -136,7 +136,7 @@ class Jobs:
         tables.condemned = {prefix: None for prefix in tables.condemned if prefix[:JOB_BYTES] != job.id}
         for queue in job.queues.values():
             tables.queues.pop(queue.token, None)
-            queue.tasks.clear()
+            queue.clear()
         self.actors.job_ended(job)
         self.remakes.job_ended(job.id)
         self.detached.job_ended(job.id)

@@ -203,7 +203,7 @@ class Membership:
             # The environment is the likeliest reason: its tasks fail with it instead of waiting for ever.
             for queue in worker.job.queues.values():
                 if queue.environment == worker.environment:
-                    for task in list(queue.tasks):
+                    for task in list(queue):
                         self.outcomes.fail(task, "RuntimeEnvSetupError", text, ())
         elif self._failed_starts >= START_ATTEMPTS_MAX:
             # Tasks for such workers fail with the reason instead of waiting for ever.
@@ -212,7 +212,7 @@ class Membership:
                 if job.driver is not None and not job.ended:
                     self.tables.send_to_client(job.driver, m.Notice("error", text))
                 for queue in job.queues.values():
-                    for task in list(queue.tasks) if queue.environment == NO_ENVIRONMENT else ():
+                    for task in list(queue) if queue.environment == NO_ENVIRONMENT else ():
                         self.outcomes.fail(task, "WorkerCrashedError", text, ())
 
     def on_process_died(self, now: float, source: Address, message: m.ProcessDied) -> None:

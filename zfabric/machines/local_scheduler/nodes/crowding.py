@@ -30,7 +30,7 @@ class Crowding:
         queues = [
             queue
             for queue in self.tables.queues.values()
-            if queue.tasks and queue.group is None and not queue.away and (queue.delegated or was_dealt(queue.strategy))
+            if queue and queue.group is None and not queue.away and (queue.delegated or was_dealt(queue.strategy))
         ]
         if not queues and not self.since:
             return

@@ -54,19 +54,19 @@ class Delegations:
 
     def give(self, queue: ShapeQueue, node: NodeRecord, most: int, now: float) -> int:
         """Delegate up to ``most`` tasks of a queue, the last ones first: this node goes on at its head. Return how many."""
-        tasks = queue.tasks
         batch: list[TaskRecord] = []
-        stay: list[TaskRecord] = []
-        while tasks and len(batch) < most:
-            task = tasks.pop()
-            if task.state != READY:
-                continue
-            if self.may_travel(task):
-                task.assign(node)  # At once: a task that was made ready again may be in its queue twice.
-                batch.append(task)
-            elif not self.rebuilding.hold_back(task, here=False):
-                stay.append(task)
-        tasks.extend(reversed(stay))
+        for tasks in (queue.tasks, queue.consumers):
+            stay: list[TaskRecord] = []
+            while tasks and len(batch) < most:
+                task = tasks.pop()
+                if task.state != READY:
+                    continue
+                if self.may_travel(task):
+                    task.assign(node)  # At once: a task that was made ready again may be in its queue twice.
+                    batch.append(task)
+                elif not self.rebuilding.hold_back(task, here=False):
+                    stay.append(task)
+            tasks.extend(reversed(stay))
         batch.reverse()
         for start in range(0, len(batch), ROWS_MAX):
             self.send(queue, node, batch[start : start + ROWS_MAX])

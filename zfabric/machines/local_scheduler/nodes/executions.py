@@ -277,10 +277,10 @@ class Executions:
         """Return the tasks of queues from which nothing begins: "blocked" is what waits for them, or "full" is this node."""
         by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
         for queue in queues:
-            for task in queue.tasks:
+            for task in queue:
                 if task.state == READY:
                     by_home[task.submitter].append(task)
-            queue.tasks.clear()
+            queue.clear()
         for home, tasks in by_home.items():
             self._return(home, tasks, reason)
 

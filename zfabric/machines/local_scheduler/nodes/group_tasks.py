@@ -74,9 +74,7 @@ class GroupTasks:
     def end_of_turn(self, now: float) -> None:
         """Give the tasks of all queues that are away to the bundles of their groups."""
         for queue in [queue for queue in self.tables.queues.values() if queue.away and queue.group is not None]:
-            while queue.tasks and queue.tasks[0].state != READY:
-                queue.tasks.popleft()
-            if queue.tasks and queue.group is not None:
+            if queue.drop_stale() and queue.group is not None:
                 self._deal(queue, queue.group, now)
 
     def _deal(self, queue: ShapeQueue, term: GroupTerm, now: float) -> None:
@@ -115,7 +113,7 @@ class GroupTasks:
         slots = {index: _slots(dict(known.bundles[index]), queue) for index in indexes}
         order = [(excess(known.bundles[index], queue.demand), nth, index) for index in indexes for nth in range(slots[index])]
         row = [known.places[index] for _, _, index in sorted(order)]
-        tasks = len(queue.tasks)
+        tasks = len(queue)
         share, more = divmod(tasks, len(row))
         counts = dict.fromkeys(row, 0)
         first = known.dealt.get(queue.demand, 0)
@@ -129,22 +127,18 @@ class GroupTasks:
         if self.tables.node in counts:
             self._stay(queue)
             return
-        for task in [task for task in queue.tasks if task.state == READY]:
+        for task in [task for task in queue if task.state == READY]:
             text = f"{task.name} is to run in a placement group that has no bundle on this node, and {why_it_stays(task)}"
             self.outcomes.fail(task, "TaskUnschedulableError", text, ())
 
     def _stay(self, queue: ShapeQueue) -> None:
         """Move what is left to a queue that uses this node's bundles."""
         moved = self.tables.queue_for(queue.job, (*queue.shape[:5], in_bundle(queue.strategy)))
-        for task in queue.tasks:
-            if task.state == READY:
-                task.facts().demand_queue = moved
-                moved.tasks.append(task)
-        queue.tasks.clear()
+        queue.move_to(moved)
         self.tables.became_ready += 1
 
     def _fail(self, queue: ShapeQueue, kind: str, text: str) -> None:
-        for task in [task for task in queue.tasks if task.state == READY]:
+        for task in [task for task in queue if task.state == READY]:
             self.outcomes.fail(task, kind, f"{task.name}: {text}", (("function", task.name),))
 
 

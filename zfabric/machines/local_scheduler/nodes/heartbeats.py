@@ -71,8 +71,8 @@ class Heartbeats:
         queued, seconds = 0, 0.0
         usual = self.tables.usual_seconds
         for queue in self.tables.queues.values():
-            if queue.tasks:
-                count, mean = len(queue.tasks), mean_of(queue)
+            if queue:
+                count, mean = len(queue), mean_of(queue)
                 queued += count
                 seconds += count * (usual if mean is None else mean)
         if self.tables.draining:
@@ -86,8 +86,8 @@ class Heartbeats:
         found = Counter(self.pool.total)
         found.subtract(self.tables.capacity())
         for queue in self.tables.queues.values():
-            if queue.actors and queue.tasks and queue.pool is self.pool and not queue.away:
-                found.update({name: amount * len(queue.tasks) for name, amount in queue.demand})
+            if queue.actors and queue and queue.pool is self.pool and not queue.away:
+                found.update({name: amount * len(queue) for name, amount in queue.demand})
         return tuple(sorted((name, amount) for name, amount in found.items() if amount > 0))
 
     def next_deadline(self) -> float | None:
@@ -97,5 +97,5 @@ class Heartbeats:
 
 def mean_of(queue: ShapeQueue) -> float | None:
     """How long a task of a queue runs on average, by its first and its last task; None if that is not known of both."""
-    first, last = queue.tasks[0].function.mean, queue.tasks[-1].function.mean
+    first, last = queue.first.function.mean, queue.last.function.mean
     return None if first is None or last is None else (first + last) / 2

@@ -87,7 +87,7 @@ class LoneTasks:
             return None
         function = job.functions.get(row[1])
         queue = _queue_of(row, function) if function is not None and function.plain else None
-        if queue is None or queue.tasks or not queue.away or queue.group is not None:
+        if queue is None or queue or not queue.away or queue.group is not None:
             return None
         node = tables.nodes.get(queue.only)
         if node is None or node.inflight or node.draining or node.full or node.process is None or not node.process.ready:
@@ -121,7 +121,7 @@ class LoneTasks:
         if function is None or function.actor is not None or function.stream is not None:
             return None
         queue = function.queue
-        if self._is_unsettled() or tables.draining or queue.tasks or queue.concurrency or not queue.light or queue.group is not None:
+        if self._is_unsettled() or tables.draining or queue or queue.concurrency or not queue.light or queue.group is not None:
             return None
         worker = self.dispatcher.idle_at_once(queue)
         if worker is None or worker.process is None or worker.direct is not None or function.id not in worker.functions:
@@ -147,7 +147,7 @@ class LoneTasks:
         if not function.delegated or task.rare is not None or function.actor is not None or function.stream is not None:
             return None
         home = tables.nodes.get(task.submitter)
-        if home is None or function.queue.tasks or self._is_unsettled() or not home.registered or tables.delegated_ends:
+        if home is None or function.queue or self._is_unsettled() or not home.registered or tables.delegated_ends:
             return None
         if self.children or not self.borrowing.is_clear or not self.entrusting.is_clear or tables.relayed_yields:
             return None

@@ -71,7 +71,7 @@ class Reclaiming:
         if self._asked in self.tables.nodes:
             return
         given = [node for node in self.tables.nodes.values() if node.reclaimable and node.inflight]
-        if not given or any(queue.tasks and queue.feasible is not False and not queue.away for queue in self.tables.queues.values()):
+        if not given or any(queue and queue.feasible is not False and not queue.away for queue in self.tables.queues.values()):
             return
         if any(worker.state == STARTING for worker in self.tables.workers.values()):
             return  # Until it is ready, nothing that came back would begin.

@@ -12,6 +12,7 @@ for may be long.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import islice
 from typing import NamedTuple
 from zlib import crc32
 
@@ -83,11 +84,11 @@ class Spilling:
         """Ask about the queues that have waited long enough."""
         if not (self._waits or self._asked):
             for queue in self.tables.queues.values():
-                if queue.tasks:
+                if queue:
                     break
             else:
                 return
-        waiting = {queue.token: queue for queue in self.tables.queues.values() if queue.tasks and (is_own_work(queue) or _was_dealt(queue))}
+        waiting = {queue.token: queue for queue in self.tables.queues.values() if queue and (is_own_work(queue) or _was_dealt(queue))}
         self._asked = {token: question for token, question in self._asked.items() if token in waiting}
         self._waits = {token: self._waits.get(token) or _begin(now, queue) for token, queue in waiting.items()}
         questions: defaultdict[Address, list[m.Row]] = defaultdict(list)
@@ -97,7 +98,7 @@ class Spilling:
                 self._asked[token] = _Question(now, times)
                 seconds = FOR_LIFE if queue.actors else mean_of(queue) or 0.0
                 placer = self.tables.placers[(self._first + times) % len(self.tables.placers)]
-                questions[placer].append((token, queue.demand, len(queue.tasks), seconds, self._inputs(queue)))
+                questions[placer].append((token, queue.demand, len(queue), seconds, self._inputs(queue)))
         for placer, rows in questions.items():
             self.heartbeats.send(placer)
             self.tables.send(placer, m.Place(tuple(rows)))
@@ -111,7 +112,7 @@ class Spilling:
         if now < self._ask_at(wait) and (queue.feasible is not False or wait.answered):
             return None
         if queue.feasible is not False and (
-            self._has_room_for(queue) if queue.actors else queue.tasks[0].id != wait.first and self._ends_soon(queue)
+            self._has_room_for(queue) if queue.actors else queue.first.id != wait.first and self._ends_soon(queue)
         ):
             self._waits[queue.token] = _begin(now, queue)
             return None
@@ -130,11 +131,11 @@ class Spilling:
         if mean is None:
             return False
         slots = max(1, min((self.pool.total.get(name, 0) // amount for name, amount in queue.demand if amount > 0), default=1))
-        return mean < WORTH_SECONDS or mean * len(queue.tasks) / slots < self.tables.config.spill_after
+        return mean < WORTH_SECONDS or mean * len(queue) / slots < self.tables.config.spill_after
 
     def _inputs(self, queue: ShapeQueue) -> m.Rows:
         """How many bytes of large values a task of a queue reads on average, by the node where they are."""
-        tasks = [queue.tasks[-index] for index in range(1, min(LOOKED_AT, len(queue.tasks)) + 1)]
+        tasks = list(islice(reversed(queue), LOOKED_AT))
         found: Counter[bytes] = Counter()
         for record in (self.tables.find(object_id) for task in tasks for object_id in task.row[3]):
             if record is not None and isinstance(record.value, Stored | Elsewhere):
@@ -154,10 +155,10 @@ class Spilling:
             elsewhere = [(node, count) for node, count in known if not node.draining]
             given = sum(self.delegations.give(queue, node, count, now) for node, count in elsewhere if node.process and node.process.ready)
             wait = self._waits.get(token)
-            if queue.tasks and wait is not None:
+            if queue and wait is not None:
                 doubled = 0 if elsewhere else min(wait.doubled + 1, DOUBLED_MOST)
                 since = now if given or not elsewhere else now + STAY_SECONDS
-                self._waits[token] = _Wait(since, queue.tasks[0].id, doubled, answered=True)
+                self._waits[token] = _Wait(since, queue.first.id, doubled, answered=True)
 
     def next_deadline(self) -> float | None:
         """When the next queue will have waited long enough, for others or for an answer."""
@@ -170,7 +171,7 @@ class Spilling:
 
 
 def _begin(now: float, queue: ShapeQueue) -> _Wait:
-    return _Wait(now + STAY_SECONDS if queue.strategy else now, queue.tasks[0].id)
+    return _Wait(now + STAY_SECONDS if queue.strategy else now, queue.first.id)
 
 
 def _was_dealt(queue: ShapeQueue) -> bool:

@@ -38,9 +38,7 @@ class Strategies:
         """Deal out the tasks of all queues that are away."""
         self.holding = False
         for queue in [queue for queue in self.tables.queues.values() if queue.away and queue.group is None]:
-            while queue.tasks and queue.tasks[0].state != READY:
-                queue.tasks.popleft()
-            if queue.tasks:
+            if queue.drop_stale():
                 self._deal(queue, now)
             else:
                 queue.infeasible_since = None
@@ -92,12 +90,12 @@ class Strategies:
 
     def next_deadline(self) -> float | None:
         """When a node is to be tried for tasks that wait."""
-        waiting = {queue.demand for queue in self.tables.queues.values() if queue.away and queue.tasks and queue.group is None}
+        waiting = {queue.demand for queue in self.tables.queues.values() if queue.away and queue and queue.group is None}
         return min((node.full[demand] for node in self.tables.nodes.values() for demand in waiting & node.full.keys()), default=None)
 
     def _give(self, queue: ShapeQueue, nodes: list[NodeRecord | None], here: bool, now: float) -> None:
         """Give each of these nodes its share; None stands for this one. What cannot travel runs here, or not at all."""
-        tasks = len(queue.tasks)
+        tasks = len(queue)
         share, more = divmod(tasks, len(nodes))
         for index in range(len(nodes)):
             node = nodes[(self._dealt + index) % len(nodes)]
@@ -108,7 +106,7 @@ class Strategies:
         if here:
             self._move(queue, (*HERE, *queue.strategy))
             return
-        for task in [task for task in queue.tasks if task.state == READY]:
+        for task in [task for task in queue if task.state == READY]:
             self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} may run on another node only, and {why_it_stays(task)}", ())
 
     def take_back(self, queue: ShapeQueue) -> None:
@@ -118,11 +116,7 @@ class Strategies:
     def _move(self, queue: ShapeQueue, strategy: Strategy) -> None:
         """Move what is left to another queue: one whose tasks stay on this node, or one that is placed as if it had no strategy."""
         moved = self.tables.queue_for(queue.job, (*queue.shape[:5], strategy))
-        for task in queue.tasks:
-            if task.state == READY:
-                task.facts().demand_queue = moved
-                moved.tasks.append(task)
-        queue.tasks.clear()
+        queue.move_to(moved)
 
     def _nowhere(self, queue: ShapeQueue, hard: list[tuple[str, str, str, tuple[str, ...]]], now: float) -> None:
         """Fail tasks for a node that does not exist; those for labels wait for a node that has them."""
@@ -136,7 +130,7 @@ class Strategies:
             why = "which has died or left, or is not known" if on_node else "and this cluster has none"
         advice = "soft=True runs it elsewhere" if on_node else "labels of nodes are in zf.nodes()"
         text = f"is to run {describe_strategy(queue.strategy)}, {why}: {advice}"
-        for task in [task for task in queue.tasks if task.state == READY]:
+        for task in [task for task in queue if task.state == READY]:
             self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} {text}", ())
 
 

@@ -193,6 +193,10 @@ class Values:
             if process is not None:
                 self.tables.send_to_client(process, m.Objects(tuple(rows)))
 
+    def on_store_room(self, now: float, source: Address, message: m.StoreRoom) -> None:
+        """Note how much room the object store has."""
+        self.tables.store_room = message.free if message.free >= 0 else None
+
     def on_objects_lost(self, now: float, source: Address, message: m.ObjectsLost) -> None:
         """Rebuild or fail values of which the store has no copy left."""
         for object_id, reason in message.rows:

@@ -193,7 +193,7 @@ class Diagnoses:
         starting = sum(1 for worker in self.tables.workers.values() if WORKER_STATES[worker.state] == "starting")
         made = any(not worker.pid and worker.environment == queue.environment for worker in self.tables.workers.values())
         first = ", and the environment that it asks for is being made" if made and queue.environment != NO_ENVIRONMENT else ""
-        return f"its resources are free; waits for a worker ({starting} starting, {len(queue.tasks)} tasks in its queue){first}"
+        return f"its resources are free; waits for a worker ({starting} starting, {len(queue)} tasks in its queue){first}"
 
     def _why_in_group(self, queue: ShapeQueue, term: GroupTerm) -> str:
         """Why a queued task of a placement group does not run yet."""
@@ -206,7 +206,7 @@ class Diagnoses:
             return f"waits for {group}, which is {known.state}: no nodes have room yet for {'; '.join(missing[:8])}"
         if not queue.pool.fits(queue.demand):
             return f"waits for {describe(queue.demand)} of {group}: free in its bundles here is {describe(queue.pool.available())}"
-        return f"{group} has its resources; waits for a worker ({len(queue.tasks)} tasks in its queue)"
+        return f"{group} has its resources; waits for a worker ({len(queue)} tasks in its queue)"
 
     def _holders(self) -> str:
         """Which actors and tasks hold the resources, and what blocked workers wait for."""

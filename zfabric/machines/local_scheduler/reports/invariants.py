@@ -69,7 +69,7 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
             raise InvariantViolation(f"{short(task.id)} is done without an outcome")
         if task.state == WAITING and (task.rare is None or task.rare.unresolved <= 0):
             raise InvariantViolation(f"{short(task.id)} waits for nothing")
-        if task.state == READY and task not in tables.queue_of(task).tasks:
+        if task.state == READY and task not in tables.queue_of(task):
             raise InvariantViolation(f"{short(task.id)} is ready and in no queue")
 
 

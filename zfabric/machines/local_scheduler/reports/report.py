@@ -257,7 +257,7 @@ class Reports:
         running = (task for task in inflight if task.state != DONE)
         yield from sorted(running, key=lambda task: TASK_STATES.index(self.diagnoses.state_of(task)))
         for queue in tables.queues.values():
-            yield from (task for task in queue.tasks if task.state == READY)
+            yield from (task for task in queue if task.state == READY)
         if "waiting" in wanted:
             waiting = sum(function.waiting for function in self._all_functions())
             yield from islice((task for task in tables.tasks.values() if task.state == WAITING), waiting)
@@ -379,7 +379,7 @@ class Reports:
         states["finished"] = len(self.tables.tasks) - unfinished - states["failed"]
         for queue in self.tables.queues.values():
             if not self.tables.could_run(queue):
-                count = sum(task.state == READY for task in queue.tasks)
+                count = sum(task.state == READY for task in queue)
                 states["infeasible"] += count
                 states["queued"] -= count
         return {

@@ -14,6 +14,7 @@ it. So a buried task can only be waited for by a task above it in a cycle that t
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from zfabric.machines.common.resources import ResourcePool
@@ -35,6 +36,7 @@ from zfabric.machines.local_scheduler.records import (
     WorkerRecord,
 )
 from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.backpressure import Backpressure
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
@@ -50,6 +52,8 @@ INLINE_SEARCH_MAX = 256
 """Most objects visited in one turn to find a task that a blocked worker can run."""
 AHEAD_SECONDS = 0.5
 """A task is sent ahead if it, and the one before it, are expected to take at most this long: of more, a round trip is a thousandth."""
+AHEAD_BYTES = 2**20
+"""A task without inputs is sent ahead if its result is expected to be at most this large: to make more takes longer than a round trip."""
 
 
 class Dispatcher:
@@ -70,6 +74,7 @@ class Dispatcher:
         self.direct = direct
         self.pool = pool
         self.workers = workers
+        self.backpressure = Backpressure(tables)
         self._blocked: dict[bytes, BlockedTask] = {}
         """Blocked tasks by id: an index over the stacks of all workers."""
         self.starved = False
@@ -90,11 +95,13 @@ class Dispatcher:
         self._looked_at = self.tables.became_ready
         self._unfinished = self.workers.held_up = False
         queues = [queue for queue in self.tables.queues.values() if _may_run_here(queue)]
+        if self.tables.store_room is not None or self.backpressure.until is not None:
+            self.backpressure.begin_turn(now)
         for worker in self.tables.workers.values():
             if worker.blocked_tasks:
                 blocked.append(worker)
             elif worker.state == LEASED and not worker.inflight:
-                if worker.gpus and worker.queue is not None and worker.queue.tasks and not self.starved and not self.tables.reserving:
+                if worker.gpus and worker.queue is not None and worker.queue and not self.starved and not self.tables.reserving:
                     continue  # It goes on with the queue's next task, unless others wait for its resources.
                 if worker.direct is None or self.tables.reserving or self.ahead or not worker.direct.reserves(queues, now):
                     self.end_lease(worker, now)
@@ -113,9 +120,9 @@ class Dispatcher:
         top_up = (not self.starved or len(queues) == 1) and not self.tables.reserving
         for queue in queues[start:] + queues[:start]:
             self._serve(queue, now, top_up)
-            starved = starved or (bool(queue.tasks) and not queue.leased)
+            starved = starved or (bool(queue) and not queue.leased and self._ready(queue) > 0)
         self.starved = starved
-        if len(queues) == 1 and queues[0].tasks:
+        if len(queues) == 1 and queues[0]:
             self.send_ahead(queues[0], now)
 
     @property
@@ -128,8 +135,7 @@ class Dispatcher:
         return self.tables.became_ready != self._looked_at or (self._unfinished and self.workers.held_up)
 
     def _serve(self, queue: ShapeQueue, now: float, top_up: bool) -> None:
-        ready = self._discard_stale(queue)
-        if not ready:
+        if not self._ready(queue):
             return
         if queue.actors:
             self._serve_actors(queue, now)
@@ -143,10 +149,10 @@ class Dispatcher:
         if top_up:
             serving = [worker for worker in queue.leased.values() if worker.state == LEASED and not worker.blocked_tasks]
             for worker in serving:
-                if not queue.tasks:
+                if not queue:
                     return
                 self._fill(worker, queue, now, len(serving))
-        while queue.tasks and queue.pool.fits(queue.demand):
+        while self._ready(queue) and queue.pool.fits(queue.demand):
             idle_worker = self.workers.idle_for(queue)
             if idle_worker is None:
                 self.workers.maybe_spawn(queue, now)
@@ -154,22 +160,25 @@ class Dispatcher:
             worker = idle_worker
             self._lease(worker, queue)
             sharers = 1
-            if len(queue.tasks) > 1:
+            if len(queue) > 1:
                 idle = sum(1 for other in self.tables.workers.values() if other.state == IDLE)
                 sharers = min(len(queue.leased) + idle, self.workers.cpus)
+            before = len(queue)
             self._fill(worker, queue, now, sharers)
             if not worker.inflight:
                 self.end_lease(worker, now)
-                return
+                if len(queue) >= before:
+                    return
+                # Inputs of those tasks have yet to be made again, or to be copied: others may begin.
 
     def _serve_actors(self, queue: ShapeQueue, now: float) -> None:
         """Give each task a worker of its own, with the resources of its demand, for life."""
-        while self._discard_stale(queue) and queue.pool.fits(queue.demand):
+        while queue.drop_stale() and queue.pool.fits(queue.demand):
             worker = self.workers.idle_for(queue)
             if worker is None:
                 self.workers.maybe_spawn(queue, now)
                 return
-            task = queue.tasks.popleft()
+            task = queue.line(now).popleft()
             self.host(worker, task)
             self._assign(worker, [task], now, inline=False)
             self.workers.prestart(now)
@@ -177,7 +186,7 @@ class Dispatcher:
     def _serve_hosts(self, queue: ShapeQueue, now: float) -> None:
         """Place actors that share processes where there are fewest, many at once."""
         hosts = [worker for worker in queue.leased.values() if worker.state == HOSTING]
-        actors = sum(map(weight, hosts)) + self._discard_stale(queue)
+        actors = sum(map(weight, hosts)) + queue.drop_stale()
         wanted = min(self.workers.cpus, actors)
         most = actors
         while len(hosts) < wanted:
@@ -191,15 +200,16 @@ class Dispatcher:
             self.workers.prestart(now)
             hosts.append(worker)
         batches: dict[bytes, list[TaskRecord]] = {}
-        while hosts and self._discard_stale(queue):
+        while hosts and queue.drop_stale():
             host = min(hosts, key=lambda each: weight(each) + len(batches.get(each.token, ())))
             batch = batches.setdefault(host.token, [])
-            rare = queue.tasks[0].rare
+            line = queue.line(now)
+            rare = line[0].rare
             suspect = rare is not None and rare.crashes > 0
             full = len(host.inflight) + len(batch) >= self.tables.config.prefetch_tasks
             if full or weight(host) + len(batch) >= most or (suspect and (host.inflight or batch)):
                 break
-            batch.append(queue.tasks.popleft())
+            batch.append(line.popleft())
             if suspect:
                 break
         for host in hosts:
@@ -217,7 +227,7 @@ class Dispatcher:
         """Fill each worker up to its concurrency before leasing another one."""
         for worker in list(queue.leased.values()):
             self._fill_async(worker, queue, now)
-        while self._discard_stale(queue) and queue.pool.fits(queue.demand):
+        while self._ready(queue) and queue.pool.fits(queue.demand):
             idle = self.workers.idle_for(queue)
             if idle is None:
                 self.workers.maybe_spawn(queue, now)
@@ -227,11 +237,16 @@ class Dispatcher:
 
     def _fill_async(self, worker: WorkerRecord, queue: ShapeQueue, now: float) -> None:
         batch: list[TaskRecord] = []
-        while self._discard_stale(queue) and len(worker.inflight) + len(batch) < queue.concurrency:
-            suspect = queue.tasks[0].rare is not None and queue.tasks[0].rare.crashes > 0
+        while self._ready(queue) and len(worker.inflight) + len(batch) < queue.concurrency:
+            line = self._line(queue, now)
+            task = line[0]
+            suspect = task.rare is not None and task.rare.crashes > 0
             if suspect and (worker.inflight or batch):
                 break
-            batch.append(queue.tasks.popleft())
+            batch.append(line.popleft())
+            self.backpressure.begun([task])
+            if line is queue.tasks:
+                queue.passed_since = None
             if suspect:
                 break
         if batch:
@@ -248,11 +263,14 @@ class Dispatcher:
         queue.leased.pop(worker.token, None)
         worker.state = HOSTING
 
-    def _discard_stale(self, queue: ShapeQueue) -> int:
-        tasks = queue.tasks
-        while tasks and tasks[0].state != READY:
-            tasks.popleft()
-        return len(tasks)
+    def _ready(self, queue: ShapeQueue) -> int:
+        """Number of tasks of a queue that may begin, of which the first is ready."""
+        ready = queue.drop_stale()
+        return len(queue.consumers) if ready and self.backpressure.holds(queue) else ready
+
+    def _line(self, queue: ShapeQueue, now: float) -> deque[TaskRecord]:
+        """The line of a queue whose first task is next, unless none may begin."""
+        return queue.consumers if self.backpressure.holds(queue) else queue.line(now)
 
     # -- leases --
 
@@ -349,28 +367,35 @@ class Dispatcher:
         budget = config.prefetch_seconds - worker.work
         if inflight and (room < config.prefetch_tasks // 2 or budget < config.prefetch_seconds / 2 or self._may_run_long(worker, now)):
             return
-        tasks = queue.tasks
-        room = min(room, max(1, -(-len(tasks) // max(1, sharers))))
+        room = min(room, max(1, -(-len(queue) // max(1, sharers))))
         batch: list[TaskRecord] = []
-        while tasks and room > 0:
-            task = tasks[0]
-            if task.state != READY:
+        while room > 0 and (tasks := self._line(queue, now)):
+            before = len(batch)
+            while tasks and room > 0:
+                task = tasks[0]
+                if task.state != READY:
+                    tasks.popleft()
+                    continue
+                cost = task.function.cost
+                alone = cost is None or (task.rare is not None and (task.rare.crashes > 0 or task.rare.buried))
+                if alone and (inflight or batch):
+                    room = 0
+                    break
+                if cost is not None and (budget <= 0.0 or cost > config.prefetch_seconds) and (inflight or batch):
+                    room = 0
+                    break
                 tasks.popleft()
-                continue
-            mean = task.function.mean
-            alone = mean is None or (task.rare is not None and (task.rare.crashes > 0 or task.rare.buried))
-            if alone and (inflight or batch):
-                break
-            if mean is not None and (budget <= 0.0 or mean > config.prefetch_seconds) and (inflight or batch):
-                break
-            tasks.popleft()
-            task.assign(worker)  # At once: it may be in the queue a second time.
-            batch.append(task)
-            room -= 1
-            if alone or mean is None:
-                break
-            budget -= mean
+                task.assign(worker)  # At once: it may be in the queue a second time.
+                batch.append(task)
+                room -= 1
+                if alone or cost is None:
+                    room = 0
+                    break
+                budget -= cost
+            if tasks is queue.tasks and len(batch) > before:
+                queue.passed_since = None
         if batch:
+            self.backpressure.begun(batch)
             self._assign(worker, batch, now, inline=False)
 
     def _may_run_long(self, worker: WorkerRecord, now: float) -> bool:
@@ -553,6 +578,7 @@ class Dispatcher:
             blocked.barring = len(blocked.wanted) > INLINE_SEARCH_MAX
         agenda, seen = blocked.agenda, blocked.seen
         batch: list[TaskRecord] = []
+        producer: TaskRecord | None = None
         work = 0.0
         config = self.tables.config
         looked = 0
@@ -587,6 +613,8 @@ class Dispatcher:
                     blocked.barring = True  # In an event loop, or in threads, it may wait for objects that are not reported.
             elif task.state == READY and not self._may_run_inline(task, worker):
                 blocked.barring = True
+            elif task.state == READY and task.function.result_bytes and not task.row[3]:
+                producer = producer or task  # Unless there is one that reads what others have made.
             elif task.state == READY:
                 mean = task.function.mean
                 if batch and (mean is None or work + mean > config.prefetch_seconds):
@@ -594,6 +622,8 @@ class Dispatcher:
                 if task not in batch:
                     batch.append(task)
                     work += mean or config.prefetch_seconds
+        if producer is not None and not batch:
+            batch = [producer]
         whole = not agenda and blocked.position >= len(blocked.wanted)
         blocked.barred = blocked.barring or not (batch or whole)
         if batch or whole:
@@ -624,16 +654,21 @@ class Dispatcher:
             return
         workers = [worker for worker in queue.leased.values() if len(worker.inflight) == 1 and not worker.taking_back]
         workers = [worker for worker in workers if worker.work <= AHEAD_SECONDS and not self._may_run_long(worker, now)]
-        if self._discard_stale(queue) < len(workers):
+        if self._ready(queue) < len(workers):
             return
         for worker in workers:
-            if not self._discard_stale(queue):
+            if not self._ready(queue):
                 return
-            task = queue.tasks[0]
+            line = self._line(queue, now)
+            task = line[0]
             mean = task.function.mean
             if mean is None or mean > AHEAD_SECONDS or (task.rare is not None and (task.rare.crashes > 0 or task.rare.buried)):
                 return
-            queue.tasks.popleft()
+            if task.function.result_bytes > AHEAD_BYTES and not task.row[3]:
+                return  # What reads the result of the running task is to go before it.
+            line.popleft()
+            if line is queue.tasks:
+                queue.passed_since = None
             task.assign(worker)
             self._assign(worker, [task], now, inline=False)
             self.ahead.pop(worker.token, None)
@@ -655,7 +690,7 @@ class Dispatcher:
                 del self.ahead[token]
             elif self._contested(queue):
                 self._take_back(worker)
-            elif idle and not queue.tasks and queue.pool.fits(queue.demand):
+            elif idle and not queue and queue.pool.fits(queue.demand):
                 self._take_back(worker)
                 idle -= 1
 
@@ -709,7 +744,7 @@ class Dispatcher:
 
 def _may_run_here(queue: ShapeQueue) -> bool:
     """Whether a queue has tasks that this node could run: what it can never run takes no worker from others."""
-    return bool(queue.tasks) and not queue.away and queue.feasible is not False
+    return bool(queue.tasks or queue.consumers) and not queue.away and queue.feasible is not False
 
 
 def _cpu_of(demand: Demand) -> Demand:

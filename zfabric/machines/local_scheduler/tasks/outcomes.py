@@ -42,6 +42,7 @@ from zfabric.protocol.trace import marked
 
 _SMALL = frozenset((bytes,))
 """The types of values that travel with an outcome."""
+_LARGE = frozenset((Stored, Elsewhere))
 
 
 class Crash(NamedTuple):
@@ -206,6 +207,7 @@ class Outcomes:
             self._accept_values(worker, task, outputs, extra)
 
     def _accept_values(self, worker: WorkerRecord, task: TaskRecord, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
+        task.function.learn_size(outputs)
         values = task.values()
         if len(outputs) != len(values):
             self.fail(task, "FabricError", f"{task.name} gave {len(outputs)} values where {len(values)} were declared", ())
@@ -418,7 +420,7 @@ class Outcomes:
         if task.function.stream is not None:
             self.tables.transitions.append(StreamMakerEnded(task.id, status, payload))
         self._unpin_row(task)
-        for record in task.values():
+        for record in reversed(task.values()):  # Who reads the first value is announced last, and runs first.
             self.announce(record)
             if record.holders is None:
                 self.tables.spare.append(record)
@@ -456,6 +458,7 @@ class Outcomes:
                     self.drop_copy(worker, object_id(task.id, index), value)
             status, outputs, extra, contained = STAYS, (), None, ()
         elif status == OK and worker is not None:
+            task.function.learn_size(outputs)
             refs = extra[0] if extra is not None else ()
             outputs = tuple(
                 self.retain_for_home(object_id(task.id, index), task.submitter, worker, value, refs[index] if index < len(refs) else ())
@@ -554,7 +557,8 @@ class Outcomes:
     def announce(self, record: AnyObject) -> None:
         """Continue tasks and answer requests that wait for a value."""
         dependents, record.dependents = record.dependents, None
-        for dependent in dependents or ():
+        # The last to become ready goes to the head of its queue.
+        for dependent in reversed(dependents) if dependents else ():
             if dependent.state != WAITING:
                 continue
             if record.status != OK:
@@ -564,7 +568,7 @@ class Outcomes:
             rare.unresolved -= 1
             if rare.unresolved <= 0:
                 self.tables.latencies.waited(rare.waits_since)
-                self.make_ready(dependent)
+                self.make_ready(dependent, front=True)
         fetchers, record.fetchers = record.fetchers, None
         for incarnation in sorted(fetchers or ()):
             process = self.tables.processes.get(incarnation)
@@ -600,7 +604,7 @@ class Outcomes:
                 self.tables.send_to_client(process, m.Objects(((record.object_id, record.status, record.value, record.contained),)))
 
     def make_ready(self, task: TaskRecord, front: bool = False) -> None:
-        """Put a task into its queue."""
+        """Put a task into its queue: at the end of its line, or in ``front`` if an input has just been made or it was ready before."""
         task.ready()
         self.tables.became_ready += 1
         queue = self.tables.queue_of(task)
@@ -608,10 +612,20 @@ class Outcomes:
             queue = task.rare.demand_queue = self.tables.queue_for(queue.job, queue.shape)  # It was removed while nothing needed it.
         if task.row[3] and self.tables.nodes:
             self.tables.with_inputs.append(task)
+        line = queue.tasks
+        if task.row[3] and (front or self._reads_large(task)):
+            line = queue.consumers
+            front = front and not (self.tables.nodes and self._reads_elsewhere(task))
         if front:
-            queue.tasks.appendleft(task)
+            line.appendleft(task)
         else:
-            queue.tasks.append(task)
+            line.append(task)
+
+    def _reads_large(self, task: TaskRecord) -> bool:
+        return any(type(record.value) in _LARGE for record in map(self.tables.find, task.row[3]) if record is not None)
+
+    def _reads_elsewhere(self, task: TaskRecord) -> bool:
+        return any(type(record.value) is Elsewhere for record in map(self.tables.find, task.row[3]) if record is not None)
 
     def resolved(self, task: TaskRecord) -> None:
         """Note that one thing is there for which a task waits, if it still waits."""

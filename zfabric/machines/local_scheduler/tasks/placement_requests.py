@@ -27,7 +27,7 @@ class PlacementRequests:
         if somewhere:
             queue.infeasible_since = None
         elif self.tables.config.infeasible == "raise":
-            for task in list(queue.tasks):
+            for task in list(queue):
                 if task.state == READY:
                     text = f"no node will ever have what {task.name} asks for: {describe(queue.demand)}"
                     self.outcomes.fail(task, "TaskUnschedulableError", text, ())
@@ -45,16 +45,14 @@ class PlacementRequests:
             if queue.feasible:
                 continue
             self.unmet = True
-            while queue.tasks and queue.tasks[0].state != READY:
-                queue.tasks.popleft()  # Nothing else takes out those that were stopped.
-            if not queue.tasks:
+            if not queue.drop_stale():  # Nothing else takes out those that were stopped.
                 queue.infeasible_since = None
                 continue
             if queue.infeasible_since is None:
                 queue.infeasible_since = now
             if (not queue.placed or self.tables.config.infeasible == "raise") and not self.tables.nodes:  # Else all that wait ask.
                 queue.placed = True
-                rows.append((queue.token, queue.demand, len(queue.tasks), 0.0, ()))
+                rows.append((queue.token, queue.demand, len(queue), 0.0, ()))
         if rows:
             self.tables.send(self.tables.placers[0], m.Place(tuple(rows)))
 
@@ -73,7 +71,7 @@ class PlacementRequests:
             since = queue.infeasible_since
             if since is None or queue.warned or now < since + self.tables.config.infeasible_warning:
                 continue
-            task = next((task for task in queue.tasks if task.state == READY), None)
+            task = next((task for task in queue if task.state == READY), None)
             if task is None:
                 continue  # All of them were stopped in this turn: warn of the next one.
             queue.warned = True

@@ -59,5 +59,5 @@ class Starvation:
         held = {name for worker in self.tables.workers.values() if worker.state == HOSTING for name, _ in worker.demand}
         if not held:
             return False
-        waiting = [queue for queue in self.tables.queues.values() if queue.tasks and not queue.leased and queue.feasible]
+        waiting = [queue for queue in self.tables.queues.values() if queue and not queue.leased and queue.feasible]
         return any(name in held for queue in waiting if not queue.pool.fits(queue.demand) for name, _ in queue.demand)

@@ -47,7 +47,7 @@ class WorkerPool:
             for worker in workers
             if worker.state == STARTING and (worker.job is queue.job or worker.job is None) and worker.environment == queue.environment
         )
-        if starting >= min(len(queue.tasks), self._fitting(queue)):
+        if starting >= min(len(queue), self._fitting(queue)):
             return
         active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
         for worker in workers:
@@ -76,7 +76,7 @@ class WorkerPool:
         more workers than CPUs only keep CPUs busy meanwhile. The latter are replaced, up to a limit.
         """
         depth = self.tables.config.inline_depth
-        may_run_inline = queue.light and queue.tasks[0].function.inline
+        may_run_inline = queue.light and queue.first.function.inline
         plain = others = 0
         for worker in self.tables.workers.values():
             if worker.blocked_tasks:
