@@ -53,6 +53,11 @@ class Processes:
         self._enter(self.worker, True)
         return pickle.loads(data)
 
+    def load_function(self, data: bytes) -> Any:
+        """Unpickle a function in the worker, which is to run it next."""
+        with namespaces.loading_function():
+            return self.load(data)
+
     def _enter(self, module: types.ModuleType, mirrors: bool) -> None:
         if sys.modules["__main__"] is module:
             return
@@ -79,17 +84,19 @@ def test_functions_share_the_names_of_main(processes: Processes) -> None:
 
 
 def test_newer_names_replace_older_ones_which_get_a_namespace_of_their_own(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    renewed: list[int] = []
-    monkeypatch.setattr(namespaces, "on_renewed", lambda: renewed.append(1))
+    renewed: list[frozenset[str]] = []
+    monkeypatch.setattr(namespaces, "on_renewed", renewed.append)
     processes.run("rate = 1\ndef f(): return rate\ndef again(): return f()")
     old = processes.send("again")
-    assert processes.load(old)() == 1
+    assert processes.load_function(old)() == 1
     processes.run("rate = 2")
     new = processes.send("again")
     assert processes.load(new)() == 2
-    assert renewed == [1], "what was loaded before has to be loaded again"
+    assert processes.worker.rate == 1, "an argument changes nothing for those that run"
+    assert processes.load_function(new)() == 2
+    assert renewed == [{"rate"}], "what uses it has to be loaded again"
     assert processes.worker.rate == 2
-    loaded = processes.load(old)
+    loaded = processes.load_function(old)
     assert loaded() == 1
     assert loaded.__globals__ is not vars(processes.worker)
     assert processes.load(new)() == 2
@@ -100,7 +107,7 @@ def test_newer_names_wait_while_something_runs(processes: Processes, monkeypatch
     running = processes.load(processes.send("f"))
     monkeypatch.setattr(namespaces, "may_renew", lambda: False)
     processes.run("rate = 2")
-    assert processes.load(processes.send("f"))() == 2
+    assert processes.load_function(processes.send("f"))() == 2
     assert running() == 1
 
 

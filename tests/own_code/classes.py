@@ -277,6 +277,80 @@ for value in (PrivateSlots(), Point(1), Frozen(), Named(1), Pair(1, 2), Box(1), 
     assert type(zf.get(same.remote(value))) is type(value)
 
 
+# Constants of a class, and refs inside, are what they are in the program.
+class Shade:
+    def __init__(self, name):
+        self.name = name
+
+    def is_dark(self):
+        return self is Shade.DARK
+
+
+Shade.DARK = Shade("dark")
+Shade.NEXT = Shade("next")
+Shade.NEXT.after = Shade.NEXT
+assert zf.get(zf.put([Shade.DARK, Shade.NEXT])) == [Shade.DARK, Shade.NEXT]
+looks = zf.remote(lambda shade: (shade.is_dark(), shade is Shade.DARK, Shade.NEXT.after is Shade.NEXT, shade.name))
+assert [zf.get(looks.remote(Shade.DARK)) for _ in range(2)] == [(True, True, True, "dark")] * 2
+assert zf.get(looks.remote(Shade("light"))) == (False, False, True, "light")
+
+
+class HasRef:
+    ref = zf.put(list(range(1000)))
+
+    def read(self):
+        return len(zf.get(self.ref))
+
+
+one, two = zf.put(HasRef()), zf.put(HasRef())
+del one
+HasRef.ref = None
+assert zf.get(zf.remote(lambda value: value.read()).remote(two)) == 1000
+
+
+# A method that is replaced, or added, is sent; a task's own changes stay.
+class Replaced:
+    def run(self):
+        return "first"
+
+
+calls = zf.remote(lambda value: [getattr(value, name)() for name in ("run", "more") if hasattr(value, name)])
+assert zf.get(calls.remote(Replaced())) == ["first"]
+Replaced.run = lambda self: "second"
+Replaced.more = lambda self: "added"
+assert [zf.get(calls.remote(Replaced())) for _ in range(2)] == [["second", "added"]] * 2
+
+
+def local_recursion():
+    def factorial(n):
+        return 1 if n < 2 else n * factorial(n - 1)
+
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n != 0 and even(n - 1)
+
+    total = 0
+
+    class Adds:
+        def add(self, n):
+            nonlocal total
+            total += n
+
+    def read():
+        return total
+
+    return factorial, even, Adds, read
+
+
+factorial, even, Adds, read = local_recursion()
+assert zf.get([zf.remote(factorial).remote(5), zf.remote(even).remote(7)]) == [120, False]
+shares = zf.remote(lambda adds, read: (adds.add(3), read())[1])
+assert [zf.get(shares.remote(Adds(), read)) for _ in range(2)] == [3, 3]
+assert read() == 0
+
+
 # A class that is defined again is a second one, in every worker.
 class Again:
     def version(self):

@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import pickle
 import sys
+import threading
 import typing
 
 import joblib
@@ -86,10 +87,61 @@ assert task(lambda: square) is square
 for function in (lambda: typing.get_type_hints(hinted), lambda: typing.get_type_hints(Thing)):
     assert task(function) == function()
 
+
+# What annotations name need not be sent.
+class Locked:
+    lock = threading.Lock()
+
+
+data = threading.Lock()
+
+
+def annotated(x: "int", pool: "Locked | None", kind: "typing.Literal['data']" = "data") -> "Missing":  # noqa: F821
+    return pickle.loads(pickle.dumps(square))(x), __name__
+
+
+assert task(annotated, 3, None) == (9, "__main__")
+
+
+# Methods see what the program has bound anew, and arguments change nothing for what runs.
+class Scales:
+    def run(self):
+        return scale, helper()
+
+
+def helper():
+    return "first"
+
+
+scale = 1
+runs = zf.remote(lambda value, inner: (scale, value.run(), inner()))
+assert zf.get(runs.remote(Scales(), lambda: scale)) == (1, (1, "first"), 1)
+scale = 2
+
+
+def second():
+    return "second"
+
+
+helper = second
+
+
+both_scales = zf.remote(lambda value: (scale, value.run()))
+assert zf.get(both_scales.remote(Scales())) == (2, (2, "second"))
+assert zf.get(runs.remote(Scales(), lambda: scale))[0] == 1
+
 # What stands for itself is the same there.
 assert task(with_defaults) == (True, True)
 assert task(with_defaults, MISSING, UNSET) == (True, True)
 assert task(with_defaults, 1, 2) == (False, False)
+empty = type("Empty", (), {"__module__": "__main__"})()
+assert zf.get(zf.put(empty)) is not empty
+lock = threading.Lock()
+try:
+    zf.put(lock)
+    raise AssertionError("a lock was sent")
+except zf.exceptions.SerializationError:
+    pass
 assert zf.get(zf.put([MISSING, UNSET, dataclasses.MISSING, dataclasses.KW_ONLY])) == [
     MISSING,
     UNSET,

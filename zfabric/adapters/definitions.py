@@ -2,8 +2,11 @@
 
 A class has an *identity*: 16 random bytes, drawn by the process that made the class when it first pickles the class. A pickle carries the
 identity, what the bare class is made of, and its contents. A process that already has a class of this identity ignores the contents, so
-reading a value never changes a class. The process that made the class finds the class itself. A class statement that runs again makes
-another class, with an identity of its own: old instances stay instances of the old class.
+reading a value never changes what a class has. The process that made the class finds the class itself. A class statement that runs again
+makes another class, with an identity of its own: old instances stay instances of the old class.
+
+Code is an exception, in workers alone: a method that the program has replaced since, or that shares variables with a function of the same
+pickle, takes the place of the one that was loaded before, unless a task has replaced that.
 
 A bare class is made by the ``__new__`` of ``type`` (or of the metaclass written in C below the user's). Neither the ``__new__`` and
 ``__init__`` of a metaclass in Python nor ``__init_subclass__`` runs again: what they have done is among the contents. Members of
@@ -16,7 +19,10 @@ the program's own module has an identity as classes have.
 from __future__ import annotations
 
 import abc
+import copyreg
 import enum
+import functools
+import importlib
 import os
 import pickle
 import sys
@@ -24,9 +30,10 @@ import threading
 import types
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
+from zfabric.adapters import namespaces
 from zfabric.adapters.importable import MAIN, found_in, importable
 from zfabric.exceptions import SerializationError
 
@@ -36,7 +43,25 @@ _HEAP_TYPE = 1 << 9
 _BUILT_IN = (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
 _ENUM_MAPS = ("_member_map_", "_value2member_map_", "_unhashable_values_", "_unhashable_values_map_", "_hashable_values_")
 """Attributes of an enumeration that lead from names and values to members."""
+_CODE = (types.FunctionType, property, classmethod, staticmethod, functools.cached_property, functools.partialmethod, type)
 _lock = threading.RLock()
+
+
+class Packed(NamedTuple):
+    """The definition of a class as it travels, apart from its values."""
+
+    beginning: bytes | None
+    """The beginning of a pickle that refers to the class; None if the class has to be a part of each pickle."""
+    names: tuple[tuple[dict[str, Any], str, Any], ...]
+    """(namespace, name, value) of the names that its methods use: if one has changed, the class is packed again."""
+    revision: int
+
+
+class Revision(NamedTuple):
+    """The code of a class: how often it has changed, and what it is by name."""
+
+    number: int
+    code: dict[str, Any]
 
 
 class _Identities:
@@ -45,8 +70,11 @@ class _Identities:
     def __init__(self) -> None:
         self._of: dict[int, tuple[Callable[[], Any], bytes]] = {}
         self._objects: dict[bytes, Callable[[], Any]] = {}
-        self.packed: dict[bytes, bytes | None] = {}
-        """Definitions of classes as they travel, by identity; None for those that travel as a part of each pickle."""
+        self.packed: dict[bytes, Packed] = {}
+        """Definitions of classes as they travel, by identity."""
+        self.revisions: dict[bytes, Revision] = {}
+        """The code of classes: as it was pickled last if they were made here, as it was loaded last if not."""
+        self._made_here: set[bytes] = set()
 
     def of(self, thing: Any) -> bytes:
         """Return the identity of an object. It gets one if it has none."""
@@ -55,11 +83,32 @@ class _Identities:
             return known[1]
         with _lock:
             known = self._of.get(id(thing))
-            return known[1] if known is not None else self.add(thing, os.urandom(IDENTITY_BYTES))
+            if known is not None:
+                return known[1]
+            identity = os.urandom(IDENTITY_BYTES)
+            self._made_here.add(identity)
+            return self.add(thing, identity)
 
-    def renew(self, thing: Any) -> None:
-        """Give an object that has changed another identity when it is pickled next. It can still be found by the one that it had."""
-        self._of.pop(id(thing), None)
+    def revision_of(self, kind: type, identity: bytes) -> int:
+        """Return the number of a class's revision: it rises if a method of a class that was made here has changed."""
+        known = self.revisions.get(identity)
+        if identity in self._made_here:
+            code = code_of(vars(kind).items())
+            if known is None or code.keys() != known.code.keys() or any(known.code[name] is not value for name, value in code.items()):
+                known = self.revisions[identity] = Revision(0 if known is None else known.number + 1, code)
+        return 0 if known is None else known.number
+
+    def revised(self, identity: bytes, number: int) -> int:
+        """Return the number of a class's revision after the names that its methods use have changed."""
+        if identity not in self._made_here:
+            return number - 1
+        self.revisions[identity] = self.revisions[identity]._replace(number=number)
+        return number
+
+    def number(self, identity: bytes) -> int:
+        """Return the revision of a class that this process has: of its own classes it has all."""
+        known = self.revisions.get(identity)
+        return sys.maxsize if identity in self._made_here else 0 if known is None else known.number
 
     def find(self, identity: bytes) -> Any:
         """Return the object of this identity, or None."""
@@ -74,6 +123,8 @@ class _Identities:
             self._of.pop(number, None)
             self._objects.pop(identity, None)
             self.packed.pop(identity, None)
+            self.revisions.pop(identity, None)
+            self._made_here.discard(identity)
 
         reference: Callable[[], Any] = weakref.ref(thing, forget) if isinstance(thing, type) else lambda: thing
         self._of[number] = reference, identity
@@ -82,6 +133,13 @@ class _Identities:
 
 
 identities = _Identities()
+
+
+def code_of(contents: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return those contents of a class that are code."""
+    return {name: value for name, value in contents if isinstance(value, _CODE)}
+
+
 _unfinished: set[bytes] = set()
 """Classes without their contents: their load has not ended, or has failed. A load that finds one sets the contents, too."""
 
@@ -108,7 +166,9 @@ def reduce_class(kind: type, snapshot: Any, own: str, values: dict[str, Any]) ->
         found = set(map(id, kind.__members__.values()))
         contents = {name: value for name, value in contents.items() if name not in _ENUM_MAPS and id(value) not in found}
     arguments = (identities.of(kind), type(kind), kind.__name__, kind.__bases__, kind.__module__, kind.__qualname__, slots)
-    return make_class, arguments, (contents, members, registered, snapshot, {**values, own: kind} if own else values), None, None, set_class
+    number = identities.revision_of(kind, identities.of(kind))
+    state = (contents, members, registered, snapshot, {**values, own: kind} if own else values, number)
+    return make_class, arguments, state, None, None, set_class
 
 
 def _is_made_with_class(kind: type, name: str, value: Any) -> bool:
@@ -149,26 +209,27 @@ def make_class(
 
 
 _arrived: dict[bytes, bytes] = {}
-"""Definitions that came with the pickles that are being loaded, of classes that are not here yet."""
-ARRIVED_MAX = 4096
-"""The most definitions that are retained. Each is used within the load that it came with."""
+"""Definitions that came with the pickles that are being loaded, of classes that are not here yet. Each is used within that load."""
 
 
-def define(identity: bytes, packed: bytes) -> None:
-    """Take in the definition of a class, if it is not here yet. ``defined`` is asked for it next."""
-    if identities.find(identity) is None or identity in _unfinished:
-        if len(_arrived) >= ARRIVED_MAX:
-            del _arrived[next(iter(_arrived))]
+def define(identity: bytes, number: int, packed: bytes) -> None:
+    """Take in the definition of a class, if it is not here in this revision. ``defined`` is asked for it next."""
+    if _lacks(identity, number):
         _arrived[identity] = packed
 
 
-def defined(identity: bytes) -> Any:
+def defined(identity: bytes, number: int) -> Any:
     """Return the class of this identity, and make it if it is not here yet."""
-    kind = identities.find(identity)
-    if kind is None or identity in _unfinished:
-        kind = pickle.loads(zlib.decompress(_arrived[identity]))
-        _arrived.pop(identity, None)
-    return kind
+    packed = _arrived.pop(identity, None)
+    if packed is not None and _lacks(identity, number):
+        return pickle.loads(zlib.decompress(packed))
+    return identities.find(identity)
+
+
+def _lacks(identity: bytes, number: int) -> bool:
+    if identities.find(identity) is None or identity in _unfinished:
+        return True
+    return number > identities.number(identity)
 
 
 class _Making(threading.local):
@@ -230,13 +291,28 @@ def _silence(bases: tuple[type, ...]) -> Callable[[], None]:
 
 def set_class(kind: type, state: tuple[Any, ...]) -> None:
     """Set the contents of a bare class; do nothing if it has them."""
-    contents, members, registered, snapshot, values = state
+    contents, members, registered, snapshot, values, number = state
     identity = identities.of(kind)
     if identity in _unfinished:
         _fill(kind, contents, members, registered)
+        identities.revisions[identity] = Revision(number, code_of(contents.items()))
         _unfinished.discard(identity)
+    elif namespaces.mirrors and namespaces.may_renew():
+        known = identities.number(identity)
+        if number > known or (number == known and (snapshot is None or snapshot.space is namespaces.main())):
+            _renew_code(kind, identity, number, code_of(contents.items()))
     if values:
         snapshot.bind(values)
+
+
+def _renew_code(kind: type, identity: bytes, number: int, code: dict[str, Any]) -> None:
+    """Replace the code of a class that an earlier load has set. What a task has replaced stays."""
+    known = identities.revisions[identity].code if identity in identities.revisions else {}
+    assign = _native(type(kind), "__setattr__")
+    for name, value in code.items():
+        if vars(kind).get(name) is known.get(name):
+            assign(kind, name, value)
+    identities.revisions[identity] = Revision(number, code)
 
 
 def _fill(kind: type, contents: dict[str, Any], members: Any, registered: tuple[Any, ...]) -> None:
@@ -313,6 +389,55 @@ def _set_members(kind: Any, members: tuple[Any, ...], assign: Any) -> None:
         assign(kind, name, value)
 
 
+# --- constants ----------------------------------------------------------------------------------------------------------------------
+
+
+def constants_of(kind: type) -> dict[int, tuple[type, str]]:
+    """Return the instances of a class that it, or a base that travels by value, has as attributes: (class, name), by ``id``."""
+    found: dict[int, tuple[type, str]] = {}
+    for base in kind.__mro__:
+        if not is_static(base) and not importable(base):
+            found.update({id(value): (base, name) for name, value in vars(base).items() if type(value) is kind})
+    return found
+
+
+def reduce_constant(value: Any, owner: type, name: str) -> tuple[Any, ...] | None:
+    """Reduce an attribute of its own class, such as ``Color.RED``, so that the reader's class has the same object."""
+    parts = value.__reduce_ex__(5)
+    if not isinstance(parts, tuple) or any(part is not None for part in parts[3:]):
+        return None
+    state = parts[2] if len(parts) > 2 else None
+    return constant, (owner, name, *parts[:2]), (owner, name, state), None, None, set_constant
+
+
+_bare_constants: dict[tuple[bytes, str], Any] = {}
+"""Constants of classes that do not have their contents yet."""
+
+
+def constant(owner: type, name: str, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return a constant of a class, or a bare one if the class does not have its contents yet."""
+    key = identities.of(owner), name
+    if key[0] not in _unfinished and name in vars(owner):
+        return vars(owner)[name]
+    if key not in _bare_constants:
+        _bare_constants[key] = make(*arguments)
+    return _bare_constants[key]
+
+
+def set_constant(value: Any, state: tuple[type, str, Any]) -> None:
+    """Set the state of a bare constant."""
+    owner, name, inside = state
+    if _bare_constants.pop((identities.of(owner), name), None) is not value or inside is None:
+        return
+    if hasattr(value, "__setstate__"):
+        value.__setstate__(inside)
+        return
+    attributes, slots = inside if isinstance(inside, tuple) and len(inside) == 2 else (inside, None)
+    vars(value).update(attributes or {})
+    for each, content in (slots or {}).items():
+        setattr(value, each, content)
+
+
 # --- exceptions -------------------------------------------------------------------------------------------------------------------
 
 
@@ -322,6 +447,8 @@ def is_plain_error(kind: type[BaseException]) -> bool:
         _inherits(kind, BaseException, "__reduce_ex__", "__reduce__")
         and isinstance(kind.__new__, types.BuiltinFunctionType)
         and isinstance(kind.__init__, types.FunctionType)
+        and id(kind) not in map(id, copyreg.dispatch_table)
+        and not _has_slots(kind)
         and next(base for base in kind.__mro__ if is_static(base)).__basicsize__ == BaseException.__basicsize__
     )
 
@@ -349,7 +476,7 @@ _plain_objects: dict[int, tuple[str, str, Any]] = {}
 
 
 def stand_for_themselves(kind: type) -> bool:
-    """Whether instances of a class may stand for themselves: all state is in ``__dict__``, and Python pickles them in its default way."""
+    """Whether instances of a class may stand for themselves: it has special methods alone, and Python pickles them in its default way."""
     if kind is object:
         return True
     return (
@@ -358,21 +485,46 @@ def stand_for_themselves(kind: type) -> bool:
         and not hasattr(kind, "__getnewargs__")
         and not hasattr(kind, "__getnewargs_ex__")
         and not any(is_static(base) for base in kind.__mro__[:-1])
-        and not any(isinstance(value, types.MemberDescriptorType) for base in kind.__mro__ for value in vars(base).values())
+        and id(kind) not in map(id, copyreg.dispatch_table)
+        and not _has_slots(kind)
+        and all(_is_special(name) for base in kind.__mro__[:-1] for name in vars(base))
     )
 
 
-def reduce_symbol(thing: Any, kind: type) -> str | tuple[Any, ...] | None:
+def _has_slots(kind: type) -> bool:
+    made = (value for base in kind.__mro__ if not is_static(base) for value in vars(base).values())
+    return any(isinstance(value, types.MemberDescriptorType) for value in made)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def reduce_symbol(thing: Any, kind: type) -> tuple[Any, ...] | None:
     """Reduce an object without state, which may stand for itself; None if it is bound to no name of a module."""
     if kind is object:
         found = _plain_object(thing)
         if found is not None:
-            return getattr, (sys.modules[found[0]], found[1])
+            return named_symbol, (identities.of(thing), kind, *found[:2])
     elif importable(kind):
-        return next((name for name, value in list(vars(sys.modules[kind.__module__]).items()) if value is thing), None)
-    if any(value is thing for value in list(vars(sys.modules[MAIN]).values())):
-        return symbol, (identities.of(thing), kind)
+        for name, value in list(vars(sys.modules[kind.__module__]).items()):
+            if value is thing:
+                return named_symbol, (identities.of(thing), kind, kind.__module__, name)
+        return None
+    for name, value in list(vars(sys.modules[MAIN]).items()):
+        # Programs write such names in capitals. An object of another name may be an empty one, which is to be filled.
+        if value is thing and (kind is object or name.isupper()):
+            return symbol, (identities.of(thing), kind)
     return None
+
+
+def named_symbol(identity: bytes, kind: type, module: str, name: str) -> Any:
+    """Return what a module has under this name, if that is of the same class, or else what ``symbol`` returns."""
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):  # The module is not here, or has another version.
+        found = None
+    return found if type(found) is kind else symbol(identity, kind)
 
 
 def symbol(identity: bytes, kind: type) -> Any:

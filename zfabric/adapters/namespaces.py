@@ -9,9 +9,9 @@ function numbers the *versions* of each name, and a pickle states the version of
 loads a snapshot compares:
 
 - all names are absent, or bound in this very version: the module ``__main__`` is extended and shared;
-- some are newer: the module ``__main__`` has the newer ones from now on, if nothing runs that could notice. Functions that were loaded
-  before are loaded again when they run next, since theirs are now older;
-- some are older, or not of the program: the functions get a namespace of their own.
+- some are newer: the module ``__main__`` has the newer ones from now on, if the snapshot is that of a function which is about to run, and
+  nothing else runs that could notice. Functions that were loaded with older ones are loaded again when they run next;
+- some are older, or not of the program, or newer otherwise: the functions get a namespace of their own.
 
 Data is compared by content. Data of two names that share a part, as a model and its optimizer do, is bound together or not at all.
 """
@@ -19,12 +19,14 @@ Data is compared by content. Data of two names that share a part, as a model and
 from __future__ import annotations
 
 import builtins
+import contextlib
 import hashlib
 import os
 import sys
+import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from zfabric.adapters.importable import MAIN
@@ -32,28 +34,32 @@ from zfabric.adapters.importable import MAIN
 Version = tuple[bytes, int]
 """(the process that has bound the name, its count)."""
 SnapshotRow = tuple[str, bytes, int, int]
-"""(name, process, count, group of names with data in common; 0: no data)."""
+"""(name, process, count, group of names with data in common; 0: no data; -1: a class)."""
 ROWS_MAX = 4096
 """The most snapshots whose rows are retained. Each is used within the load that opens it."""
 PARTS_MAX = 50_000
 """The most parts of a value that are compared with those of others. A larger value counts as sharing a part with all others."""
 _MARK = "__zfabric_namespace__"
 _SCALARS = (int, float, str, bytes, bool, type(None), complex)
-WITHOUT_DATA = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodType)
-_without_data: set[type] = set()
+WITHOUT_DATA = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_CLASS = -1
+_UNNAMED = frozenset({"__builtins__", "__name__", "__doc__", "__package__", "__spec__", "__loader__"})
+"""Names that every module has."""
+without_data: set[type] = set()
+"""Classes of handles and refs."""
 
 
 def register_without_data(kind: type) -> None:
     """Compare values of exactly this class by identity: what they refer to is not the program's data."""
-    _without_data.add(kind)
+    without_data.add(kind)
 
 
 class Record(NamedTuple):
-    """What is known of a name: its version, the value that has it, and a digest of that value (None: compared by identity)."""
+    """What is known of a name: its version, and its value, or a digest of a value that is data."""
 
     version: Version
     value: Any
-    digest: bytes | None
+    digest: bytes | None = None
 
 
 class Namespace:
@@ -86,14 +92,32 @@ def _always() -> bool:
     return True
 
 
-def _nothing() -> None:
+def _nothing(_: frozenset[str]) -> None:
     """No part of this process has loaded functions."""
 
 
 may_renew: Callable[[], bool] = _always
 """Returns whether names of ``__main__`` may be bound anew: nothing runs that could notice. The runtime of workers sets it."""
-on_renewed: Callable[[], None] = _nothing
-"""Called before names are bound anew."""
+on_renewed: Callable[[frozenset[str]], None] = _nothing
+"""Called with the names that are about to be bound anew."""
+
+
+class _Loading(threading.local):
+    names: set[str] | None = None
+    """The names that the function which this thread loads uses."""
+
+
+_loading = _Loading()
+
+
+@contextlib.contextmanager
+def loading_function() -> Iterator[set[str]]:
+    """Load a function that is about to run: it may renew names. Return the names that it uses."""
+    before, _loading.names = _loading.names, set()
+    try:
+        yield _loading.names
+    finally:
+        _loading.names = before
 
 
 def _renew_process() -> None:
@@ -124,6 +148,15 @@ def mirror() -> None:
     mirrors = True
 
 
+def forget(modules: Iterable[str]) -> None:
+    """Unbind names of modules that were dropped, and of what is theirs."""
+    dropped, space = set(modules), main()
+    for name, value in list(space.names.items()):
+        owner = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if name in space.records and isinstance(owner, str) and owner in dropped:
+            del space.names[name], space.records[name]
+
+
 def namespace_of(function: Any) -> Namespace | None:
     """Return the namespace of a function of ``__main__``; None for those of other modules."""
     names = function.__globals__
@@ -147,7 +180,7 @@ class Snapshot:
     def values(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the values of those of these names that are bound, and note them."""
         known = self.space.names
-        found = {name: known[name] for name in names if name in known and name != "__builtins__"}
+        found = {name: known[name] for name in names if name in known and name not in _UNNAMED}
         self.used.update(dict.fromkeys(found))
         return found
 
@@ -163,7 +196,8 @@ class Snapshot:
         parts: dict[str, Any] = {}
         versions = {name: self._version(name, examined, parts) for name in self.used}
         groups = _groups(parts)
-        return tuple((name, *version, groups.get(name, 0)) for name, version in versions.items())
+        kinds = {name: _CLASS for name in self.used if isinstance(self.space.names.get(name), type)}
+        return tuple((name, *version, groups.get(name, kinds.get(name, 0))) for name, version in versions.items())
 
     def _version(self, name: str, examined: Callable[[Any], tuple[bytes, dict[int, Any]]], parts: dict[str, Any]) -> Version:
         global _count
@@ -171,17 +205,34 @@ class Snapshot:
         known = [each for each in (self.space.records.get(name), self.space.local.get(name)) if each is not None]
         digest = None
         if type(value) in _SCALARS:
-            found = [each for each in known if type(each.value) is type(value) and (each.value is value or each.value == value)]
-        elif isinstance(value, WITHOUT_DATA) or type(value) in _without_data:
-            found = [each for each in known if each.value is value]
-        else:
+            found = [each for each in known if _is_same_scalar(each.value, value)]
+        elif has_data(value):
             digest, parts[name] = examined(value)
             found = [each for each in known if each.digest == digest]
+        else:
+            found = [each for each in known if each.value is value]
         if found:
             return found[0].version
         _count += 1
-        (self.space.local if mirrors else self.space.records)[name] = Record((origin, _count), value, digest)
+        record = Record((origin, _count), value if digest is None else None, digest)
+        (self.space.local if mirrors else self.space.records)[name] = record
         return origin, _count
+
+
+def _is_same_scalar(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    return one is other or (repr(one) == repr(other) if isinstance(one, (float, complex)) else bool(one == other))
+
+
+def has_data(value: Any) -> bool:
+    """Whether a value is compared by its content: data, and functions that have data of their own."""
+    if isinstance(value, types.BuiltinFunctionType):
+        return not isinstance(value.__self__, types.ModuleType | type | None)
+    if isinstance(value, types.FunctionType):
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return bool(value.__closure__ or vars(value)) or any(type(each) not in _SCALARS for each in defaults)
+    return type(value) not in _SCALARS and not isinstance(value, WITHOUT_DATA) and type(value) not in without_data
 
 
 def _groups(parts: dict[str, Any]) -> dict[str, int]:
@@ -244,7 +295,7 @@ class LoadedSnapshot:
             if name not in names or name in self._renewed:
                 names[name] = value
                 self._renewed.discard(name)
-                records[name] = Record(self._versions[name], value, None)
+                records[name] = Record(self._versions[name], value)
 
 
 def open_snapshot(key: bytes, rows: tuple[SnapshotRow, ...]) -> None:
@@ -266,15 +317,19 @@ def snapshot_of(key: bytes) -> LoadedSnapshot:
             return LoadedSnapshot(space, versions, binds=False)
     elif _OLDER not in found and not _is_torn(rows, status):
         renewed = frozenset(name for name, each in status.items() if each is _NEWER)
-        if not renewed:
-            return LoadedSnapshot(space, versions)
-        if may_renew():
-            on_renewed()
+        if not renewed or ((_loading.names is not None or _are_classes(rows, renewed)) and may_renew()):
+            if renewed:
+                on_renewed(renewed)
+            if _loading.names is not None:
+                _loading.names.update(versions)
             return LoadedSnapshot(space, versions, renewed)
     private = _private.get(key)
     if private is None:
-        names: dict[str, Any] = {"__name__": MAIN, "__builtins__": builtins}
+        # What tasks have bound there is seen here, too: an initializer may have set it.
+        names = {name: value for name, value in space.names.items() if name not in versions} if mirrors else {}
         private = Namespace(names)
+        private.records.update((name, record) for name, record in space.records.items() if name in names)
+        names.update(__name__=MAIN, __builtins__=builtins)
         names[_MARK] = private
         _private[key] = private
     return LoadedSnapshot(private, versions)
@@ -290,11 +345,15 @@ def _status(space: Namespace, name: str, version: Version) -> str:
     if record is None:
         return _OLDER
     if record.version == version:
-        return _BOUND if mirrors or record.value is space.names[name] else _OLDER
+        return _BOUND if mirrors or record.digest is not None or record.value is space.names[name] else _OLDER
     return _NEWER if record.version[0] == version[0] and record.version[1] < version[1] else _OLDER
+
+
+def _are_classes(rows: tuple[SnapshotRow, ...], names: frozenset[str]) -> bool:
+    return all(group == _CLASS for name, _, _, group in rows if name in names)
 
 
 def _is_torn(rows: tuple[SnapshotRow, ...], status: dict[str, str]) -> bool:
     """Whether of data with parts in common some is bound here, and some is not."""
     bound: dict[int, bool] = {}
-    return any(group and bound.setdefault(group, status[name] is _BOUND) is not (status[name] is _BOUND) for name, _, _, group in rows)
+    return any(group > 0 and bound.setdefault(group, status[name] is _BOUND) is not (status[name] is _BOUND) for name, _, _, group in rows)

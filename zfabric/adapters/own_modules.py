@@ -49,16 +49,26 @@ def stamp() -> str:
             state = found.st_mtime_ns, found.st_size
             if _first.setdefault(file, state) != state:
                 changed.append((file, state))
+                _remove_outdated(file)
     return hashlib.blake2b(repr(sorted(changed)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest() if changed else ""
 
 
-def drop() -> None:
-    """Forget the own modules: whoever imports one next reads its file again."""
-    for name, file in _own().items():
+def drop() -> list[str]:
+    """Forget the own modules: whoever imports one next reads its file again. Return their names."""
+    own = dict(_own())
+    packages = tuple(f"{name}." for name, file in own.items() if os.path.basename(file) == "__init__.py")
+    dropped = [name for name in list(sys.modules) if name in own or name.startswith(packages)]
+    for name in dropped:
         sys.modules.pop(name, None)
-        # Python takes compiled code for current if the seconds of the source's time are the same.
-        with contextlib.suppress(OSError, NotImplementedError):
-            compiled = importlib.util.cache_from_source(file)
-            if os.stat(compiled).st_mtime_ns < os.stat(file).st_mtime_ns:
-                os.unlink(compiled)
+    for file in own.values():
+        _remove_outdated(file)
     importlib.invalidate_caches()
+    return dropped
+
+
+def _remove_outdated(file: str) -> None:
+    """Remove an outdated compiled file: Python takes it for current if the source's size and the seconds of its time are the same."""
+    with contextlib.suppress(OSError, NotImplementedError):
+        compiled = importlib.util.cache_from_source(file)
+        if os.stat(compiled).st_mtime_ns < os.stat(file).st_mtime_ns:
+            os.unlink(compiled)

@@ -7,6 +7,7 @@ names of ``__main__`` are bound in the reader's ``__main__`` (``namespaces``). `
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import enum
 import functools
 import hashlib
@@ -26,12 +27,15 @@ from typing import Any
 from zfabric.adapters import namespaces
 from zfabric.adapters.cached_functions import CachedFunction, reduce_cached
 from zfabric.adapters.definitions import (
+    Packed,
+    constants_of,
     define,
     defined,
     identities,
     is_plain_error,
     is_static,
     reduce_class,
+    reduce_constant,
     reduce_error,
     reduce_member,
     reduce_symbol,
@@ -42,6 +46,8 @@ from zfabric.adapters.namespaces import LoadedSnapshot, Snapshot, SnapshotRow, k
 
 _FILENAME = 10
 """The place of the file's name among the parameters of ``types.CodeType``."""
+CLASSES_MAX = 8
+"""The most classes that a definition which is retained has inside it. Classes that name each other would each have all of them."""
 DEFINITION_BYTES_MAX = 256 * 1024
 """The largest definition of a class that is retained and sent along with each value of the class."""
 _GLOBAL_READS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
@@ -56,13 +62,14 @@ _PARAMETERS = tuple(
 """Classes of the typing module whose instances are pickled by their name."""
 
 
-_AS_CLOUDPICKLE, _FUNCTION, _CLASS, _MEMBER, _PARAMETER, _ERROR, _SYMBOL = (
+_AS_CLOUDPICKLE, _FUNCTION, _CLASS, _MEMBER, _PARAMETER, _ERROR, _INSTANCE, _SYMBOL = (
     "as cloudpickle",
     "function",
     "class",
     "member",
     "parameter",
     "error",
+    "instance",
     "symbol",
 )
 
@@ -79,7 +86,9 @@ def _how(kind: Any) -> str:
         return _PARAMETER
     if issubclass(kind, BaseException):
         return _AS_CLOUDPICKLE if importable(kind) or not is_plain_error(kind) else _ERROR
-    return _SYMBOL if stand_for_themselves(kind) else _AS_CLOUDPICKLE
+    if stand_for_themselves(kind):
+        return _SYMBOL
+    return _AS_CLOUDPICKLE if is_static(kind) or id(kind) in map(id, copyreg.dispatch_table) or importable(kind) else _INSTANCE
 
 
 @functools.cache
@@ -101,6 +110,7 @@ def pickler() -> Any:
                 types.CodeType: reduce_named_code,
                 functools.cached_property: _reduce_cached_property,
                 functools.singledispatchmethod: _reduce_dispatching_method,
+                types.CellType: _reduce_cell,
                 Snapshot: lambda snapshot: (snapshot_of, (snapshot.nonce,)),
             },
             cloudpickle.Pickler.dispatch_table,
@@ -117,6 +127,9 @@ def pickler() -> Any:
             self.snapshots: dict[int, Snapshot] = {}
             self.definitions: dict[bytes, None] = {}
             """What defines the classes that this pickle refers to."""
+            self.classes = 0
+            """How many classes travel with this pickle by value."""
+            self._constants: dict[int, dict[int, tuple[type, str]]] = {}
             self._kinds: dict[int, str] = {}
             """How to reduce instances of each class, by its ``id``: classes may forbid to be keys."""
 
@@ -139,6 +152,8 @@ def pickler() -> Any:
                 reduced = self._reduce_parameter(thing, kind) if thing.__module__ == MAIN else None
             elif how is _ERROR:
                 reduced = reduce_error(thing)
+            elif how is _INSTANCE:
+                reduced = self._reduce_instance(thing, kind)
             elif not getattr(thing, "__dict__", None):
                 reduced = reduce_symbol(thing, kind)
             return super().reducer_override(thing) if reduced is None else reduced
@@ -150,7 +165,7 @@ def pickler() -> Any:
             opened = list(self.definitions)
             for snapshot in self.snapshots.values():
                 rows = snapshot.rows(_examined)
-                self.has_data = self.has_data or any(group for *_, group in rows)
+                self.has_data = self.has_data or any(group > 0 for *_, group in rows)
                 key, opening = _opening(rows)
                 stream = stream.replace(snapshot.nonce, key)
                 opened.append(opening)
@@ -170,7 +185,7 @@ def pickler() -> Any:
                 return None
             snapshot = self._snapshot(space)
             own = snapshot.own(function, function.__qualname__)
-            values = snapshot.values((*used_names(function.__code__), *_names_in(function.__annotations__.values())))
+            values = {**self._annotated(snapshot, function.__annotations__.values()), **snapshot.values(used_names(function.__code__))}
             state = {name: getattr(function, name) for name in _ATTRIBUTES if hasattr(function, name)}
             parts = (values, _submodules(values.values(), function.__code__), state, vars(function))
             return (
@@ -183,19 +198,34 @@ def pickler() -> Any:
             )
 
         def _reduce_class(self, kind: Any) -> tuple[Any, ...]:
+            self.classes += 1
             if self.refers:
-                definition = _definition(kind)
-                if definition is not None:
-                    self.definitions[definition] = None
-                    return defined, (identities.of(kind),)
+                packed = _packed(kind)
+                if packed.beginning is not None:
+                    self.definitions[packed.beginning] = None
+                    return defined, (identities.of(kind), packed.revision)
             if getattr(kind, "__module__", None) != MAIN:
                 return reduce_class(kind, None, "", {})
             snapshot = self._snapshot(main())
             root = kind.__qualname__.partition(".")[0]
-            values = snapshot.values(_names_in(vars(kind).get("__annotations__", {}).values()))
+            values = self._annotated(snapshot, vars(kind).get("__annotations__", {}).values())
             if root != kind.__qualname__ and isinstance(main().names.get(root), type):
                 values.update(snapshot.values((root,)))
             return reduce_class(kind, snapshot, snapshot.own(kind, kind.__qualname__), values)
+
+        def _reduce_instance(self, thing: Any, kind: Any) -> tuple[Any, ...] | None:
+            """Reduce an instance of a class that travels by value, if it is an attribute of that class; None otherwise."""
+            constants = self._constants.get(id(kind))
+            if constants is None:
+                constants = self._constants[id(kind)] = constants_of(kind)
+            found = constants.get(id(thing)) if constants else None
+            return reduce_constant(thing, *found) if found is not None else None
+
+        def _annotated(self, snapshot: Snapshot, annotations: Iterable[Any]) -> dict[str, Any]:
+            """Return the classes and types that annotations name in texts, but for those that cannot be pickled."""
+            known = snapshot.space.names
+            named = [name for name in _names_in(annotations) if isinstance(known.get(name), (type, *_PARAMETERS))]
+            return snapshot.values(name for name in named if _can_travel(known[name]))
 
         def _reduce_parameter(self, thing: Any, kind: Any) -> tuple[Any, ...]:
             """Reduce a ``NewType``, a ``TypeVar`` or their like of ``__main__``, which Python pickles by name."""
@@ -215,48 +245,76 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
-def _definition(kind: type) -> bytes | None:
-    """Return the beginning of a pickle that refers to this class; None if the class has to be a part of the pickle.
+def _packed(kind: type) -> Packed:
+    """Return the definition of a class as it travels apart from its values. It is made once, and again after its code has changed.
 
-    It is made once. A class whose methods use data of ``__main__``, or variables of a function, shares that with what is pickled beside it:
-    such a class is a part of each pickle, and so is a large one.
+    A class whose methods use data of ``__main__``, or variables of a function, shares that with what is pickled beside it, so it is a
+    part of each pickle. So is one that has data or refs of its own, a large one, and one that leads to many others.
     """
     identity = identities.of(kind)
-    if identity in identities.packed:
-        return identities.packed[identity]
-    found = None
+    number = identities.revision_of(kind, identity)
+    known = identities.packed.get(identity)
+    if known is not None:
+        if known.revision >= number and all(names.get(name) is value for names, name, value in known.names):
+            return known
+        number = identities.revised(identity, max(number, known.revision + 1))
     file = _Bounded()
     made = pickler()(file, protocol=5)
     made.refers = False
+    found: bytes | None = None
+    names: tuple[tuple[dict[str, Any], str, Any], ...] = ()
     try:
         made.dump(kind)
         stream = made.finished(file.getvalue())
     except Exception:  # The pickle that the class is a part of says why.
-        stream = b""
-    if stream and not made.has_data and not _shares(made.memo.copy().values()):
-        found = _call_and_drop(define, identity, zlib.compress(stream, 6))
-    identities.packed[identity] = found
-    return found
+        pass
+    else:
+        if not made.has_data and made.classes <= CLASSES_MAX and not _shares(made.memo.copy().values()):
+            found = _call_and_drop(define, identity, number, zlib.compress(stream, 6))
+            names = tuple((each.space.names, name, each.space.names[name]) for each in made.snapshots.values() for name in each.used)
+    packed = identities.packed[identity] = Packed(found, names, number)
+    return packed
 
 
 def _shares(parts: Iterable[tuple[int, Any]]) -> bool:
-    """Whether some part of a class is also bound to a name of ``__main__``, or to a variable of a function."""
-    bound = {id(value) for value in main().names.values() if not isinstance(value, (*_WITHOUT_PARTS, *namespaces.WITHOUT_DATA))}
-    return any(id(part) in bound or (type(part) is types.FunctionType and _has_variables(part)) for _, part in parts)
+    """Whether some part of a class may belong to others, too: data and refs, and variables of functions."""
+    for _, part in parts:
+        if type(part) in namespaces.without_data:
+            return True
+        if isinstance(part, types.FunctionType):
+            if _has_variables(part):
+                return True
+        elif isinstance(part, type) and not is_static(part) and not importable(part) and _has_data(part):
+            return True
+    return False
+
+
+def _has_data(kind: type) -> bool:
+    """Whether a class has attributes that may change."""
+    attributes = [value for name, value in vars(kind).items() if not (name.startswith("_") and name.endswith("_"))]
+    return any(isinstance(value, (list, dict, set, bytearray)) for value in attributes)
 
 
 def _has_variables(function: types.FunctionType) -> bool:
-    """Whether a function of the program has a closure, other than for ``super()``."""
+    """Whether a function has a closure, other than for ``super()``, or globals that travel with it."""
+    if importable(function) or str(function.__globals__.get("__name__")).partition(".")[0] in sys.stdlib_module_names:
+        return False  # Methods made by the standard library have defaults and types in closures, which nobody else has.
+    if namespace_of(function) is None:
+        return True
     names = function.__code__.co_freevars
-    if not names or names == ("__class__",):
-        return False
-    # Methods made by the standard library, such as those of dataclasses, have defaults and types there, which nobody else has.
-    made = function.__code__.co_filename.startswith(_GENERATED)
-    return not made and str(function.__globals__.get("__name__")).partition(".")[0] not in sys.stdlib_module_names
+    return bool(names) and names != ("__class__",) and not _is_generated(function)
 
 
-_GENERATED = ("<string>", "<attrs generated ")
-"""The file names of code that ``dataclasses`` and ``attrs`` make."""
+def _is_generated(function: types.FunctionType) -> bool:
+    """Whether ``dataclasses`` or ``attrs`` has made a function: its variables are defaults and types, which nobody else has."""
+    code = function.__code__
+    if code.co_filename == "<string>":
+        return all(name.startswith(("_type_", "_dflt_", "__dataclass_")) or name in _GENERATED for name in code.co_freevars)
+    return code.co_filename.startswith("<attrs generated ")
+
+
+_GENERATED = ("MISSING", "_HAS_DEFAULT_FACTORY", "_return_type", "BUILTINS", "cls", "__class__")
+"""Variables of functions that ``dataclasses`` makes."""
 
 
 def used_names(code: types.CodeType) -> tuple[str, ...]:
@@ -271,6 +329,19 @@ def used_names(code: types.CodeType) -> tuple[str, ...]:
                 names.update(dict.fromkeys(used_names(constant)))
         found = _used_names[code] = tuple(names)
     return found
+
+
+def _can_travel(value: Any) -> bool:
+    """Whether a class or a type can be pickled: those that annotations name need not be."""
+    if not isinstance(value, type) or is_static(value) or importable(value):
+        return True
+    if _packed(value).beginning is not None:
+        return True
+    try:
+        pickler()(_Hashing(), protocol=5, buffer_callback=lambda _: None).dump(value)
+    except Exception:  # Whatever the user's code raises.
+        return False
+    return True
 
 
 def _names_in(annotations: Iterable[Any]) -> list[str]:
@@ -361,6 +432,19 @@ def _counted(numbers: Any) -> bytes:
 # --- functions --------------------------------------------------------------------------------------------------------------------
 
 _ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__annotations__", "__name__", "__qualname__", "__doc__", "__module__", "__type_params__")
+
+
+def _reduce_cell(cell: types.CellType) -> tuple[Any, ...]:
+    """Reduce a variable of a function. It is made before its content, which may be a function that has it."""
+    try:
+        content = cell.cell_contents
+    except ValueError:  # It has none yet.
+        return types.CellType, ()
+    return types.CellType, (), (content,), None, None, _set_cell
+
+
+def _set_cell(cell: types.CellType, content: tuple[Any]) -> None:
+    cell.cell_contents = content[0]
 
 
 def _make_function(snapshot: LoadedSnapshot, own: str, code: types.CodeType, closure: Any) -> Any:

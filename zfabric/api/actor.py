@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
 import msgpack
 
-from zfabric.adapters.definitions import identities
 from zfabric.adapters.namespaces import register_without_data
 from zfabric.api.errors import a, check_flag, near
 from zfabric.api.generators import ObjectRefGenerator
@@ -221,7 +220,6 @@ class ActorClass(Generic[Parameters, Instance_co]):
         """Discard what was derived from the class: it has changed, and is inspected and exported again for new actors."""
         for name in ("_export", "_blueprint", "_signature"):
             vars(self).pop(name, None)
-        identities.renew(self._kind)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._kind)})

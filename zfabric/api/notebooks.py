@@ -10,8 +10,6 @@ import sys
 import weakref
 from typing import Any, Protocol
 
-from zfabric.adapters.definitions import identities
-
 
 class Exported(Protocol):
     """A function or class that this program has exported, or a handle of one."""
@@ -40,7 +38,6 @@ def note(exported: Exported) -> None:
 
 
 def _before_cell(*_: Any) -> None:
-    identities.packed.clear()
     for exported in list(_exported):
         exported.examine_again()
     _exported.clear()

@@ -46,6 +46,8 @@ class LoadedFunctions:
         self._host = host
         self._packages = packages
         self._loaded: dict[bytes, Loaded] = {}
+        self._used: dict[bytes, set[str]] = {}
+        """The names of the program that functions use."""
         self._cpus: dict[bytes, int] = {}
         """Threads of numeric libraries by function, for tasks without a demand of their own."""
 
@@ -62,7 +64,10 @@ class LoadedFunctions:
             self._look_for_captures(option(row[3], "strategy", ()))
             ahead = option(row[3], "stream")
             self.usual_terms[function_id] = (row[1], option(row[3], "num_returns", 1))
-            function, retry = serialization.load_function(row[2], function_id, option(row[3], "contains", ()))
+            with namespaces.loading_function() as names:
+                function, retry = serialization.load_function(row[2], function_id, option(row[3], "contains", ()))
+            if names:
+                self._used[function_id] = names
             found = self._loaded[function_id] = (returning_all(function) if ahead is None else function, retry)
             if ahead is not None:
                 self.streams[function_id] = ahead
@@ -72,16 +77,23 @@ class LoadedFunctions:
                 self.plain[function_id] = found
         return found
 
-    def load_again(self) -> None:
-        """Load each function again when it runs next: the program's names are newer now than those that some of them were sent with."""
-        self._loaded.clear()
-        self.plain.clear()
+    def load_again(self, names: frozenset[str]) -> None:
+        """Load the functions that use these names of the program again when they run next: theirs are older now."""
+        for function_id in [each for each, used in self._used.items() if not names.isdisjoint(used)]:
+            self._forget(function_id)
+
+    def _forget(self, function_id: bytes) -> None:
+        self._loaded.pop(function_id, None)
+        self.plain.pop(function_id, None)
+        self._used.pop(function_id, None)
 
     def _renew_modules(self, state: str) -> None:
         """Have the program's own modules imported anew if they have changed. Actors, and what runs here, keep those that they have."""
         if state and state != self._modules and not self._host.instances and namespaces.may_renew():
             self._modules = state
-            own_modules.drop()
+            namespaces.forget(own_modules.drop())
+            for function_id in list(self._loaded):
+                self._forget(function_id)
 
     def strategy_of(self, task: Row) -> Strategy:
         """Return what a task, its function or its parent says about where it runs."""

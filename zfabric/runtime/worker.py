@@ -81,7 +81,7 @@ class WorkerRuntime:
         self._waiting = Waiting(connection, contexts, functions, lending, self._shared, self._loop.execute)
         self.client = WorkerClient(connection, fabric, self.interrupter, replayer, self._waiting, exits)
         functions.on_capturing = self.client.begin_capturing
-        namespaces.may_renew = lambda: len(worker.stack) + len(worker.running_calls) < 2
+        namespaces.may_renew = lambda: not host.instances and len(worker.stack) + len(worker.running_calls) < 2
         namespaces.on_renewed = functions.load_again
         end_forked_children(host, self.interrupter.fences, user_code, attempts, RUNNERS)
 
