@@ -123,7 +123,7 @@ def second():
     return "second"
 
 
-helper = second
+helper = second  # noqa: F811
 
 
 both_scales = zf.remote(lambda value: (scale, value.run()))

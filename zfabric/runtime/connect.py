@@ -34,11 +34,14 @@ def attach(
     session: Session,
     kind: str = "driver",
     namespace: str = "",
-    failure: Callable[[], str] = lambda: "",
+    failure: Callable[[], str] | None = None,
     seconds: float = DAEMON_SECONDS,
 ) -> DriverClient:
-    """Connect this process to a session as a driver or a tool. Wait up to ``seconds`` for its daemon."""
-    daemon = await_daemon(session, failure, seconds)
+    """Connect this process to a session as a driver or a tool. Wait up to ``seconds`` for its daemon.
+
+    ``failure`` returns why the session has ended by itself: by default what the session says.
+    """
+    daemon = await_daemon(session, failure or session.failure, seconds)
     client = DriverClient(session, new_incarnation(), kind, this_program().pack() if kind == "driver" else b"", b"", namespace)
     try:
         client.connect(daemon)

@@ -2,7 +2,7 @@
 
 ``<tmp>/zfabric-<uid>/s-<8 hex>/`` holds::
 
-    lock           locked by the supervisor as long as it lives: a free lock is a dead session
+    lock           what earlier versions lock in its place; to them this is a session that lives
     session.json   the description of the session: supervisor, configuration, resources, arena
     daemon         the incarnation of the daemon's socket, replaced atomically by each new daemon
     sockets/       ipc and datagram sockets, named by the incarnation of the process that bound them; slots of workers
@@ -21,8 +21,9 @@ protection. The names are short, since the path of an ipc socket must be shorter
 With ``ZFABRIC_KEEP`` set, logs, store and ``session.json`` remain after the end, as ``<tmp>/zfabric-<uid>/kept-<8 hex>/``, for the last
 ``KEPT_MAX`` such sessions.
 
-A directory is created locked, under a lock of the parent, so that no sweep finds it unlocked. The supervisor inherits the lock. A sweep
-removes directories whose lock is free, without checking a pid or an age.
+The directory itself is locked (``flock``) by the supervisor as long as it lives: a free lock is a dead session, whatever is in it. It is
+created locked, under a lock of the parent, so that no sweep finds it unlocked. The supervisor inherits the lock. A sweep removes
+directories whose lock is free, without checking a pid; one with a new ``failure`` remains until its programs have read that.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ FILE_BYTES_MAX = 64 * 2**20
 """Largest file of a session that is read as a whole, in bytes: the node table of thousands of nodes has less."""
 DAMAGED = (ValueError, KeyError, TypeError, RecursionError)
 """What files raise when they are read that no session has written so."""
+REASON_SECONDS = 10.0
+"""Seconds for which the directory of a session that has ended by itself remains. Its programs look for the reason once a second."""
 KEPT = "kept-"
 KEPT_MAX = 20
 """Number of ended sessions whose files remain; the oldest are deleted first. Logs and events are bounded while a session runs."""
@@ -197,9 +200,10 @@ class Session:
                     break
                 except FileExistsError:
                     continue
-            lock = os.open(f"{session.directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = os.open(session.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Whoever has it looks whether the session lives, and releases it at once.
         try:
+            os.symlink(".", f"{session.directory}/lock")
             for name in ("logs", "sockets", "store", "spill"):
                 os.mkdir(f"{session.directory}/{name}", 0o700)
         except BaseException:  # A full disk, or Ctrl-C: nobody else would remove it.
@@ -342,8 +346,11 @@ class Session:
     # -- the end --
 
     def fail(self, reason: str) -> None:
-        """Record why the session ends by itself, unless the disk is full."""
+        """Record why the session ends by itself, unless the disk is full. If its directory was deleted, it is made again for that."""
         with suppress(OSError):
+            for directory in (os.path.dirname(self.directory), self.directory):
+                with suppress(FileExistsError):
+                    os.mkdir(directory, 0o700)
             _replace(f"{self.directory}/failure", reason.encode(errors="replace"))
 
     def failure(self) -> str:
@@ -355,10 +362,12 @@ class Session:
 
     def alive(self) -> bool:
         """Whether a supervisor holds the session's lock."""
-        lock = _take_lock(f"{self.directory}/lock")
-        if lock is None:
-            return os.path.exists(f"{self.directory}/lock")
-        os.close(lock)
+        try:
+            os.close(_take_lock(self.directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # Another process has it, or this one may open no further file: then nobody knows.
+            return True
         return False
 
     def spill_path(self, directory: str) -> str:
@@ -494,17 +503,22 @@ def sweep(base: str | None = None, report: Callable[[str, OSError], None] = lamb
         for name in os.listdir(parent):
             path = f"{parent}/{name}"
             if name.startswith("s-"):
-                lock = _take_lock(f"{path}/lock")
-                if lock is None and os.path.exists(f"{path}/lock"):
+                try:
+                    lock = -1 if os.path.islink(path) else _take_lock(path)
+                except NotADirectoryError:  # It is no session at all.
+                    lock = -1
+                except OSError:  # It lives, or another sweep has it.
                     continue
                 try:
+                    if _has_just_failed(path):
+                        continue
                     os.rename(path, f"{parent}/dead-{name}")  # Deleting may take long, and then needs no lock.
                     claimed.append(path)
                 except OSError as error:
                     if error.errno != errno.ENOTEMPTY:  # One of this name is being deleted. The next sweep claims this one.
                         report(path, error)
                 finally:
-                    if lock is not None:
+                    if lock >= 0:
                         os.close(lock)
     for name in os.listdir(parent):
         if name.startswith("dead-"):
@@ -512,6 +526,14 @@ def sweep(base: str | None = None, report: Callable[[str, OSError], None] = lamb
             if left is not None:
                 report(f"{parent}/{name}", left)
     return claimed
+
+
+def _has_just_failed(directory: str) -> bool:
+    """Whether a session has ended by itself so lately that its programs may not have read the reason."""
+    try:
+        return abs(time.time() - os.stat(f"{directory}/failure").st_mtime) < REASON_SECONDS
+    except OSError:
+        return False
 
 
 def started_session(base: str | None = None) -> Session | None:
@@ -555,17 +577,26 @@ def _replace(path: str, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _take_lock(path: str) -> int | None:
-    """Lock a file and return the descriptor. None if another process holds the lock, or the file is missing."""
+def _take_lock(directory: str) -> int:
+    """Lock the directory of a dead session, and return the descriptor. Raises BlockingIOError if the session lives."""
+    descriptor = _lock(directory, os.O_DIRECTORY)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
+        os.close(_lock(f"{directory}/lock", os.O_NOFOLLOW))  # A session of an earlier version has locked this file.
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # It is a link, or is missing.
+        pass
+    return descriptor
+
+
+def _lock(path: str, flags: int) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        return None
+        raise
     return descriptor
 
 

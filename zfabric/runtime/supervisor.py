@@ -16,7 +16,7 @@ A dead child is examined before it is reaped: while it is a zombie, no other pro
 The rest of the group is killed then.
 
 ``main`` is the entry point, started by ``zfabric.runtime.launch`` with the lifeline as descriptor 0, which carries the
-specification first, and the session's lock as descriptor 3.
+specification first, and the session's locked directory as descriptor 3.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.runtime import template, worker_process
 from zfabric.runtime.logs import log, log_path, tail
 from zfabric.runtime.session import EMBEDDED, TCP, Session, Specification, new_incarnation
+from zfabric.runtime.session_files import LOOK_SECONDS, SessionFiles
 from zfabric.runtime.supervision import ENDING, Channel
 
 LIFELINE, LOCK = 0, 3
@@ -88,6 +89,9 @@ class Supervisor:
         self._channels: dict[str, Channel] = {}
         self._frozen = False
         """Whether the workers are stopped."""
+        self._files: SessionFiles
+        self._look_at = 0.0
+        """When the session's files are looked at next."""
         self._workers: dict[int, bytes] = {}
         self._makers: dict[int, bytes] = {}
         """Tokens of workers-to-be, by pid, whose environments are being made."""
@@ -111,6 +115,7 @@ class Supervisor:
             self._prepare()
             while not self._ending:
                 self._start_due()
+                self._look_at_files()
                 for descriptor, _ in self._epoll.poll(self._patience()):
                     handler = self._handlers.get(descriptor)  # An earlier handler may have removed it.
                     if handler is not None and not self._ending:
@@ -151,30 +156,30 @@ class Supervisor:
 
             create_server_pair(self._session.key)
         transfer = self._transfer_endpoint(size)
-        self._session.write_description(
-            {
-                "protocol": PROTOCOL_VERSION,
-                "python": ".".join(map(str, sys.version_info[:3])),
-                "directory": specification.directory,
-                "kind": specification.kind,
-                "node": new_incarnation().hex(),
-                "supervisor": self._pid,
-                "started": processes.start_ticks(self._pid),
-                "launcher": specification.launcher,
-                "created": time.time(),
-                "config": dict(specification.config),
-                "resources": dict(specification.resources),
-                "labels": dict(specification.labels),
-                "namespace": specification.namespace,
-                "keep": specification.keep,
-                "cluster": specification.cluster and specification.cluster._asdict(),
-                "arena": f"/proc/{self._pid}/fd/{self._arena}" if size else "",
-                "arena_size": size,
-                "transfer": transfer,
-                "store": specification.store or f"{specification.directory}/store",
-                "spill": specification.spill or self._session.spill_path(self._config.spill_directory),
-            }
-        )
+        description = {
+            "protocol": PROTOCOL_VERSION,
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "directory": specification.directory,
+            "kind": specification.kind,
+            "node": new_incarnation().hex(),
+            "supervisor": self._pid,
+            "started": processes.start_ticks(self._pid),
+            "launcher": specification.launcher,
+            "created": time.time(),
+            "config": dict(specification.config),
+            "resources": dict(specification.resources),
+            "labels": dict(specification.labels),
+            "namespace": specification.namespace,
+            "keep": specification.keep,
+            "cluster": specification.cluster and specification.cluster._asdict(),
+            "arena": f"/proc/{self._pid}/fd/{self._arena}" if size else "",
+            "arena_size": size,
+            "transfer": transfer,
+            "store": specification.store or f"{specification.directory}/store",
+            "spill": specification.spill or self._session.spill_path(self._config.spill_directory),
+        }
+        self._session.write_description(description)
+        self._files = SessionFiles(self._session, LOCK, description)
         for module in specification.imports:
             importlib.import_module(module)
         gc.freeze()
@@ -257,8 +262,18 @@ class Supervisor:
         if self._handlers.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
-    def _patience(self) -> float | None:
-        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
+    def _patience(self) -> float:
+        return max(0.0, min([self._look_at, *self._due.values()]) - time.monotonic())
+
+    def _look_at_files(self) -> None:
+        """End the session if its files were deleted; keep the others from getting old."""
+        if (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            # The first daemon has drivers watched once they have found it; later ones do so before that.
+            reason = self._files.look(self._daemon, is_published=self._daemon_starts == 1 and bool(self._watched))
+            if reason:
+                self._fail(reason)
+            self._files.keep_young()
 
     def _on_signals(self) -> None:
         try:
