@@ -21,6 +21,7 @@ import zfabric as zf
 from zfabric.adapters.cached_directories import use
 from zfabric.adapters.ignore_patterns import IgnorePatterns
 from zfabric.adapters.packages import DEPTH_MAX, IGNORE_FILE, ignore_lines, pack, unpack
+from zfabric.api.environments import environment_of
 
 LIMIT = 10**7
 PATHS = [
@@ -390,3 +391,17 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatc
 def test_patterns_take_time_in_proportion(pattern: str, path: str) -> None:
     """Any of these took years; the test would not end."""
     assert not IgnorePatterns([pattern]).ignores(path, False)
+
+
+def test_a_file_of_requirements_is_read_as_pip_would_and_no_pipe_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "requirements.txt"
+    path.write_bytes("\ufeffpolars\r\n# no\r\ncloudpickle \\\r\n  >= 3\r\n".encode())
+    assert environment_of({"pip": str(path)}).pip[0] == ("polars", "cloudpickle    >= 3")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(zf.OptionError, match="not a regular file"):
+        environment_of({"pip": path})
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(zf.OptionError, match="not a regular file"):
+        environment_of({"pip": path})

@@ -78,7 +78,7 @@ def _package(archive: bytes, entry: str) -> Package:
 
 
 def _whole_archive(path: str, name: str, bytes_max: int) -> Package:
-    archive, _ = _read(path, bytes_max)
+    archive, _ = read_regular(path, bytes_max)
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as content:
             members = content.infolist()
@@ -119,13 +119,13 @@ def ignore_lines(directory: str) -> list[bytes]:
     path = f"{directory}/{IGNORE_FILE}"
     if not os.path.lexists(path):
         return []
-    data = _read(path, IGNORE_BYTES_MAX)[0].removeprefix(codecs.BOM_UTF8)
+    data = read_regular(path, IGNORE_BYTES_MAX)[0].removeprefix(codecs.BOM_UTF8)
     if b"\0" in data:
         raise RuntimeEnvSetupError(f"{path!r} is no text of UTF-8: save it as such")
     return data.split(b"\n")
 
 
-def _read(path: str, bytes_max: int) -> tuple[bytes, int]:
+def read_regular(path: str, bytes_max: int) -> tuple[bytes, int]:
     """Return what a regular file has when it is opened, and its mode; nothing of files without a size, as those of ``/proc`` are.
 
     Never waits for anybody who writes it. Raises OSError, or RuntimeEnvSetupError if it is no file or too large.
@@ -134,7 +134,7 @@ def _read(path: str, bytes_max: int) -> tuple[bytes, int]:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise RuntimeEnvSetupError(f"{path!r} cannot be sent to other nodes: it is not a regular file")
+            raise RuntimeEnvSetupError(f"{path!r} is not a regular file")
         if found.st_size > bytes_max:
             raise RuntimeEnvSetupError(f"{path!r} has {_shown(found.st_size)}, and at most {_shown(bytes_max)} are read")
         pieces: list[bytes] = []
@@ -211,7 +211,7 @@ def _add(archive: zipfile.ZipFile, entry: _Entry, bytes_max: int) -> int:
     elif entry.is_link:
         mode, content = stat.S_IFLNK | 0o777, os.fsencode(os.readlink(entry.path))
     else:
-        content, mode = _read(entry.path, bytes_max)
+        content, mode = read_regular(entry.path, bytes_max)
         mode = stat.S_IFREG | (0o755 if mode & 0o100 else 0o644)
     info.external_attr = mode << 16
     archive.writestr(info, content, compresslevel=1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from zfabric.api.errors import near
-from zfabric.exceptions import OptionError, OptionTypeError
+from zfabric.exceptions import OptionError, OptionTypeError, RuntimeEnvSetupError
 from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import (
     PACKAGE_SCHEME,
@@ -67,6 +67,8 @@ def decoded(text: str) -> RuntimeEnv:
 
 PIP_BYTES_MAX = 64 * 1024
 """Most bytes of all requirements: they travel with each function that has them."""
+REQUIREMENTS_BYTES_MAX = 16 * PIP_BYTES_MAX
+"""Largest file of requirements that is read, with its comments."""
 _INSTALLED = ("uv", "conda", "container", "image_uri")
 """Fields of ``runtime_env`` that Ray installs or starts for a task."""
 _UNUSED = ("config",)
@@ -147,10 +149,12 @@ def _pip(value: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
 
 def _lines(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """The lines of a requirements file that are no comments."""
+    from zfabric.adapters.packages import read_regular  # Few programs need it, and zipfile with it.
+
     try:
-        with open(os.path.expanduser(path), encoding="utf-8") as file:
-            lines = file.read().replace("\\\n", " ").splitlines()
-    except (OSError, ValueError) as error:
+        content, _ = read_regular(os.path.expanduser(os.fspath(path)), REQUIREMENTS_BYTES_MAX)
+        lines = content.decode("utf-8-sig").replace("\\\n", " ").replace("\\\r\n", " ").splitlines()
+    except (OSError, ValueError, RuntimeEnvSetupError) as error:
         raise OptionError(f"runtime_env['pip'] names a file of requirements that cannot be read: {error}") from None
     return tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
