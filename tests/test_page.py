@@ -32,6 +32,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import zfabric as zf
 from zfabric.config import Config
+from zfabric.page import connections
 from zfabric.page.connections import CONNECTIONS_MAX, Connections
 from zfabric.page.errors import ErrorGroups
 from zfabric.page.lines import Output
@@ -197,10 +198,8 @@ def test_the_page_only_shows(page: Page) -> None:
 
 
 @contextmanager
-def served(connections: Connections, app: Any) -> Iterator[tuple[str, int]]:
-    config = uvicorn.Config(
-        connections.application(app), http=connections.protocol(), proxy_headers=False, lifespan="off", log_level="error"
-    )
+def served(counted: Connections, app: Any) -> Iterator[tuple[str, int]]:
+    config = uvicorn.Config(counted.application(app), http=counted.protocol(), proxy_headers=False, lifespan="off", log_level="error")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -353,7 +352,9 @@ def test_a_port_in_use_and_an_open_address_are_refused(page: Page, cluster: Any)
         assert "Traceback" not in done.stderr
 
 
-def test_a_page_for_other_machines_is_served_by_https_under_their_names_for_it(cluster: Any, tmp_path: Path) -> None:
+def test_a_page_for_other_machines_is_served_by_https_under_their_names_for_it(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("NO OPENSSL HERE: the page is not served by https; on Debian: apt-get install openssl")
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
@@ -374,6 +375,20 @@ def test_a_page_for_other_machines_is_served_by_https_under_their_names_for_it(c
             found = error.code
         assert found == status, host
     assert served.close() in (0, 130)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.2)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with asyncio.Runner(loop_factory=connections.PageLoop) as runner:
+        assert runner.run(silence_ends(context)), "who does not begin with TLS is closed as well"
+
+
+async def silence_ends(context: ssl.SSLContext) -> bool:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=context)
+    with socket.create_connection(server.sockets[0].getsockname()) as silent:
+        ended = await loop.run_in_executor(None, is_closed, silent)
+    server.close()
+    return ended
 
 
 # --- what it shows -----------------------------------------------------------------------------------------------------------------
