@@ -198,6 +198,21 @@ def test_deep_recursion_fits_on_a_workers_stack(fabric: Callable[..., Fabric]) -
     assert f.output() == "back\n"
 
 
+@pytest.mark.parametrize(
+    ("handler", "code"),
+    [("import time; atexit.register(time.sleep, 1000)", 0), ("import ctypes; atexit.register(ctypes.PyDLL(None).sleep, 1000)", 1)],
+    ids=["in Python", "in C, with Python's lock"],
+)
+def test_exit_handlers_have_a_time_limit(fabric: Callable[..., Fabric], handler: str, code: int) -> None:
+    f = fabric(config=Config(exit_seconds=0.1))
+    f.spawn(f"import atexit; {handler}; atexit.register(print, 'registered last')")
+    assert f.event()[1:3] == (code, 0)
+    assert f.output() == "registered last\n"
+    errors = f.output("err")
+    assert "sleep" in errors or "_run_exit_handlers" in errors
+    assert ("(the setting exit_seconds)" in errors) == (code == 0)
+
+
 def test_workers_do_not_share_random_numbers(fabric: Callable[..., Fabric]) -> None:
     f = fabric(config=Config(preload=("numpy",)))
     for _ in range(2):

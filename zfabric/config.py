@@ -187,6 +187,10 @@ class Config:
     """The process of an actor that ends itself stays this long for the calls that it made and others wait for, and for its other calls to
     stop: threads may run code that does not return to Python.
     """
+    exit_seconds: float = 5.0
+    """What a process of an actor has registered with ``atexit`` may take this long once the actor has ended; then the process exits. Its
+    CPUs are in use until then, and ``multiprocessing`` waits there for children, however long they run.
+    """
     lineage_delay: float = 0.050
     """Rows are written this long after they arrived, if they are still needed by then."""
     lineage_bytes: int = 512 * MiB

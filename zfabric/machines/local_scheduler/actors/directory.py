@@ -47,7 +47,7 @@ from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 from zfabric.protocol.names import brief
 
 RETIRE_SECONDS = 30.0
-"""Seconds that an actor without handles may take to finish its calls."""
+"""Seconds that an actor without handles may take to finish its calls, and one that ends itself to end."""
 LAST_HANDLE = "its last handle has gone"
 NODE_DRAINED = "its node was drained"
 EXITED = "it ended itself (exit_actor)"
@@ -394,6 +394,7 @@ class ActorDirectory:
         record = self.records.get(message.actor_id)
         if record is not None:
             record.killed = EXITED
+            self.retiring[record] = None  # Its process exits by itself, unless a method for a clean end does not return.
 
     def on_actor_ended(self, now: float, source: Address, message: m.ActorEnded) -> None:
         """Handle the end of an actor in a shared process; its other actors live on."""
