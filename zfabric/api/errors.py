@@ -11,10 +11,12 @@ from zfabric.exceptions import ConfigError
 from zfabric.protocol.messages import ERROR
 from zfabric.protocol.names import is_text
 from zfabric.runtime.interface import Outcome
+from zfabric.runtime.process_exit import hold_thread
 
 
 def error_of(outcome: Outcome) -> Exception:
     """Return the exception that an outcome without a value represents. Releases the outcome's memory."""
+    hold_thread()
     try:
         return load_error(outcome.data) if outcome.status == ERROR else load_failure(outcome.data)
     finally:

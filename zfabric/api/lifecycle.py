@@ -24,7 +24,7 @@ from zfabric.api.packages import sent
 from zfabric.config import Config, size_of
 from zfabric.exceptions import AlreadyInitializedError, ConfigError, NotInitializedError
 from zfabric.protocol.names import check_length, is_text
-from zfabric.runtime import interface
+from zfabric.runtime import interface, process_exit
 from zfabric.runtime.interface import ClientInterface
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def _after_fork() -> None:
     _lock = threading.RLock()  # A thread that the child does not have may hold the parent's.
     _started = _page = None
     local_clusters.clear()
+    process_exit.withdraw()
     if interface.current() is not None:
         interface.set_current(cast(ClientInterface, _ForkedClient()))
 
@@ -205,6 +206,7 @@ def init(
     """
     global _started, _runtime_env, _page
     install()
+    process_exit.hold_thread()
     if ignored.pop("local_mode", False):
         raise ConfigError(
             "init: there is no local_mode, in which tasks would run in this process one after the other; to look into a task, write "
@@ -387,10 +389,13 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
         client.close()
 
 
-@atexit.register
 def _at_exit() -> None:
+    process_exit.begin()
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C again, while the program ends: the cluster has ended, or its supervisor ends it.
         shutdown()
+
+
+atexit.register(_at_exit)
 
 
 def is_initialized() -> bool:
@@ -429,6 +434,7 @@ def connected() -> ClientInterface:
     client = interface.current()
     if client is not None:
         return client
+    process_exit.hold_thread()
     with _lock:
         if interface.current() is None:
             init()

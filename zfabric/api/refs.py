@@ -18,6 +18,7 @@ from zfabric.protocol.ids import JOB_BYTES, OBJECT_BYTES, TASK_BYTES, short
 from zfabric.protocol.messages import OK
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, Outcome
+from zfabric.runtime.process_exit import hold_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -240,10 +241,11 @@ def owner_of(ref: ObjectRef, lost: str = "its value went") -> ClientInterface:
         if ref._client is None:  # Unpickled before there was a client
             client = connected()
             ref.join(client)
-        elif client is None or not client.job:  # the second raises with advice in a forked child
+            return client
+        hold_thread()
+        if client is None or not client.job:  # the second raises with advice in a forked child
             raise NotInitializedError(f"there is no cluster any more: zf.shutdown() was called, and {lost} with it")
-        else:
-            raise stale(lost)
+        raise stale(lost)
     return client  # type: ignore[return-value]
 
 

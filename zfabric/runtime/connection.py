@@ -712,8 +712,13 @@ class Connection:
 
     def _close_sockets(self) -> None:
         self._sockets_close = False
-        self.transport.close(flush=0.2)
+        with self.lock:  # Others wake this process's receiver under the lock.
+            self.transport.close(flush=0.2)
         self.terminal.close()
+        self._end_context()
+
+    def _end_context(self) -> None:
+        """Wait until ZeroMQ has sent what it still has, and release what it holds."""
         self._context.term()
 
 

@@ -9,8 +9,6 @@ import os
 import threading
 from typing import Any
 
-import zmq
-
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PEERS
@@ -23,7 +21,7 @@ from zfabric.shell.process import control_step
 
 
 class ControlThread:
-    """Receives on the worker's control socket until the connection is closed."""
+    """Receives on the worker's control socket until the connection is closed, and then closes that socket."""
 
     def __init__(self, connection: WorkerConnection, worker: Worker, host: Host, interrupter: Interrupter) -> None:
         self._connection = connection
@@ -36,11 +34,13 @@ class ControlThread:
         threading.Thread(target=self._listen, name="zfabric-control", daemon=True).start()
 
     def _listen(self) -> None:
+        connection = self._connection
         try:
             self._receive()
-        except zmq.ZMQError:
-            if not self._connection.closed:
-                raise
+        finally:
+            with connection.lock:  # Others wake this thread under the lock.
+                connection.control_transport.close()
+            connection.control_ended.set()
 
     def _receive(self) -> None:
         connection, worker = self._connection, self._worker

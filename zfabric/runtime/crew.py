@@ -221,8 +221,10 @@ class Loop:
     def _flush(self) -> None:
         """Send the outcomes of one round of the loop as one frame."""
         self._flushing = False
-        with self._runner.connection.lock:
-            self._runner.connection.flush()
+        connection = self._runner.connection
+        with connection.lock:
+            if not connection.closed:
+                connection.flush()
 
     def alone(self, action: Callable[[], None]) -> None:
         """Run ``action`` in the loop's thread."""

@@ -34,6 +34,7 @@ from zfabric.protocol.options import is_strategy_alone
 from zfabric.runtime.client import NO_ACTOR, FabricClient
 from zfabric.runtime.connection import Connection, Follower, clock
 from zfabric.runtime.interface import Outcome, Terms
+from zfabric.runtime.process_exit import hold_thread
 from zfabric.runtime.session import Session
 
 SIGINT, SIGTERM, SIGALRM = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGALRM)
@@ -263,9 +264,13 @@ class DriverClient:
         @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             if signals.closed or get_ident() != signals.thread:
-                if machine.submitted:
-                    take_up()
-                return function(*args, **kwargs)
+                try:
+                    if machine.submitted:
+                        take_up()
+                    return function(*args, **kwargs)
+                except (FabricError, zmq.ZMQError, OSError):
+                    hold_thread()
+                    raise
             result: Any = _NOTHING
             signals.close()
             try:

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from zfabric.exceptions import FabricError
+from zfabric.runtime.process_exit import hold_thread
+
 INTERRUPT = int(signal.SIGRTMIN) + 7
 AGAIN_AFTER = 0.02
 """Seconds until an interrupt that was not raised is repeated."""
@@ -88,6 +91,9 @@ class Fences(threading.local):
             fence.depth += 1
             try:
                 return function(*args, **kwargs)
+            except FabricError:
+                hold_thread()
+                raise
             finally:
                 fence.depth -= 1
 

@@ -95,8 +95,8 @@ class Reporter:
             if worker.gate is not None:
                 self.count(worker.gate)
             following = None if group is None else self._next_of(group)
-            if not flush:
-                pass
+            if not flush or connection.closed:
+                pass  # The event loop sends outcomes itself; or the process exits, and others have sent what it had.
             elif following is None or worker.unreported >= REPORT_ROWS:
                 connection.flush()
             elif not connection.armed:

@@ -14,6 +14,7 @@ from zfabric.runtime.actor_exits import ActorExits
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.interface import Terms
 from zfabric.runtime.interrupter import Interrupter
+from zfabric.runtime.process_exit import holding
 from zfabric.runtime.replay import Replayer
 from zfabric.runtime.waiting import Waiting
 from zfabric.runtime.worker_connection import WorkerConnection
@@ -55,8 +56,8 @@ class WorkerClient:
         self.has_failed = closed(fabric.has_failed)
         self.ignore_unread = closed(fabric.ignore_unread)
         self.wait = closed(fabric.wait)
-        self.watch = fabric.watch
-        self.await_watched = fabric.await_watched
+        self.watch = holding(fabric.watch)
+        self.await_watched = holding(fabric.await_watched)
         self.add_done_callback = closed(self._add_done_callback)
         self.cancel = closed(fabric.cancel)
         self.explain_call = closed(fabric.explain_call)

@@ -7,7 +7,7 @@ thread (see ``control``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import get_ident
+from threading import Event, get_ident
 from typing import Any
 
 from zfabric.adapters.sockets import Transport
@@ -16,10 +16,14 @@ from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import ACTOR, TASK_BYTES, WORKER, control_of
 from zfabric.protocol.messages import Row, Rows
+from zfabric.runtime import process_exit
 from zfabric.runtime.connection import Connection
 from zfabric.runtime.hosting import Host
 from zfabric.runtime.session import Session
 from zfabric.shell.process import Outgoing, admits_caller, unacknowledged_reports, worker_sends, worker_takes
+
+CONTROL_SECONDS = 1.0
+"""Seconds that the end of the process waits for the control thread, which is woken for that."""
 
 
 class WorkerConnection(Connection):
@@ -40,6 +44,8 @@ class WorkerConnection(Connection):
         """Whether the main thread is in ``poll``, where an interrupt may be raised."""
         self.quiet = False
         """Whether the main thread waits for messages that the control thread receives."""
+        self.control_ended = Event()
+        """Set once the control thread has closed its socket: no other thread may, since it may be receiving."""
         self._main = get_ident()
         self._hand_out = hand_out
         self._threads = threads
@@ -202,9 +208,15 @@ class WorkerConnection(Connection):
 
     def close_at_end(self) -> None:
         """Send what is unsent, and close all sockets: the process is about to exit."""
+        process_exit.begin()
         with self.lock:
             self.worker.report_trace()
             self.flush()
             self.closed = True
-            self.control_transport.close()
+            self.control_transport.wake()
+        self.control_ended.wait(CONTROL_SECONDS)
         self.disconnect()
+
+    def _end_context(self) -> None:
+        if self.control_ended.is_set():  # Else the control thread still has a socket, and the process exits with it.
+            super()._end_context()
