@@ -15,7 +15,7 @@ from zfabric.machines.local_scheduler.nodes.crowding import PATIENCE
 from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS, RECALL_SECONDS
 from zfabric.machines.local_scheduler.nodes.spilling import STAY_SECONDS
 from zfabric.machines.local_scheduler.nodes.strategies import TRIED_MOST
-from zfabric.machines.local_scheduler.records import WAITING
+from zfabric.machines.local_scheduler.records import READY, WAITING
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import (
@@ -1121,6 +1121,52 @@ def test_a_task_that_must_not_run_twice_fails_with_its_node(retries: int) -> Non
         kind, text, *_ = unpack_failure(payload)
         assert kind == "WorkerCrashedError"
         assert "max_retries=0 forbids another attempt" in text
+
+
+@pytest.mark.parametrize("how", ["placed", "spread"])
+def test_tasks_that_must_not_run_twice_are_not_queued_on_another_node(how: str) -> None:
+    """If that node dies, all that it has may have begun, and fails; what waits at home does not."""
+    home = Home()
+    options: dict[str, Any] = {"strategy": SPREAD} if how == "spread" else {}
+    home.submit(*(row(number, max_retries=0, **options) for number in range(1, 30)))
+    if how == "placed":
+        home.wait(1.0)
+        home.placed(b"G" + OWN, (NODES[1], 15), (NODES[2], 10))
+    given = home.delegated()
+    assert {node: len(numbers) for node, numbers in given.items()} == {NODES[1]: 1, NODES[2]: 1}
+    home.register = False
+    home.table(NODES[0], NODES[2])
+    assert list(home.results()) == given[NODES[1]]
+    states = [task.state for task in home.scheduler.tables.tasks.values()]
+    assert states.count(READY) == 27
+
+
+def test_tasks_that_may_run_twice_or_on_one_node_alone_are_queued_there() -> None:
+    home = Home()
+    home.submit(*(row(number) for number in range(1, 20)), row(20, max_retries=0))
+    home.wait(1.0)
+    home.placed(b"G" + OWN, (NODES[1], 1))
+    assert home.delegated() == {NODES[1]: [20]}
+    home.wait(1.0)
+    home.placed(b"G" + OWN, (NODES[1], 10))
+    assert len(home.delegated()[NODES[1]]) == 10
+    home.submit(*(row(number, max_retries=0, strategy=on(NODES[1])) for number in range(30, 40)))
+    assert len(home.delegated()[NODES[1]]) == 10
+
+
+def test_a_task_that_must_not_run_twice_follows_once_the_node_has_ended_one() -> None:
+    home = Home()
+    away = (("hard", "zone", "in", ("b", "c")),)
+    home.submit(*(row(number, max_retries=0, strategy=away) for number in range(1, 9)))
+    given = home.delegated()
+    assert {node: len(numbers) for node, numbers in given.items()} == {NODES[1]: 1, NODES[2]: 1}
+    (first,) = given[NODES[1]]
+    assert home.results() == {}
+    attempt = home.scheduler.tables.tasks[task_id(first)].attempt
+    ended = m.Completed.of(((task_id(first), attempt, m.OK, (b"value",)),))
+    home.send(LOCAL_SCHEDULER + NODES[1], m.Ended(1, tuple(ended), ()))
+    assert len(home.delegated()[NODES[1]]) == 1
+    assert list(home.results()) == [first]
 
 
 def test_the_end_of_an_attempt_counts_for_nothing_once_its_node_is_dead() -> None:

@@ -6,6 +6,7 @@ home. What runs there is in flight on the node's record; the outcome of an attem
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from zfabric.config import ROWS_MAX
@@ -53,15 +54,26 @@ class Delegations:
         self.node = node
 
     def give(self, queue: ShapeQueue, node: NodeRecord, most: int, now: float) -> int:
-        """Delegate up to ``most`` tasks of a queue, the last ones first: this node goes on at its head. Return how many."""
+        """Delegate up to ``most`` tasks of a queue, the last ones first: this node goes on at its head. Return how many.
+
+        Of tasks that must not run twice, a node receives no more than it can run at once: if it dies, all that it has may have begun.
+        """
         batch: list[TaskRecord] = []
+        once, function = self.room_for_once(queue, node), None
+        """How many of them it may still receive, and a function whose tasks may run twice."""
         for tasks in (queue.tasks, queue.consumers):
             stay: list[TaskRecord] = []
             while tasks and len(batch) < most:
                 task = tasks.pop()
                 if task.state != READY:
                     continue
+                if once <= 0 and (task.function is not function or len(task.row) > 4):
+                    if self.tables.runs_once(task):
+                        stay.append(task)
+                        break
+                    function = task.function
                 if self.may_travel(task):
+                    once -= 1
                     task.assign(node)  # At once: a task that was made ready again may be in its queue twice.
                     batch.append(task)
                 elif not self.rebuilding.hold_back(task, here=False):
@@ -73,6 +85,22 @@ class Delegations:
         if batch and queue.strategy and only_prefers(queue.strategy):
             self.tables.preferring.setdefault(node.token, now)
         return len(batch)
+
+    def room_for_once(self, queue: ShapeQueue, node: NodeRecord) -> int:
+        """How many more tasks that must not run twice a node may receive: as many as it could begin at once, as far as this one knows.
+
+        Any number, if they may run on no other node.
+        """
+        if queue.only or queue.group is not None:
+            return ROWS_MAX
+        slots = min((node.resources.get(name, 0) // amount for name, amount in queue.demand if amount > 0), default=0)
+        return max(1, slots) - len(node.inflight)
+
+    def waits_for_room(self, queue: ShapeQueue, nodes: Iterable[NodeRecord | None]) -> bool:
+        """Whether what is left of a queue must not run twice, and waits until one of these nodes can begin it."""
+        if not queue or not self.tables.runs_once(queue.last):
+            return False
+        return any(self.room_for_once(queue, node) <= 0 for node in nodes if node is not None)
 
     def may_travel(self, task: TaskRecord) -> bool:
         """Whether another node could run a task: it makes values, and the homes of the refs in its arguments are known.

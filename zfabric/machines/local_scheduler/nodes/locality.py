@@ -29,7 +29,9 @@ class Locality:
             if task.state != READY or queue.for_life or not is_own_work(queue):
                 continue
             node = self._best(task)
-            if node is not None and queue.demand not in node.full and self.delegations.may_travel(task):
+            if node is None or (self.tables.runs_once(task) and self.delegations.room_for_once(queue, node) <= 0):
+                continue
+            if queue.demand not in node.full and self.delegations.may_travel(task):
                 task.assign(node)
                 queue.stop_one()  # It is still in the queue, where it is skipped.
                 self.delegations.send(queue, node, [task])

@@ -106,6 +106,8 @@ class Strategies:
         if here:
             self._move(queue, (*HERE, *queue.strategy))
             return
+        if self.delegations.waits_for_room(queue, nodes):
+            return
         for task in [task for task in queue if task.state == READY]:
             self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} may run on another node only, and {why_it_stays(task)}", ())
 
