@@ -124,7 +124,7 @@ class GetTimeoutError(FabricError, TimeoutError):
 
 
 class TaskTimeoutError(FabricError, TimeoutError):
-    """The task's own ``timeout`` passed before it had an outcome."""
+    """The task's own ``timeout`` passed before it had an outcome, or an attempt took longer than its ``run_timeout``."""
 
 
 class TaskCancelledError(FabricError):

@@ -60,7 +60,7 @@ def remote(*args: Any, **options: Any) -> Any:
       Both take ``async def`` functions.
     - ``max_retries`` (3; -1 for no limit; 0 to run at most once, also if the value is lost later): attempts after the loss of a worker.
       ``retry_exceptions`` (False): True, or a list of exception classes that cause another attempt, too. ``timeout``: seconds from
-      submission.
+      submission. ``run_timeout``: seconds of one attempt from its begin; a task that takes longer fails, and is not run again.
     - ``name``: a label in listings. ``runtime_env``: "env_vars"; "working_dir" (also a path for imports) and "py_modules", which are
       sent to nodes without what "excludes" and ``.zfabricignore`` name; "pip", which is installed on nodes.
     - ``copy=True``: arguments arrive as writable copies, of a class those of ``__init__`` and all methods. By default, arrays and data

@@ -123,7 +123,7 @@ def method(*args: Any, **options: Any) -> Any:
     - ``readonly=True``: the method leaves the state unchanged. Its calls are not logged (``checkpoint_every``), and no checkpoint waits for
       them.
     - ``num_returns``: a number, "streaming" (with ``max_buffered``; the default for methods that yield) or "dynamic".
-    - ``timeout``: seconds from the call's arrival at the actor.
+    - ``timeout``: seconds from the call's arrival at the actor. ``run_timeout``: seconds from its begin.
     - ``copy=True``: arguments arrive as writable copies.
     - ``concurrency_group``: one of the groups of the class.
     - ``retry_exceptions``: True or a list of classes that cause another attempt, with the original arguments. ``max_task_retries`` limits

@@ -77,14 +77,17 @@ TIMEOUT_MAX = 10**9
 """The longest timeout of a call, in seconds (thirty years): far below the largest integer of a message."""
 
 
-def _timeout(value: Any) -> None:
-    seconds: Any = value  # An int may be larger than any float.
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise OptionTypeError(f"timeout is a number of seconds above 0, not {value!r}")
-    if not seconds > 0:
-        raise OptionError(f"timeout is a number of seconds above 0, not {value!r}")
-    if TIMEOUT_MAX < seconds < math.inf:
-        raise OptionError(f"timeout is at most {TIMEOUT_MAX} seconds, not {value!r}; leave it out for no limit")
+def _seconds(what: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        seconds: Any = value  # An int may be larger than any float.
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise OptionTypeError(f"{what} is a number of seconds above 0, not {value!r}")
+        if not seconds > 0:
+            raise OptionError(f"{what} is a number of seconds above 0, not {value!r}")
+        if TIMEOUT_MAX < seconds < math.inf:
+            raise OptionError(f"{what} is at most {TIMEOUT_MAX} seconds, not {value!r}; leave it out for no limit")
+
+    return check
 
 
 def _name_of(what: str) -> Callable[[Any], None]:
@@ -175,7 +178,8 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "max_retries": _whole("max_retries", -1, 2**31),
     "retry_exceptions": _retry_exceptions,
     "max_buffered": _whole("max_buffered", 1, BUFFERED_MAX),
-    "timeout": _timeout,
+    "timeout": _seconds("timeout"),
+    "run_timeout": _seconds("run_timeout"),
     "name": _name_of("name"),
     "runtime_env": _runtime_env,
     "max_concurrency": _whole("max_concurrency", 1, 100_000),
@@ -214,7 +218,8 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     **{
         name: check
         for name, check in _CHECKS.items()
-        if name not in ("num_returns", "max_buffered", "max_retries", "retry_exceptions", "timeout", "inline", "deterministic")
+        if name
+        not in ("num_returns", "max_buffered", "max_retries", "retry_exceptions", "timeout", "run_timeout", "inline", "deterministic")
     },
     "max_restarts": _whole("max_restarts", -1, 2**31),
     "max_task_retries": _whole("max_task_retries", -1, 2**31),
@@ -236,7 +241,8 @@ _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
     "concurrency_group": _name_of("concurrency_group"),
     "readonly": _flag("readonly"),
     "copy": _flag("copy"),
-    "timeout": _timeout,
+    "timeout": _seconds("timeout"),
+    "run_timeout": _seconds("run_timeout"),
     "name": _name_of("name"),
     "max_task_retries": _whole("max_task_retries", -1, 2**31),
     "retry_exceptions": _retry_exceptions,
@@ -300,8 +306,9 @@ def pairs_of_method(options: Mapping[str, Any], base: Pairs = (), retries: int =
             found["retry_on"] = kinds
     if "retry_on" in found:
         found.setdefault("max_retries", max(retries, -1))
-    if options.get("timeout") is not None:
-        found["timeout"] = float(options["timeout"])
+    for name in ("timeout", "run_timeout"):
+        if options.get(name) is not None:
+            found[name] = float(options[name])
     if options.get("concurrency_group") is not None:
         found["concurrency_group"] = options["concurrency_group"]
     if options.get("copy") is not None:
@@ -456,9 +463,9 @@ def pairs_of(options: Mapping[str, Any], default_env: RuntimeEnv = NO_RUNTIME_EN
         found += [("stream", buffered), ("inline", False)]
     elif not mode_of(options) and value("num_returns") is not None:
         found.append(("num_returns", value("num_returns")))
-    for name in ("max_retries", "timeout", "name", "inline", "deterministic", "max_concurrency"):
+    for name in ("max_retries", "timeout", "run_timeout", "name", "inline", "deterministic", "max_concurrency"):
         if value(name) is not None and (name, False) not in found:
-            found.append((name, float(value(name)) if name == "timeout" else value(name)))
+            found.append((name, float(value(name)) if name in ("timeout", "run_timeout") else value(name)))
     strategy = strategy_of(options)
     if strategy is not None:
         found.append(("strategy", strategy))

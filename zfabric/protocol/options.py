@@ -7,6 +7,7 @@
 ``retry_errors``        True: the worker may report RETRY (it knows which exceptions)
 ``retry_on``            names of exception classes after which a method is called again, ``max_retries`` times (call rows only)
 ``timeout``             seconds from submission to outcome
+``run_timeout``         seconds of one attempt, from its begin
 ``name``                the name that people see
 ``env``                 environment: (variables, working directory, module paths); a worker runs tasks of one environment only
 ``inline``              False: never run on top of another task
@@ -99,6 +100,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "retry_errors": (bool,),
     "retry_on": (tuple,),
     "timeout": (int, float),
+    "run_timeout": (int, float),
     "name": (str,),
     "env": (tuple,),
     "inline": (bool,),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zfabric.machines.worker import LEFT, Gate, Invocation, Item
+from zfabric.machines.worker import LEFT, TIMES_UP, Gate, Invocation, Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER, node_of_caller
@@ -132,7 +132,7 @@ class Reporter:
             text = f"{item.method} was stopped while it ran: the actor ended itself"
             status, outputs = FAILED, (pack_failure("ActorDiedError", text, (("outcome", "unknown"),)),)
         elif not whole:
-            kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
+            kind = "TaskTimeoutError" if reason in TIMES_UP else "TaskCancelledError"
             status, outputs = FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
         contained = extra[0] if extra is not None else ()
         if worker.baton is not None and worker.baton.is_killed(item.actor_id):

@@ -73,6 +73,9 @@ class UserCode:
             function = self._host.method(item)
             if item.options:
                 copy = option(item.options, "copy", False)
+                limit = option(item.options, "run_timeout")
+                if limit is not None:
+                    self._connection.limit_run(item.row[0], limit)
                 if kinds := option(item.options, "retry_on"):
                     again = _Again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item, copy))
                     function = again.call if option(item.options, "stream") is None else again.stream

@@ -17,7 +17,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import ACTOR, TASK_BYTES, WORKER, control_of
 from zfabric.protocol.messages import Row, Rows
 from zfabric.runtime import process_exit
-from zfabric.runtime.connection import Connection
+from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.hosting import Host
 from zfabric.runtime.session import Session
 from zfabric.shell.process import Outgoing, admits_caller, unacknowledged_reports, worker_sends, worker_takes
@@ -134,6 +134,12 @@ class WorkerConnection(Connection):
         before = self.worker.next_deadline() if timed else None
         self.worker.step(now, source, message)
         if timed and self.worker.next_deadline() != before:
+            self.control_transport.wake()
+
+    def limit_run(self, call_id: bytes, seconds: float) -> None:
+        """Have the control thread stop a call that begins now, if it takes longer than this."""
+        with self.lock:
+            self.worker.mailbox.limit_run(call_id, clock() + seconds)
             self.control_transport.wake()
 
     # -- sending --

@@ -172,7 +172,7 @@ class Calls:
                 self._references.add(needed)
             self.results.share(contained)
             self._unread.expected(contained)
-            if option(row[CALL_OPTIONS], "timeout") is not None:
+            if option(row[CALL_OPTIONS], "timeout") is not None or option(row[CALL_OPTIONS], "run_timeout") is not None:
                 self._limited.add(call_id)
             ahead = option(row[CALL_OPTIONS], "stream")
             if ahead is not None:

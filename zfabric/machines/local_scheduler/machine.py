@@ -154,7 +154,7 @@ class LocalScheduler:
         self.admission = Admission(self.tables, self.blocks, self.references, self.outcomes, self.rebuilding, self.stopping)
         self.direct = DirectSubmissions(self.tables, self.references, self.outcomes, self.stopping, self.admission)
         self.workers = WorkerPool(self.tables, self.pool, first_token)
-        self.dispatcher = Dispatcher(self.tables, self.outcomes, self.rebuilding, self.direct, self.pool, self.workers)
+        self.dispatcher = Dispatcher(self.tables, self.outcomes, self.rebuilding, self.stopping, self.direct, self.pool, self.workers)
         self.placement_requests = PlacementRequests(self.tables, self.outcomes, self.pool)
         self.starvation = Starvation(self.tables, self.pool, self.dispatcher)
         self.streams = Streams(self.tables, self.references, self.outcomes, self.rebuilding)

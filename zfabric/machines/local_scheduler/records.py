@@ -292,6 +292,18 @@ class TaskRecord:
         self.state = DONE
         self.worker = None
 
+    def limit_run(self) -> None:
+        """Take over how long an attempt may take, if that is limited."""
+        limit = self.option("run_timeout")
+        if limit is not None:
+            self.facts().run_timeout = limit
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a worker that receives the task is to have nothing before it: it has been near a crash, or the time of its run counts."""
+        rare = self.rare
+        return rare is not None and (rare.crashes > 0 or rare.buried or rare.run_timeout is not None)
+
     def finish_assigned(self) -> None:
         """The same for a task that a worker has run."""
         self.function.done += 1
@@ -423,6 +435,8 @@ class TaskExtras:
         "rebuilt",
         "recursively",
         "retries",
+        "run_timeout",
+        "run_until",
         "running_on",
         "stays",
         "stopped",
@@ -451,8 +465,12 @@ class TaskExtras:
         self.alone = 0
         """Number of these workers that ran nothing else."""
         self.deadline: float | None = None
+        self.run_timeout: float | None = None
+        """Seconds that an attempt may take. Such a task is sent to a worker that begins it at once."""
+        self.run_until: float | None = None
+        """When those of the last attempt are over."""
         self.stopped = ""
-        """Why an attempt is to be stopped: "cancelled", "timeout", "force" (which kills), "killed", or empty."""
+        """Why an attempt is to be stopped: "cancelled", "timeout", "run_timeout", "force" (which kills), "killed", or empty."""
         self.stays = False
         """Whether it is to run at its home: what it returns cannot travel."""
         self.recursively = False
@@ -505,6 +523,7 @@ class FunctionRecord:
         "queue",
         "received",
         "result_bytes",
+        "run_timeout",
         "shared",
         "strategy",
         "stream",
@@ -548,8 +567,11 @@ class FunctionRecord:
         """Number of its tasks that one worker runs at the same time, in an event loop (``async def``); 0: one, on its stack."""
         self.inline: bool = option(options, "inline", True) and not self.concurrency
         """Whether its tasks may run on top of one that waits."""
-        usual = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None and self.stream is None
+        usual = self.num_returns == 1 and self.actor is None and self.stream is None
+        usual = usual and option(options, "timeout") is None and option(options, "run_timeout") is None
         self.plain = usual and not delegated
+        self.run_timeout: float | None = option(options, "run_timeout")
+        """Seconds that an attempt may take, if the call does not say."""
         self.queue: ShapeQueue
         self.by_strategy: dict[Strategy, TaskExtras] = {}
         """What tasks have in common whose only option is this strategy."""

@@ -10,6 +10,7 @@ from zfabric.machines.worker.items import Item as Item
 from zfabric.machines.worker.items import actor_of as actor_of
 from zfabric.machines.worker.machine import LEFT as LEFT
 from zfabric.machines.worker.machine import REPORTS as REPORTS
+from zfabric.machines.worker.machine import TIMES_UP as TIMES_UP
 from zfabric.machines.worker.machine import Worker as Worker
 from zfabric.machines.worker.quiescence import CLOSED as CLOSED
 from zfabric.machines.worker.quiescence import CheckpointLog as CheckpointLog

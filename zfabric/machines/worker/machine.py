@@ -33,6 +33,8 @@ from zfabric.protocol.messages import FAILED, INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
 from zfabric.protocol.trace import marked
 
+TIMES_UP = ("timeout", "run_timeout")
+"""Reasons to stop that are a TaskTimeoutError."""
 LEFT = "its actor ended itself"
 """Why calls are stopped that run beside the one that ends the actor."""
 REPORTS = (m.Completed, m.Yielded)
@@ -263,6 +265,8 @@ class Worker:
             return False
         row, _ = self.mailbox.actors[item.actor_id]
         deadline = self.mailbox.timed.pop(item.row[0], None)
+        if deadline is not None:
+            self.mailbox.run_until.pop(item.row[0], None)
         method = item.method
         if status != OK:
             stopped = not whole or item.row[0] in self.abandoned
@@ -310,7 +314,7 @@ class Worker:
         if asked[1] == LEFT:
             return False  # The end of the actor is about to reach its caller.
         if call_id not in self.abandoned:
-            kind = "TaskTimeoutError" if asked[1] == "timeout" else "TaskCancelledError"
+            kind = "TaskTimeoutError" if asked[1] in TIMES_UP else "TaskCancelledError"
             text = f"{item.method} was to be stopped ({asked[1]}) and does not: it runs code that does not come back to Python, and goes on"
             self.abandoned.add(call_id)
             self.unreturned += 1
@@ -612,7 +616,8 @@ class Worker:
     def tick(self, now: float) -> None:
         """Stop calls whose time is up, and open a gate whose time is up."""
         for call_id in self.mailbox.deadlines.due(now):
-            if not self._stop(call_id, "timeout"):
+            reason = "run_timeout" if self.mailbox.run_until.pop(call_id, None) is not None else "timeout"
+            if not self._stop(call_id, reason):
                 self.mailbox.give_up(call_id)
         if self.gate is not None:
             self.gate.tick(now)

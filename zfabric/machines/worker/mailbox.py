@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from math import inf
 
 from zfabric.machines.common.deadlines import Deadlines
 from zfabric.machines.common.log_format import LoggedCall
@@ -62,6 +63,8 @@ class Mailbox:
         self.retiring = False
         self.timed: dict[bytes, float] = {}
         """Calls with a timeout that have not ended, and when they are to be stopped."""
+        self.run_until: dict[bytes, float] = {}
+        """Calls that run and whose ``run_timeout`` ends before their timeout, and when."""
         self.deadlines = Deadlines(lambda deadline, call_id: self.timed.get(call_id) == deadline)
         self.gone: dict[bytes, None] = {}
         """Callers that have exited: outcomes of their calls go nowhere."""
@@ -114,6 +117,12 @@ class Mailbox:
             if timeout is not None:
                 self.timed[call_id] = now + timeout
                 self.deadlines.add(now + timeout, call_id)
+
+    def limit_run(self, call_id: bytes, until: float) -> None:
+        """Have a call that has begun stopped at ``until``, unless it is to be stopped before that."""
+        if until < self.timed.get(call_id, inf):
+            self.timed[call_id] = self.run_until[call_id] = until
+            self.deadlines.add(until, call_id)
 
     def accept_relayed(self, now: float, source: Address, message: m.RelayedCalls) -> None:
         """Queue calls of a process of another node, to which the local scheduler sends the outcomes.
@@ -270,10 +279,12 @@ class Mailbox:
         queue, found = next(((queue, item) for queue in queues for item in queue if item.row[0] == call_id), (None, None))
         if queue is None or found is None:
             return False
+        ahead = [item.row[0] for item in queue if item.actor_id == found.actor_id]
         queue.remove(found)
         self.timed.pop(call_id, None)
         kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
-        outputs = (pack_failure(kind, f"{found.method} was stopped before it ran ({reason})"),)
+        behind = f", behind {index} other call{'s' * (index > 1)} of its actor" if (index := ahead.index(call_id)) else ""
+        outputs = (pack_failure(kind, f"{found.method} was stopped before it ran ({reason}){behind}"),)
         log = self.logs.get(found.actor_id)
         if log is not None:
             log.own.ended(call_id, (FAILED, outputs), False)

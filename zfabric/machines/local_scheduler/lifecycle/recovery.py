@@ -616,6 +616,8 @@ class Recovery:
             self.admission.set_terms(task, now)
             self.references.pin(named_by(task))
             self._assign(task, worker)
+            if task.rare is not None and task.rare.run_timeout is not None:
+                self.stopping.expect_run(task, now)  # Nobody remembers when it began.
             if task.rare is not None and task.rare.stopped:
                 self.stopping.stop(task, task.rare.stopped, now)  # Whoever asked for that may be gone.
         else:
@@ -630,6 +632,8 @@ class Recovery:
         for task, worker in [each for each in self._delegated if (each[0].function.actor is not None) == actors]:
             self.references.pin(named_by(task))
             self._assign(task, worker)
+            if task.rare is not None and task.rare.run_timeout is not None:
+                self.stopping.expect_run(task, now)
             if task.rare is not None and task.rare.stopped:
                 self.stopping.stop(task, task.rare.stopped, now)
 

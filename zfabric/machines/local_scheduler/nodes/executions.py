@@ -102,7 +102,7 @@ class Executions:
             task.holders = None
             task.outputs = ()  # Its values are the home's. A record here that has the name of one is what this node knows of it.
             self.tables.tasks[row[0]] = task
-            if len(row) == 4 and not row[3] and delegated.actor is None:
+            if len(row) == 4 and not row[3] and delegated.actor is None and delegated.run_timeout is None:
                 delegated.queue.tasks.append(task)
                 self.tables.became_ready += 1
                 continue
@@ -223,7 +223,8 @@ class Executions:
             self.outcomes.make_ready(task)
 
     def _set_demand(self, task: TaskRecord) -> None:
-        """Take over what a call asks for on its own. Its deadline is the home's matter."""
+        """Take over what a call asks for on its own. Its deadline is the home's matter; how long it may run is this node's."""
+        task.limit_run()
         demand, environment = option(task.options, "demand"), option(task.options, "env")
         strategy = option(task.options, "strategy", option(task.function.options, "strategy", option(task.options, "captured", ())))
         shape = task.function.shape

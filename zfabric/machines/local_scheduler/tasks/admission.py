@@ -85,6 +85,7 @@ class Admission:
                 strategy = own.get("captured", ())
             shape = (demand, environment, *function.shape[2:5], strategy)
             task.facts().demand_queue = self.tables.queue_for(function.queue.job, shape)
+        task.limit_run()
         timeout = task.option("timeout")
         if timeout is not None:
             task.facts().deadline = now + timeout

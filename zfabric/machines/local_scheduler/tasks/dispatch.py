@@ -40,6 +40,7 @@ from zfabric.machines.local_scheduler.tasks.backpressure import Backpressure
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool, weight
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
@@ -64,6 +65,7 @@ class Dispatcher:
         tables: Tables,
         outcomes: Outcomes,
         rebuilding: Rebuilding,
+        stopping: Stopping,
         direct: DirectSubmissions,
         pool: ResourcePool,
         workers: WorkerPool,
@@ -71,6 +73,7 @@ class Dispatcher:
         self.tables = tables
         self.outcomes = outcomes
         self.rebuilding = rebuilding
+        self.stopping = stopping
         self.direct = direct
         self.pool = pool
         self.workers = workers
@@ -377,7 +380,7 @@ class Dispatcher:
                     tasks.popleft()
                     continue
                 cost = task.function.cost
-                alone = cost is None or (task.rare is not None and (task.rare.crashes > 0 or task.rare.buried))
+                alone = cost is None or (task.rare is not None and task.runs_alone)
                 if alone and (inflight or batch):
                     room = 0
                     break
@@ -428,6 +431,8 @@ class Dispatcher:
                 unknown[function.id] = (function.id, function.name, function.payload, function.options)
             if function.mean is not None:
                 work += function.mean
+            if task.rare is not None and task.rare.run_timeout is not None:
+                self.stopping.expect_run(task, now)
             if row[3]:
                 values = self._values(task, worker)
                 if values is None:
@@ -617,11 +622,11 @@ class Dispatcher:
                 producer = producer or task  # Unless there is one that reads what others have made.
             elif task.state == READY:
                 mean = task.function.mean
-                if batch and (mean is None or work + mean > config.prefetch_seconds):
+                if batch and (mean is None or task.runs_alone or work + mean > config.prefetch_seconds):
                     break
                 if task not in batch:
                     batch.append(task)
-                    work += mean or config.prefetch_seconds
+                    work += config.prefetch_seconds if mean is None or task.runs_alone else mean or config.prefetch_seconds
         if producer is not None and not batch:
             batch = [producer]
         whole = not agenda and blocked.position >= len(blocked.wanted)
@@ -662,7 +667,7 @@ class Dispatcher:
             line = self._line(queue, now)
             task = line[0]
             mean = task.function.mean
-            if mean is None or mean > AHEAD_SECONDS or (task.rare is not None and (task.rare.crashes > 0 or task.rare.buried)):
+            if mean is None or mean > AHEAD_SECONDS or task.runs_alone:
                 return
             if task.function.result_bytes > AHEAD_BYTES and not task.row[3]:
                 return  # What reads the result of the running task is to go before it.

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from zfabric.machines.common.resources import describe
 from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler.records import (
     DONE,
@@ -60,12 +61,15 @@ class Crash(NamedTuple):
     """Whether it was killed because the node ran short of memory."""
 
 
+NAMED_MOST = 3
+"""Tasks that the text of a timeout names."""
 ALONE_AFTER = 2
 """Crashes after which a task is suspected: it then runs with nothing behind it on its worker."""
 STOPPED = {
     "cancelled": "TaskCancelledError",
     "force": "TaskCancelledError",
     "timeout": "TaskTimeoutError",
+    "run_timeout": "TaskTimeoutError",
     "killed": "ActorDiedError",
 }
 
@@ -169,7 +173,7 @@ class Outcomes:
         if status == OK:
             return task.name
         mark = _MARKS.get(status, "failed")
-        if status == INTERRUPTED and outputs == (b"timeout",):
+        if status == INTERRUPTED and outputs in ((b"timeout",), (b"run_timeout",)):
             mark = "timed out"
         elif status == RETRY and not self._may_retry(task):
             mark = "failed"
@@ -186,7 +190,7 @@ class Outcomes:
         if status == INTERRUPTED:  # The request may have come from an earlier daemon: the outcome has the reason.
             reason = next((each for each in STOPPED if (each.encode(),) == outputs), stopped)
             kind = STOPPED.get(reason, "TaskCancelledError")
-            self.fail(task, kind, _stopped_text(task, kind), self._facts(task, worker))
+            self.fail(task, kind, stopped_text(task, reason) + _BEGUN.get(reason, ""), self._facts(task, worker))
         elif status == RETRY and not stopped and self._may_retry(task):
             task.facts().history.append("raised an exception its options say to retry")
             self.again(task)
@@ -301,7 +305,10 @@ class Outcomes:
         task.facts().stopped = reason
         kind = STOPPED[reason]
         ready = task.state == READY
-        self.fail(task, kind, _stopped_text(task, kind), (("task", task.id.hex()), ("function", task.name)))
+        text = stopped_text(task, reason)
+        if reason == "timeout":
+            text += f": it had not begun, and {waits_for(self.tables, task)}"
+        self.fail(task, kind, text, (("task", task.id.hex()), ("function", task.name)))
         if ready:
             self.tables.queue_of(task).stop_one()
 
@@ -319,7 +326,7 @@ class Outcomes:
         why = f"does not stop: it goes on in worker {worker.pid} and holds its resources until it ends"
         if isinstance(worker, NodeRecord):  # Its end is reported by that node, which may be dead.
             why = f"{worker.name} does not report that it has stopped: it holds its resources there until it ends"
-        self.fail(task, kind, f"{_stopped_text(task, kind)}, and {why}", facts)
+        self.fail(task, kind, f"{stopped_text(task, rare.stopped)}, and {why}", facts)
 
     def still_running(self, task: TaskRecord, worker: WorkerRecord) -> None:
         """Put a task that has its outcome in flight on a worker, which reports to a restarted daemon that it still runs it."""
@@ -522,7 +529,7 @@ class Outcomes:
             task.facts().running_on = None
         elif stopped in STOPPED:
             kind = STOPPED[stopped]
-            self.fail(task, kind, _stopped_text(task, kind), self._facts(task, node))
+            self.fail(task, kind, stopped_text(task, stopped), self._facts(task, node))
         elif task.function.actor is None and task.option("max_retries", self.tables.config.max_retries) == 0:
             text = f"{task.name} may have run on a node that is lost, or whose daemon died, and max_retries=0 forbids another attempt"
             self.fail(task, "WorkerCrashedError", text, self._facts(task, node))
@@ -716,7 +723,7 @@ class Outcomes:
             crash = Crash(task is suspect, worker.pid, died.exit_code, died.signal, died.peak, died.stderr, memory)
             if stopped in STOPPED:
                 kind = STOPPED[stopped]
-                self.fail(task, kind, _stopped_text(task, kind), self._facts(task, worker))
+                self.fail(task, kind, stopped_text(task, stopped), self._facts(task, worker))
             elif task.function.delegated:
                 void |= prefixes_of(task)
                 self._end_delegated(task, LOST, (pack_row(crash),), None)
@@ -806,7 +813,35 @@ def _pushed(record: AnyObject) -> bytes | None:
     return record.value if type(record.value) is bytes and record.holders is not None and not record.contained else None
 
 
-def _stopped_text(task: TaskRecord, kind: str) -> str:
-    if kind == "TaskTimeoutError":
+_BEGUN = {"timeout": ": it had begun"}
+
+
+def stopped_text(task: TaskRecord, reason: str) -> str:
+    """What is said of a task that was stopped."""
+    if reason == "run_timeout":
+        return f"{task.name} ran longer than its run_timeout of {task.option('run_timeout')} s"
+    if reason == "timeout":
         return f"{task.name} had no outcome within its timeout of {task.option('timeout')} s"
-    return f"{task.name} was killed (zf.kill) while it was being made" if kind == "ActorDiedError" else f"{task.name} was cancelled"
+    return f"{task.name} was killed (zf.kill) while it was being made" if reason == "killed" else f"{task.name} was cancelled"
+
+
+def waits_for(tables: Tables, task: TaskRecord) -> str:
+    """For what a task waits that has not begun: arguments, resources, or the tasks before it."""
+    if task.state == WAITING:
+        missing = [each for each in task.row[3] if (record := tables.find(each)) is not None and record.status == PENDING]
+        makers = (record.task for each in missing[:NAMED_MOST] if (record := tables.find(each)) is not None)
+        names = ", ".join(f"{brief(maker.id)} ({maker.name})" for maker in makers if maker is not None)
+        return f"waited for {len(missing)} of its arguments{names and ': '}{names}"
+    if isinstance(task.worker, NodeRecord):
+        return f"was on node {task.worker.name}"
+    if task.worker is not None:
+        first = next((each for each in task.worker.inflight.values() if each is not task), None)
+        behind = f", behind {brief(first.id)} ({first.name})" if first is not None else ""
+        return f"was queued in worker {task.worker.pid}{behind}"
+    queue = tables.queue_of(task)
+    held = [each for worker in queue.leased.values() for each in worker.inflight.values()]
+    others = ", ".join(f"{brief(each.id)} ({each.name})" for each in held[:NAMED_MOST])
+    if queue.pool.fits(queue.demand):
+        return f"waited for a worker, with {len(queue)} tasks in its queue"
+    behind = f", which {others}{' and more' if len(held) > NAMED_MOST else ''} had" if others else ", which others had"
+    return f"waited for {describe(queue.demand)}{behind}; {len(queue)} tasks were in its queue"

@@ -69,6 +69,13 @@ class Stopping:
         """Set the deadline of a task."""
         self._deadlines.add(deadline, task.id)
 
+    def expect_run(self, task: TaskRecord, now: float) -> None:
+        """Set the end of an attempt that begins now and may take a limited time."""
+        rare = task.facts()
+        if rare.run_timeout is not None:
+            rare.run_until = now + rare.run_timeout
+            self._deadlines.add(rare.run_until, task.id)
+
     def _has_no_end(self, deadline: float, task_id: bytes) -> bool:
         task = self.tables.tasks.get(task_id)
         return task is not None and task.state != DONE
@@ -77,8 +84,13 @@ class Stopping:
         """Stop tasks whose deadline has passed; repeat requests that are due."""
         for task_id in self._deadlines.due(now):
             task = self.tables.tasks.get(task_id)
-            if task is not None:
+            rare = task.rare if task is not None else None
+            if task is None or rare is None:
+                continue
+            if rare.deadline is not None and now >= rare.deadline:
                 self.stop(task, "timeout", now)
+            elif rare.run_until is not None and now >= rare.run_until and task.state == ASSIGNED:
+                self.stop(task, "run_timeout", now)
         for task_id, due in list(self._asked.items()):
             if now >= due:
                 self._repeat(task_id, now)
@@ -296,7 +308,7 @@ class Stopping:
         """Record that a worker still runs a task that has its outcome. One that was given up is asked to stop."""
         record = task.values()[0]
         kind = unpack_failure(record.value)[0] if record.status == FAILED and type(record.value) is bytes else ""
-        reason = next((each for each in ("cancelled", "timeout") if STOPPED[each] == kind), "")
+        reason = next((each for each in ("cancelled", "timeout", "run_timeout") if STOPPED[each] == kind), "")
         request = m.Interrupt(task.id, task.attempt, reason)
         self.outcomes.still_running(task, worker)
         if reason:
@@ -341,8 +353,11 @@ class Stopping:
             self._ask_given_up(task, request, now)
             return
         self._asked[task_id] = now + self.tables.config.interrupt_every
+        if late and task.function.delegated and task.rare.stopped == "run_timeout" and worker.pid and not worker.shared:
+            reason = f"task {task.name} does not stop after its run_timeout"  # Its home does not know when it began.
+            self.tables.effects.append(KillProcess(worker.pid, reason, task_id))
         if worker.remote:
-            recursive = task.rare.recursively and task.rare.stopped != "timeout"
+            recursive = task.rare.recursively and task.rare.stopped not in ("timeout", "run_timeout")
             self.tables.send_to_node(worker.token, m.StopDelegated(task_id, task.attempt, task.rare.stopped, recursive))
         elif worker.shared:  # It makes an actor in a process with other actors, which must not die for it.
             self.tables.send_to_control(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
