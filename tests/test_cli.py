@@ -119,7 +119,8 @@ def test_completion(place: Place) -> None:
         ("submit --config batch_rows=many x.py", 2, "whole number"),
         ("submit --object-store-memory 5XB x.py", 2, "not a size"),
         ("submit --address /no/where x.py", 1, "no session at '/no/where'"),
-        ("submit --address auto x.py", 1, "no cluster is running here"),
+        ("submit --address auto x.py", 1, "no cluster is running here (looked in "),
+        ("status --address head:6790", 1, "'head:6790' is no address: write tcp://head:6790"),
         ("submit --address auto --num-cpus 1 x.py", 2, "has what it was started with"),
         ("start --num-gpus 1.5", 2, "'--num-gpus': '1.5' is not a number of GPUs: write a whole number, 0 or more"),
         ("start --namespace caf\udce9", 2, "not UTF-8"),
@@ -129,7 +130,7 @@ def test_completion(place: Place) -> None:
         ("stop", 1, "there is nothing to stop"),
         ("stop --all", 1, "there is nothing to stop"),
         ("stop --all --address x", 2, "exclude each other"),
-        ("status", 1, "no cluster is running here; start one with `zfabric start`"),
+        ("status", 1, "which TMPDIR decides: a cluster of another TMPDIR is found with that, or by its directory); start one"),
         ("status --address /tmp", 1, "has ended"),
         ("tasks --state lost", 2, "is not one of"),
         ("tasks --limit 0", 2, "'--limit': '0' is not a number of rows: write a whole number, from 1 to 10,000"),
@@ -594,3 +595,20 @@ def test_doctor_names_each_problem(change: str, check: str, text: str, place: Pl
     problems = [finding for finding in json.loads(ran.stdout)["findings"] if finding["level"] == "problem"]
     assert {finding["check"] for finding in problems} == {check}
     assert any(text in finding["text"] for finding in problems)
+
+
+def test_a_node_that_ended_by_itself_leaves_the_reason_and_no_keys(place: Place) -> None:
+    """The head dies, and the node loses its lease."""
+    keys = f"{place.directory}/cluster.key"
+    head = place.json("start", "--head", "--port", "0", "--key-file", keys, "--num-cpus", "1", "--config", "node_lease=1")
+    node = place.json("start", "--address", head["address"], "--key-file", keys, "--num-cpus", "1", "--config", "node_lease=1")
+    session = Session(node["session"])
+    assert [path for path in (session.key, session.cluster_key) if os.path.exists(path)]
+    os.kill(head["pid"], signal.SIGKILL)
+    eventually(lambda: not session.alive(), "the node has ended")
+    assert not [name for name in os.listdir(session.directory) if "key" in name]
+    said = place.run("status", code=1).stderr
+    assert re.search(r"The node that was started here ended [\d.]+ m?s ago: .*lease", said), said
+    place.run("start", "--num-cpus", "1")
+    place.run("stop")
+    assert "ended" not in place.run("status", code=1).stderr

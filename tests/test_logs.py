@@ -113,7 +113,7 @@ def test_skipped_output_is_reported(tmp_path: Path) -> None:
     write(tmp_path, b"x" * 99 + b"\n" + b"y" * 99 + b"\n" * (3 * logs.BACKLOG_BYTES) + b"the end\n")
     text = "\n".join(row[3] for _ in range(40) for row in t.poll(PIDS))
     assert text.startswith("unfini\n[")
-    assert f"bytes of output skipped; they are in {log_path(str(tmp_path), TOKEN, 'out')}]" in text
+    assert f"bytes of output skipped; until the cluster ends they are in {log_path(str(tmp_path), TOKEN, 'out')}, and with " in text
     assert text.endswith("the end")
     assert len(text) < 2 * logs.BACKLOG_BYTES
 

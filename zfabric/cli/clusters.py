@@ -25,7 +25,17 @@ from zfabric.protocol.wording import size, span
 from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, drain_node, node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
-from zfabric.runtime.session import STARTED, ClusterSettings, JoinedNode, Session, find_sessions, started_session, user_directory
+from zfabric.runtime.session import (
+    STARTED,
+    ClusterSettings,
+    JoinedNode,
+    Session,
+    find_sessions,
+    forget_failure,
+    started_session,
+    user_directory,
+    where_looked,
+)
 
 _NODE_ID = re.compile("[0-9a-fA-F]{16}")
 
@@ -115,6 +125,7 @@ def start(
             cluster=cluster,
         )
         facts = _await(launched, bool(settings.preload))
+        forget_failure()
     if as_json:
         print_json(facts)
         return
@@ -353,7 +364,7 @@ def _what(session: Session) -> str:
 def _nothing_to_stop(everything: bool) -> str:
     others = [] if everything else find_sessions()
     if not others:
-        return "there is nothing to stop: no cluster is running here"
+        return f"there is nothing to stop: no cluster is running here ({where_looked()})"
     listed = "; ".join(f"{session.directory} ({about(session)})" for session in others)
     return f"no started cluster is running. Clusters of programs end with them; to end one now, name it with --address: {listed}"
 

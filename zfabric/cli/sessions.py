@@ -19,7 +19,7 @@ from zfabric.exceptions import FabricError, VersionMismatchError
 from zfabric.protocol.wording import span
 from zfabric.runtime.connect import attach, find_session
 from zfabric.runtime.driver import DriverClient
-from zfabric.runtime.session import Session, find_sessions, kept_sessions, started_session
+from zfabric.runtime.session import Session, find_sessions, kept_sessions, last_failure, started_session, where_looked
 
 
 def chosen_session(address: str | None) -> Session:
@@ -32,7 +32,10 @@ def chosen_session(address: str | None) -> Session:
         return started
     sessions = find_sessions()
     if not sessions:
-        raise click.ClickException("no cluster is running here; start one with `zfabric start`, or run a program with `zfabric submit`")
+        ended = last_failure()
+        why = f"\nThe node that was started here ended {span(time.time() - ended[1])} ago: {ended[0]}" if ended is not None else ""
+        text = f"no cluster is running here ({where_looked()}); start one with `zfabric start`, or run a program with `zfabric submit`"
+        raise click.ClickException(text + why)
     if len(sessions) > 1:
         lines = "\n".join(f"  --address {session.directory}   {about(session)}" for session in sessions)
         raise click.UsageError(f"{len(sessions)} clusters are running here; say which one:\n{lines}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from zfabric.protocol.names import is_text
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.programs import this_program
-from zfabric.runtime.session import Session, is_cluster_address, new_incarnation, started_session
+from zfabric.runtime.session import Session, is_cluster_address, new_incarnation, started_session, where_looked
 
 LOCAL = "local"
 """The address of a new cluster, which the program starts and which ends with it."""
@@ -170,7 +171,9 @@ def find_session(address: str) -> Session:
     if address == "auto":
         session = started_session()
         if session is None:
-            raise ConnectionLostError("no cluster is running here; start one with `zfabric start`, or by zf.init() without an address")
+            raise ConnectionLostError(
+                f"no cluster is running here ({where_looked()}); start one with `zfabric start`, or by zf.init() without an address"
+            )
         return session
     if is_cluster_address(address):
         return node_of_cluster(address)
@@ -179,6 +182,8 @@ def find_session(address: str) -> Session:
             f"{address!r} is an address of a Ray client, which zfabric does not have: a program joins through a node on its own machine, "
             'which `zfabric start --address` starts; "auto" or tcp://HOST:PORT of the cluster then finds it'
         )
+    if re.fullmatch(r"[^/\s]+:\d+", address):
+        raise ConnectionLostError(f"{address!r} is no address: write tcp://{address} for a cluster of several nodes")
     path = address.removeprefix("ipc://")
     if not os.path.isdir(path):
         raise ConnectionLostError(

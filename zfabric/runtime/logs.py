@@ -124,7 +124,10 @@ class _Follower:
             if size - self.offset > BACKLOG_BYTES:
                 skipped = size - self.offset - min(limit, BACKLOG_BYTES // 2)
                 notice = b"\n" if self.partial else b""
-                notice += b"[%d bytes of output skipped; they are in %s]\n" % (skipped, os.fsencode(self.path))
+                notice += b"[%d bytes of output skipped; until the cluster ends they are in %s, and with ZFABRIC_KEEP=1 after that]\n" % (
+                    skipped,
+                    os.fsencode(self.path),
+                )
                 self.offset += skipped
             data = os.pread(descriptor, limit, self.offset)
             self.offset += len(data)

@@ -68,6 +68,8 @@ DAMAGED = (ValueError, KeyError, TypeError, RecursionError)
 """What files raise when they are read that no session has written so."""
 REASON_SECONDS = 10.0
 """Seconds for which the directory of a session that has ended by itself remains. Its programs look for the reason once a second."""
+LAST_FAILURE = "last-failure"
+"""The file, beside the sessions, that says why the latest started node ended by itself."""
 KEPT = "kept-"
 KEPT_MAX = 20
 """Number of ended sessions whose files remain; the oldest are deleted first. Logs and events are bounded while a session runs."""
@@ -360,6 +362,19 @@ class Session:
         except OSError:
             return ""
 
+    def leave_failed(self) -> None:
+        """Leave the directory for programs that read ``failure``, without keys; and, of a started node, the reason for ``last_failure``."""
+        self._remove_keys()
+        with suppress(OSError, ValueError, FabricError):
+            if self.kind() == STARTED:
+                facts = {"session": self.identifier, "reason": self.failure(), "ended": time.time()}
+                _replace(f"{os.path.dirname(self.directory)}/{LAST_FAILURE}", json.dumps(facts).encode(errors="replace"))
+
+    def _remove_keys(self) -> None:
+        for path in (self.key, self.cluster_key, self.cluster_key + HEAD_SUFFIX):
+            with suppress(OSError):
+                os.unlink(path)
+
     def alive(self) -> bool:
         """Whether a supervisor holds the session's lock."""
         try:
@@ -413,9 +428,7 @@ class Session:
         if kept:
             remove_tree(self._spill_elsewhere() or f"{self.directory}/spill")
             remove_tree(self.sockets)
-            for path in (self.key, self.cluster_key, self.cluster_key + HEAD_SUFFIX):
-                with suppress(OSError):
-                    os.unlink(path)
+            self._remove_keys()
             # Whoever does this may be killed at any moment, and the next one does it again: first the record, which can be written twice.
             with suppress(OSError, *DAMAGED):  # The disk is full, or another process has done this.
                 self._note_end(kept)
@@ -465,6 +478,27 @@ def user_directory(base: str | None = None) -> str:
     if status.st_mode & 0o077:
         raise FabricError(f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):o}); run: chmod 700 {path}")
     return path
+
+
+def last_failure(base: str | None = None) -> tuple[str, float] | None:
+    """Return why the latest started node of this user ended by itself, and when (seconds since the epoch); None if none did."""
+    try:
+        with open(f"{user_directory(base)}/{LAST_FAILURE}", "rb") as file:
+            facts = json.loads(file.read())
+        return str(facts["reason"]), float(facts["ended"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def forget_failure(base: str | None = None) -> None:
+    """Forget what ``last_failure`` returns: a new node has been started."""
+    with suppress(OSError):
+        os.unlink(f"{user_directory(base)}/{LAST_FAILURE}")
+
+
+def where_looked(base: str | None = None) -> str:
+    """Say, for an error, where sessions were looked for."""
+    return f"looked in {user_directory(base)}, which TMPDIR decides: a cluster of another TMPDIR is found with that, or by its directory"
 
 
 def find_sessions(base: str | None = None) -> list[Session]:

@@ -249,7 +249,9 @@ class Supervisor:
                 elif descriptor in self._handlers:
                     self._unregister(descriptor)  # Nothing else matters now.
         processes.kill_children()
-        if not self._failure:
+        if self._failure:
+            self._session.leave_failed()
+        else:
             self._session.remove()
 
     # -- events -------------------------------------------------------------------------------------------------------------

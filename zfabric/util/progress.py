@@ -144,7 +144,9 @@ class _NotebookText:
         return {"text/plain": str(self._state)}
 
     def begin(self) -> None:
-        from IPython.display import display
+        import IPython.display
+
+        display: Any = IPython.display.display
 
         self._handle = display(self._text(), raw=True, display_id=True)
 
