@@ -197,3 +197,33 @@ def test_a_task_that_has_ended_is_explained_with_its_time_place_arguments_and_li
     assert code == 0, output
     assert f"task {task} (speaks): finished\nhas ended, and the cluster has forgotten it" in output
     assert re.search(r"ran: +\d+ ms in process \d+ on node2", output)
+
+
+@zf.remote(num_cpus=0)
+class Busy:
+    """An actor whose calls last until a file exists."""
+
+    def hold(self, begun: str, over: str) -> None:
+        """Run until a file exists."""
+        Path(begun).touch()
+        wait_for_file(over)
+
+
+def test_the_process_of_an_actor_is_named_after_it_with_what_it_runs(cluster: zf.LocalCluster, tmp_path: Path) -> None:
+    begun, over = tmp_path / "begun", tmp_path / "over"
+    actor = Busy.options(name="the busy one", scheduling_strategy=on_node(cluster.nodes[1])).remote()
+    refs = [actor.hold.remote(str(begun), str(over)) for _ in range(3)]
+    eventually(begun.exists, "the first call runs")
+    eventually(lambda: "2 calls wait" in zf.explain(actor).facts.get("activity", ""), "the others wait")
+    assert re.fullmatch(r"runs Busy.hold \(1-\S+\) for [\d.]+ m?s; 2 calls wait", zf.explain(actor).facts["activity"])
+    for number in range(2):
+        (row,) = (row for row in json.loads(run("workers", "--json", *of_node(cluster, number))[1]) if row["actor"])
+        assert (row["actor"], row["actor_id"], row["calls_waiting"]) == ("Busy, the busy one", actor._actor_id.hex(), 2)
+        assert [(each["name"], each["id"]) for each in row["runs"]] == [("Busy.hold", refs[0].task_id().hex())]
+        assert "Busy, the busy one: runs Busy.hold (1-" in run("workers", *of_node(cluster, number))[1]
+        assert "activity: " in (explained := run("explain", "the busy one", *of_node(cluster, number))[1]), explained
+        assert "actor Busy, the busy one, 2 calls wait, for " in run("stack", str(row["pid"]), *of_node(cluster, number))[1]
+    assert "is the process of the actor Busy, the busy one" in run("explain", str(row["pid"]), *of_node(cluster, 0))[1]
+    over.touch()
+    zf.get(refs, timeout=PATIENCE)
+    assert zf.explain(actor).facts["activity"] == "runs nothing; 0 calls wait"

@@ -9,6 +9,7 @@ from typing import Any
 from zfabric.exceptions import FabricError
 from zfabric.protocol.ids import TASK_BYTES, short
 from zfabric.protocol.messages.queries import ENDED_STATES as ENDED
+from zfabric.runtime.activity import activity_of_actor
 from zfabric.runtime.interface import ClientInterface
 from zfabric.runtime.task_history import history_of
 
@@ -63,7 +64,11 @@ def explained(client: ClientInterface, subject: bytes, text: str = "", timeout: 
     if answer is None:
         return Explanation(name, "unknown", "nothing is known of it: it ended and was forgotten, or never was", {})
     state, reason, facts = answer
-    more = history_of(client, subject[:TASK_BYTES]) if state in ENDED and not brief else {}
+    more: dict[str, str] = {}
+    if not brief and "class" in dict(facts):
+        more = activity_of_actor(client, subject[:TASK_BYTES])
+    elif not brief and state in ENDED:
+        more = history_of(client, subject[:TASK_BYTES])
     return Explanation(name, state, _with_breakpoint(client, subject, reason, dict(facts)), {**dict(facts), **more})
 
 

@@ -17,6 +17,7 @@ from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages.queries import ENDED_STATES, LIST_LIMIT, PENDING_STATES, TASK_STATES
 from zfabric.protocol.names import brief, is_text
 from zfabric.protocol.wording import size, span
+from zfabric.runtime.activity import Activity, activities, activity_of_actor
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import shown
 from zfabric.runtime.task_history import forgotten, history_of
@@ -281,9 +282,17 @@ def actors(address: str | None, ended: str | None, limit: int, as_json: bool) ->
 @address_option
 @json_option
 def workers(address: str | None, as_json: bool) -> None:
-    """List the worker processes, with what they run and for how long."""
+    """List the worker processes, with what they run and for how long.
+
+    The process of an actor is named after it: its class, its name, the calls that it runs, and how many wait there.
+    """
     with connected(chosen_session(address)) as client:
-        rows = [{**row, "memory_bytes": row.pop("memory")} for row in client.query("workers", True)]
+        rows = [{**row, "memory_bytes": row.pop("memory")} for row in map(dict, client.query("workers", True))]
+        running = activities(client, rows)
+    for row in rows:
+        activity = running.get((row.get("node", ""), row["pid"]))
+        row["runs"] = [] if activity is None else [{"name": name, "id": each.hex(), "seconds": took} for name, each, took in activity.runs]
+        row["calls_waiting"] = None if activity is None else activity.waiting
     if as_json:
         print_json(rows)
         return
@@ -292,7 +301,7 @@ def workers(address: str | None, as_json: bool) -> None:
             row["pid"] or "-",
             row["state"],
             span(row["seconds"]),
-            row["task"] or "-",
+            _runs(row, running),
             row["queued"],
             row["depth"],
             size(row["memory_bytes"]),
@@ -304,6 +313,14 @@ def workers(address: str | None, as_json: bool) -> None:
         print_table(*_with_nodes((">pid", "state", ">for", "task", ">queued", ">below", ">memory", "holds"), cells, rows), flexible="task")
     else:
         echo("There are no workers.")
+
+
+def _runs(row: dict[str, Any], running: dict[tuple[str, int], Activity]) -> str:
+    """What a worker runs: a task, or of an actor its calls."""
+    if not row["actor"] or row["task"]:
+        return row["task"] or "-"
+    activity = running.get((row.get("node", ""), row["pid"]))
+    return f"{row['actor']}: {activity}" if activity is not None else str(row["actor"])
 
 
 @click.command(short_help="Explain the state of a task, object, actor or worker.")
@@ -355,6 +372,8 @@ def _explained(client: DriverClient, subject: str) -> tuple[dict[str, str], tupl
     if where := client.breakpoint_of(identifier[:TASK_BYTES], dict(facts).get("pid", "")):
         reason += f"; {where}"
     more = _history(client, identifier[:TASK_BYTES]) if state in ENDED_STATES and found["kind"] != "actor" else ()
+    if found["kind"] == "actor":
+        more = tuple(activity_of_actor(client, identifier).items())
     return found, (state, reason, (*facts, *more))
 
 

@@ -15,7 +15,7 @@ from zfabric.cli.output import echo, print_json
 from zfabric.cli.sessions import chosen_session, connected
 from zfabric.exceptions import FabricError, GetTimeoutError
 from zfabric.protocol.names import brief, is_text
-from zfabric.protocol.wording import span
+from zfabric.protocol.wording import counted, span
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import shown
 from zfabric.runtime.sampling import SECONDS_MOST
@@ -111,7 +111,9 @@ def _processes(nodes: list[TimelineNode], silent: list[str], subject: bytes = b"
 def _text(process: dict[str, Any]) -> str:
     lines = [f"{process['kind']} {process['pid']}" + (f" on {process['node']}" if process["node"] else "")]
     if process["kind"] == "worker":
-        task = f", {shown(process['task'])}" if process["task"] else ""
+        task = f", {shown(process['task'])}" if process["task"] else f" {shown(process['actor'])}" if process["actor"] else ""
+        waiting = process["calls_waiting"]
+        task += f", {counted(waiting, 'call')} {'waits' if waiting == 1 else 'wait'}" if waiting is not None else ""
         lines[0] += f": {process['state']}{task}, for {span(process['seconds'])}"
     if not process["answers"] and process["threads"]:
         lines[0] += " (it runs no Python code now; this is what the interpreter was in)"

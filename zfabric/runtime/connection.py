@@ -385,6 +385,8 @@ class Connection:
         """Report the calls of this process, or its stacks: now, or sampled by a thread of their own. The caller holds the lock."""
         if message.about == "calls":
             self.machine.send(m.Inspected(message.asker, message.token, self.machine.calls.outstanding()))
+        elif message.about == "runs":
+            self.machine.send(m.Inspected(message.asker, message.token, (*self.runs(), ("", b"", self.calls_waiting()))))
         elif message.seconds > 0.0:
             with suppress(RuntimeError):  # No thread can start, as at the interpreter's exit: the asker's time expires.
                 self._sampler.ask(message.asker, message.token, message.seconds, self._report_samples)
@@ -396,6 +398,14 @@ class Connection:
             for asker, token in asked:
                 self.machine.send(m.Inspected(asker, token, rows))
         self._attempt(self._flush_armed)
+
+    def runs(self) -> Rows:
+        """Return what this process runs: rows ``(name, id, seconds)``."""
+        return tuple(run for _, runs, _ in self.threads() for run in runs)
+
+    def calls_waiting(self) -> int:
+        """Return how many calls of its actors wait here; 0 in a process without actors."""
+        return 0
 
     def threads(self) -> Rows:
         """Return the stacks of this process's threads (see ``stacks``)."""

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from zfabric.exceptions import FabricError, GetTimeoutError
+from zfabric.runtime.activity import activity_of
 from zfabric.runtime.session import Session
 from zfabric.runtime.stacks import Frame, Thread, dump_path, dumped_threads, frames_of_program, is_idle_loop
 from zfabric.runtime.timeline import Asker, TimelineNode
@@ -44,10 +45,17 @@ def process_report(session: Session, client: Asker, pid: int, worker: dict[str, 
         "kind": "driver" if worker is None else "worker",
         "state": "" if worker is None else worker["state"],
         "task": "" if worker is None else worker["task"],
+        "actor": "" if worker is None else worker["actor"],
+        "calls_waiting": _calls_waiting(client, pid) if worker is not None and worker["actor"] and answers else None,
         "seconds": 0.0 if worker is None else worker["seconds"],
         "answers": answers,
         "threads": [each for each in shown if each["frames"] or each["runs"]],
     }
+
+
+def _calls_waiting(client: Asker, pid: int) -> int | None:
+    found = activity_of(client, pid)
+    return None if found is None else found.waiting
 
 
 def sample_report(client: Asker, pid: int, is_worker: bool, seconds: float) -> dict[str, Any]:

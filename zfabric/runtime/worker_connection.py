@@ -57,6 +57,10 @@ class WorkerConnection(Connection):
 
     # -- the daemon, and peers --
 
+    def calls_waiting(self) -> int:
+        """Return how many calls of its actors wait here."""
+        return self.worker.mailbox.waiting_count
+
     def running(self) -> tuple[m.Message, ...]:
         """Return the messages that this worker adds to its registration."""
         return self.worker.running()

@@ -227,6 +227,11 @@ class Mailbox:
         return bool(self.queue) or any(self.groups.values())
 
     @property
+    def waiting_count(self) -> int:
+        """Number of calls that are queued."""
+        return len(self.queue) + sum(map(len, self.groups.values()))
+
+    @property
     def settled(self) -> bool:
         """Whether no outcome would be lost with this process."""
         return not (self._reported or self._returned) and all(log.settled for log in self.logs.values())

@@ -48,9 +48,10 @@ class Notice(NamedTuple):
 class Inspect(NamedTuple):
     """local scheduler -> the control thread of a worker, or a driver. Report what ``about`` says; ``Inspected`` answers.
 
-    ``about`` is "stacks" or "calls". "stacks" are the stacks of all threads: now, or, with ``seconds`` over 0, counted over that time.
-    "calls" are rows ``(actor id, calls that have no outcome here)``. ``asker`` (an address) and ``token`` identify the query, and come
-    back. A process that does not run Python code does not answer.
+    ``about`` is "stacks", "calls" or "runs". "stacks" are the stacks of all threads: now, or, with ``seconds`` over 0, counted over that
+    time. "calls" are rows ``(actor id, calls that have no outcome here)``. "runs" are what a worker runs, rows ``(name, id, seconds)``, and
+    last a row ``("", b"", calls that wait)``. ``asker`` (an address) and ``token`` identify the query, and come back. A process that does
+    not run Python code does not answer.
     """
 
     asker: bytes

@@ -71,7 +71,7 @@ class Diagnoses:
         tables = self.tables
         worker = tables.workers.get(subject)
         if worker is not None:
-            return _explain_worker(worker, subject)
+            return _explain_worker(worker, subject, self.actor_of_worker(worker)["actor"])
         actor = self.actors.records.get(subject[:TASK_BYTES])
         if actor is not None:
             task = actor.task
@@ -231,6 +231,14 @@ class Diagnoses:
         actor_id = next(iter(worker.actors), b"")
         return self.actors.records.get(actor_id) or self.tables.guests.get(actor_id)
 
+    def actor_of_worker(self, worker: WorkerRecord) -> dict[str, str]:
+        """The actor that lives in a process: its class and name, and its id; empty texts if there is none. Of several, the first."""
+        actor = self._actor_in(worker)
+        if actor is None:
+            return {"actor": "", "actor_id": ""}
+        more = len(worker.actors) - 1
+        return {"actor": title(actor) + (f" and {more:,} more" if more else ""), "actor_id": actor.id.hex()}
+
     def _wanted_by(self, blocked: BlockedTask) -> str:
         """The objects that a blocked task or call waits for, and the circle if it waits for itself in the end."""
         names = [f"{brief(identifier)} ({self._maker(identifier, blocked)})" for identifier in blocked.wanted]
@@ -354,10 +362,12 @@ def _error_of(task: TaskRecord) -> str:
     return f"{kind}: {line}" if line else kind
 
 
-def _explain_worker(worker: WorkerRecord, subject: bytes) -> Diagnosis:
+def _explain_worker(worker: WorkerRecord, subject: bytes, actor: str) -> Diagnosis:
     running = running_task(worker)
     reason = f"runs {running.name}" if running is not None else "waits in get" if worker.blocked_tasks else WORKER_STATES[worker.state]
-    return Diagnosis(subject, WORKER_STATES[worker.state], reason, (("pid", str(worker.pid)), ("in flight", str(len(worker.inflight)))))
+    reason = f"is the process of the actor {actor}" if actor else reason
+    facts = (("pid", str(worker.pid)), *((("actor", actor),) if actor else ()), ("in flight", str(len(worker.inflight))))
+    return Diagnosis(subject, WORKER_STATES[worker.state], reason, facts)
 
 
 def _is_pending(record: AnyObject | None) -> bool:

@@ -131,6 +131,7 @@ class Reports:
             "actor log": read_log,
             "stacks": self._ask_stacks,
             "calls": self._ask_calls,
+            "runs": self._ask_runs,
             "create group": groups.create,
             "remove group": groups.remove,
             **relayed,
@@ -171,6 +172,12 @@ class Reports:
     def _ask_calls(self, source: Address, token: int, pid: int) -> None:
         """Have a process answer how many calls of each actor it waits for: calls do not pass through the scheduler."""
         self._inspect(source, token, pid, "calls", 0.0)
+
+    def _ask_runs(self, source: Address, token: int, pid: int) -> None:
+        """Have a worker answer what it runs, and how many calls wait in it: calls do not pass through the scheduler."""
+        if not isinstance(self.tables.by_pid.get(pid), WorkerRecord):
+            raise ValueError(f"no worker of this cluster has the pid {pid}")
+        self._inspect(source, token, pid, "runs", 0.0)
 
     def _inspect(self, source: Address, token: int, pid: int, about: str, seconds: float) -> None:
         process = self.tables.by_pid.get(pid)
@@ -313,6 +320,7 @@ class Reports:
                     "job": worker.job.id.hex() if worker.job is not None else "",
                     "task": running.name if running is not None else "",
                     "task_id": running.id.hex() if running is not None else "",
+                    **self.diagnoses.actor_of_worker(worker),
                     "queued": max(0, len(worker.inflight) - len(worker.blocked_tasks) - (1 if running is not None else 0)),
                     "depth": len(worker.blocked_tasks),
                     "demand": amounts(tuple(pair for pair in worker.demand if not (worker.lent and pair[0] == "CPU"))),
