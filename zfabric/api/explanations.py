@@ -9,9 +9,7 @@ from typing import Any
 from zfabric.exceptions import FabricError
 from zfabric.protocol.ids import TASK_BYTES, short
 from zfabric.protocol.messages.queries import ENDED_STATES as ENDED
-from zfabric.runtime.activity import activity_of_actor
 from zfabric.runtime.interface import ClientInterface
-from zfabric.runtime.task_history import history_of
 
 QUERY_SECONDS = 10.0
 """How long the node's daemon may take to answer."""
@@ -66,8 +64,12 @@ def explained(client: ClientInterface, subject: bytes, text: str = "", timeout: 
     state, reason, facts = answer
     more: dict[str, str] = {}
     if not brief and "class" in dict(facts):
+        from zfabric.runtime.activity import activity_of_actor  # It loads ZeroMQ, which no program needs before its cluster.
+
         more = activity_of_actor(client, subject[:TASK_BYTES])
     elif not brief and state in ENDED:
+        from zfabric.runtime.task_history import history_of  # As above.
+
         more = history_of(client, subject[:TASK_BYTES])
     return Explanation(name, state, _with_breakpoint(client, subject, reason, dict(facts)), {**dict(facts), **more})
 

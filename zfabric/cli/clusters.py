@@ -210,6 +210,7 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
         # The session records the reason before it ends, and its processes may take a moment to exit.
         reason = (launched.session.failure() or launched.failure() or str(error)).strip()
         launched.close()
+        forget_failure()  # The user sees it now.
         if re.match(r"the \w+ (cannot be started|failed).*\n", reason):
             *_, reason = reason.splitlines()  # The reason is below the traceback of our own process.
         reason = re.sub(r"^the \w+ cannot be started \([^)]*\): ", "", reason)
