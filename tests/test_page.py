@@ -454,6 +454,8 @@ def test_each_worker_has_a_bar_of_what_it_did_and_does(page: Page) -> None:
     assert 0.0 < actor["busy"] <= 1.0
     assert running["task_id"] == runs.hex()[:32]
     assert "nap" in [name for name, _ in running["parts"]]
+    (worker,) = (row for row in page.ask("workers") if row["pid"] == actor["pid"])
+    assert [each["name"] for each in worker["actors"]] == ["Slow, bars"]
     zf.cancel(runs, force=True)
     zf.kill(slow)
 

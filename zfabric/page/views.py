@@ -238,10 +238,7 @@ class Views:
         spent = shares(attempts, now, WINDOW_SECONDS)
         if len(self._nodes) == 1:  # Rows of a cluster of one have no node.
             spent = {("", pid): parts for (_, pid), parts in spent.items()}
-        lives: dict[tuple[str, int], list[dict[str, Any]]] = {}
-        for actor in self._client.query("actors", LIST_LIMIT):
-            if actor["pid"]:
-                lives.setdefault((actor.get("node", ""), actor["pid"]), []).append(actor)
+        lives = self._actors_by_process()
         rows = []
         for worker in self._client.query("workers"):
             place = worker.get("node", ""), worker["pid"]
@@ -267,6 +264,14 @@ class Views:
             )
         chosen = sorted(rows, key=lambda row: (not row["task"], -row["busy"]))[:WORKERS_MOST]
         return {"workers": sorted(chosen, key=lambda row: (row["node"], row["pid"])), "total": len(rows), "seconds": WINDOW_SECONDS}
+
+    def _actors_by_process(self) -> dict[tuple[str, int], list[dict[str, Any]]]:
+        """The rows of living actors by node (empty in a cluster of one) and pid."""
+        found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for actor in self._client.query("actors", LIST_LIMIT):
+            if actor["pid"]:
+                found.setdefault((actor.get("node", ""), actor["pid"]), []).append(actor)
+        return found
 
     def cancel(self, task: str, force: bool) -> dict[str, str]:
         """Cancel a task and what it has submitted, as ``zfabric cancel`` does. Raises ValueError if it is not stopped."""
@@ -342,8 +347,17 @@ class Views:
         return {"waiting": dict(waiting), "silent": silent}
 
     def workers(self) -> list[dict[str, Any]]:
-        """Workers, with their resident memory."""
-        return list(self._client.query("workers", True))
+        """Workers, with their resident memory, and the actors that live in them by class and name."""
+        lives = self._actors_by_process()
+        return [
+            {
+                **worker,
+                "actors": [
+                    {"id": each["actor_id"], "name": _name_of(each)} for each in lives.get((worker.get("node", ""), worker["pid"]), ())
+                ],
+            }
+            for worker in self._client.query("workers", True)
+        ]
 
     def memory(self, limit: int) -> dict[str, Any]:
         """The largest values, what of the store is whose, and the workers."""

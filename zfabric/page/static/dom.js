@@ -107,6 +107,21 @@ export function short(hex) {
   return `${task}-${index >= 2 ** 31 ? `p${index - 2 ** 31}` : index >= 2 ** 30 ? `c${index - 2 ** 30}` : index}`;
 }
 
+const jobs = new Map();
+
+// Notes how jobs are called: by their script, and by their id if they were submitted.
+export function nameJobs(rows) {
+  for (const row of rows) {
+    const known = [row.script, row.submission_id].filter(Boolean).join(", ");
+    if (known) jobs.set(row.number, `${row.number} (${known})`);
+    if (jobs.size > 1000) jobs.delete(jobs.keys().next().value);
+  }
+}
+
+export function jobName(number) {
+  return jobs.get(number) ?? String(number);
+}
+
 export function demand(amounts) {
   return Object.entries(amounts).map(([name, amount]) => `${amount} ${name}`).join(", ") || "–";
 }

@@ -96,6 +96,7 @@ export const workers = list({
     ["node", (row) => row.node ?? "–"],
     ["state", (row) => state(row.state)],
     ["for", (row) => seconds(row.seconds), "right"],
+    ["actor", (row) => (row.actors.length ? [detailsLink(row.actors[0].id, row.actors[0].name), row.actors.length > 1 ? ` and ${row.actors.length - 1} more` : ""] : "–")],
     ["runs", (row) => (row.task_id ? detailsLink(row.task_id, row.task) : "–")],
     ["queued", (row) => row.queued, "right"],
     ["waits on its stack", (row) => row.depth, "right"],

@@ -1,4 +1,4 @@
-import { ask, count, detailsLink, el, short } from "./dom.js";
+import { ask, count, detailsLink, el, jobName, short } from "./dom.js";
 
 const SHOWN = 2000;
 
@@ -29,7 +29,7 @@ export const logs = {
     this.out = el("pre", { tabindex: "0", role: "log", "aria-live": "off", "aria-label": "output of the workers" });
     this.note = el("p", { class: "note" });
     const again = () => { this.since = 0; this.turn += 1; this.busy = false; this.out.replaceChildren(); return this.refresh(); };
-    this.jobs = chooser("job", (job) => `job ${job}`, "", (value) => { this.job = value; again(); });
+    this.jobs = chooser("job", jobName, "", (value) => { this.job = value; again(); });
     this.functions = chooser("function", (name) => name, this.function, (value) => { this.function = value; again(); });
     if (this.function) this.functions.grow([this.function]);
     place.append(el("h2", {}, "Logs"), el("div", { class: "tools" },

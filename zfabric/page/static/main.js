@@ -1,6 +1,6 @@
 // Which view is shown, and what is pushed to all of them. A view is {title, show(place, argument), update?(latest), hide?()}.
 
-import { el } from "./dom.js";
+import { el, nameJobs } from "./dom.js";
 import { loadChanges } from "./changes.js";
 import { overview, progress } from "./overview.js";
 import { stream } from "./stream.js";
@@ -75,6 +75,7 @@ function listen() {
   events.addEventListener("update", (event) => {
     latest = JSON.parse(event.data);
     answered = Date.now() / 1000;
+    nameJobs(latest.jobs);
     grey("");
     say(`live · session ${latest.session}`);
     if (shown?.update) guard(shown.update(latest));

@@ -1,7 +1,7 @@
 // The first screen: what is wrong, how the program does as lines over time, and what each worker does. Below are the same as tables.
 
 import { Chart, roundUp } from "./charts.js";
-import { ask, bytes, colour, count, demand, detailsLink, el, percent, rate, renew, seconds, svg, table } from "./dom.js";
+import { ask, bytes, colour, count, demand, detailsLink, el, jobName, percent, rate, renew, seconds, svg, table } from "./dom.js";
 
 const SHOWN = 8, FUNCTIONS = 6, AGAIN = 4, LEAST = 60;
 const RANGES = [[1, 600, "10 minutes"], [10, 7200, "2 hours"]];
@@ -200,7 +200,7 @@ export const overview = {
   // -- tables --
   tables(now) {
     const rows = now.progress;
-    const useful = (columns) => columns.filter(([, cell]) => now.nodes.some((row) => cell(row) !== "–"));
+    const useful = (columns, rows) => columns.filter(([, cell]) => !rows.length || rows.some((row) => cell(row) !== "–"));
     const nodes = table(`${now.nodes.length} ${now.nodes.length === 1 ? "node" : "nodes"}`, useful([
       ["node", (row) => row.name ?? row.node.slice(0, 8)],
       ["role", (row) => (row.head ? "head" : "–")],
@@ -214,15 +214,16 @@ export const overview = {
       ["from other nodes", answered((row) => (row.copying === null ? "–" : `${bytes(row.copying)}/s`)), "right"],
       ["resources", (row) => demand(row.resources)],
       ["labels", (row) => Object.entries(row.labels ?? {}).map(([name, value]) => `${name}=${value}`).join(", ") || "–"],
-    ]), now.nodes);
-    const jobs = table(`${now.jobs.length} ${now.jobs.length === 1 ? "job" : "jobs"}`, [
-      ["job", (row) => row.number],
+    ], now.nodes), now.nodes);
+    const jobs = table(`${now.jobs.length} ${now.jobs.length === 1 ? "job" : "jobs"}`, useful([
+      ["job", (row) => jobName(row.number)],
+      ["command", (row) => row.command || "–"],
       ["pid", (row) => row.pid || "–", "right"],
       ["namespace", (row) => row.namespace || "–"],
       ["submitted", (row) => count(row.submitted), "right"],
       ["for", (row) => seconds(row.seconds), "right"],
       ["state", (row) => (row.ended ? "ending" : "running")],
-    ], now.jobs);
+    ], now.jobs), now.jobs);
     const more = rows.length > SHOWN ? [el("p", { class: "note" }, `The first ${SHOWN} of ${count(rows.length)} functions; `, el("a", { href: "#progress" }, "all of them"))] : [];
     renew(this.rest, el("h2", {}, "Progress"), bars(rows.slice(0, SHOWN)), ...more, el("h2", {}, "Nodes"), nodes, el("h2", {}, "Jobs"), jobs);
   },
@@ -257,7 +258,7 @@ export function bars(rows) {
   if (!rows.length) return el("p", { class: "note" }, "No tasks have been submitted by the jobs that run.");
   return table("tasks by function", [
     ["function", (row) => el("a", { href: `#tasks/${encodeURIComponent(row.name)}` }, row.name)],
-    ["job", (row) => parseInt(row.job, 16)],
+    ["job", (row) => jobName(parseInt(row.job, 16))],
     ["progress", (row) => bar(row), "broad"],
     ["queued", (row) => count(row.waiting - row.arguments), "right"],
     ["for arguments", (row) => count(row.arguments), "right"],
