@@ -455,7 +455,15 @@ def test_each_worker_has_a_bar_of_what_it_did_and_does(page: Page) -> None:
     assert running["task_id"] == runs.hex()[:32]
     assert "nap" in [name for name, _ in running["parts"]]
     (worker,) = (row for row in page.ask("workers") if row["pid"] == actor["pid"])
-    assert [each["name"] for each in worker["actors"]] == ["Slow, bars"]
+    assert worker["actor"] == "Slow, bars"
+    calls = [slow.wait.remote(1000), slow.wait.remote(0)]
+    zf.wait(calls, timeout=0.0)
+
+    def at_work() -> bool:
+        rows = [row for row in page.ask("activity") if row["pid"] == actor["pid"]]
+        return [(run[0], row["waiting"]) for row in rows for run in row["runs"]] == [("Slow.wait", 1)]
+
+    eventually(at_work, "the call that runs, and the one that waits")
     zf.cancel(runs, force=True)
     zf.kill(slow)
 

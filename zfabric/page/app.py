@@ -84,6 +84,7 @@ def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, s
         Route("/api/stream", view(lambda request: (views.stream, *_span(request)))),
         Route("/api/series", view(lambda request: (views.points, _step(request), _number(request, "after", 0)))),
         Route("/api/busy", view(lambda request: (views.busy,))),
+        Route("/api/activity", view(lambda request: (views.activity,), watcher.ask_aside)),
         Route("/api/changes", changes),
         Route("/api/cancel", view(lambda request: (views.cancel, _id(request), "force" in request.query_params)), methods=["POST"]),
         Route("/api/kill", view(lambda request: (views.kill, _id(request))), methods=["POST"]),

@@ -21,6 +21,7 @@ from zfabric.page.spans import WINDOW_SECONDS, Attempt, TaskStream, shares
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 from zfabric.protocol.messages.queries import LIST_LIMIT, PENDING_STATES
 from zfabric.protocol.names import brief
+from zfabric.runtime.activity import activities
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.log_files import LocalLogFiles, LogFiles, RemoteLogFiles
@@ -238,7 +239,6 @@ class Views:
         spent = shares(attempts, now, WINDOW_SECONDS)
         if len(self._nodes) == 1:  # Rows of a cluster of one have no node.
             spent = {("", pid): parts for (_, pid), parts in spent.items()}
-        lives = self._actors_by_process()
         rows = []
         for worker in self._client.query("workers"):
             place = worker.get("node", ""), worker["pid"]
@@ -248,16 +248,11 @@ class Views:
                 parts[worker["task"]] = parts.get(worker["task"], 0.0) + min(worker["seconds"], max(0.0, free))
             first = sorted(parts.items(), key=lambda part: -part[1])
             others = sum(seconds for _, seconds in first[PARTS_MOST:])
-            of = lives.get(place, [])
-            shown = {key: worker[key] for key in ("pid", "state", "seconds", "task", "task_id", "queued")}
-            actor_name = {"actor": _name_of(of[0]), "actor_id": of[0]["actor_id"]} if of else {"actor": "", "actor_id": ""}
+            shown = {key: worker[key] for key in ("pid", "state", "seconds", "task", "task_id", "queued", "actor", "actor_id", "job")}
             rows.append(
                 {
                     **shown,
-                    **actor_name,
-                    "actors": len(of),
                     "node": place[0],
-                    "job": worker["job"],
                     "busy": min(1.0, sum(parts.values()) / WINDOW_SECONDS),
                     "parts": [*first[:PARTS_MOST], *([("", others)] if others else [])],
                 }
@@ -265,13 +260,18 @@ class Views:
         chosen = sorted(rows, key=lambda row: (not row["task"], -row["busy"]))[:WORKERS_MOST]
         return {"workers": sorted(chosen, key=lambda row: (row["node"], row["pid"])), "total": len(rows), "seconds": WINDOW_SECONDS}
 
-    def _actors_by_process(self) -> dict[tuple[str, int], list[dict[str, Any]]]:
-        """The rows of living actors by node (empty in a cluster of one) and pid."""
-        found: dict[tuple[str, int], list[dict[str, Any]]] = {}
-        for actor in self._client.query("actors", LIST_LIMIT):
-            if actor["pid"]:
-                found.setdefault((actor.get("node", ""), actor["pid"]), []).append(actor)
-        return found
+    def activity(self) -> list[dict[str, Any]]:
+        """What the processes of actors run, the longest call first, and how many calls wait in them; of those that answer."""
+        found = activities(self._client, self._client.query("workers"))
+        return [
+            {
+                "node": node,
+                "pid": pid,
+                "waiting": each.waiting,
+                "runs": [[name, task.hex(), seconds] for name, task, seconds in each.runs[:1]],
+            }
+            for (node, pid), each in found.items()
+        ]
 
     def cancel(self, task: str, force: bool) -> dict[str, str]:
         """Cancel a task and what it has submitted, as ``zfabric cancel`` does. Raises ValueError if it is not stopped."""
@@ -347,17 +347,8 @@ class Views:
         return {"waiting": dict(waiting), "silent": silent}
 
     def workers(self) -> list[dict[str, Any]]:
-        """Workers, with their resident memory, and the actors that live in them by class and name."""
-        lives = self._actors_by_process()
-        return [
-            {
-                **worker,
-                "actors": [
-                    {"id": each["actor_id"], "name": _name_of(each)} for each in lives.get((worker.get("node", ""), worker["pid"]), ())
-                ],
-            }
-            for worker in self._client.query("workers", True)
-        ]
+        """Workers, with their resident memory."""
+        return list(self._client.query("workers", True))
 
     def memory(self, limit: int) -> dict[str, Any]:
         """The largest values, what of the store is whose, and the workers."""
@@ -555,10 +546,6 @@ def _progress_of(tasks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         row[state if state in COUNTS else "running" if state == "blocked" else "waiting"] += 1
         row["arguments"] += state == "waiting"
     return list(found.values())
-
-
-def _name_of(actor: dict[str, Any]) -> str:
-    return f"{actor['class']}, {actor['name']}" if actor["name"] else str(actor["class"])
 
 
 def _identifier(text: str) -> bytes:

@@ -77,6 +77,8 @@ export const overview = {
   async readWorkers() {
     if (this.asking) return;
     this.asking = true;
+    // Processes of actors are asked on their own, since one that does not answer takes half a second.
+    this.activity ??= ask("activity").then((rows) => { this.calls = new Map(rows.map((row) => [`${row.pid} ${row.node}`, row])); }, () => {}).finally(() => { this.activity = null; });
     try {
       this.drawWorkers(await ask("busy"));
     } finally {
@@ -190,6 +192,13 @@ export const overview = {
       return;
     }
     const several = new Set(workers.map((row) => row.node)).size > 1;
+    for (const row of workers) {
+      row.calls = this.calls?.get(`${row.pid} ${row.node}`);
+      for (const [name, , time] of row.calls?.runs ?? []) { // A call that runs is in the bar, too, though it has not ended.
+        const more = Math.min(time, span - row.parts.reduce((sum, [, spentTime]) => sum + spentTime, 0));
+        if (more > 0.01 * span) { row.parts.push([name, more]); row.busy = Math.min(1, row.busy + more / span); }
+      }
+    }
     renew(this.workers,
       el("p", { class: "legend" }, `How each has spent the last ${span === 60 ? "minute" : seconds(span)}, by function, and what it does now.`),
       el("ul", { class: "lanes" }, workers.map((row) => el("li", {},
@@ -248,9 +257,11 @@ function spent(row, span) {
 
 function does(row) {
   const queued = row.queued ? `, ${count(row.queued)} queued there` : "";
-  const actor = row.actor ? ["actor ", detailsLink(row.actor_id, row.actor), row.actors > 1 ? ` and ${row.actors - 1} more` : ""] : [];
-  if (row.task) return [...(row.actor ? [...actor, ": "] : []), row.task_id ? detailsLink(row.task_id, row.task) : row.task, ` for ${seconds(row.seconds)}`, queued];
-  if (row.actor) return [...actor, queued];
+  if (row.actor && !row.task) {
+    const run = row.calls?.runs[0], waiting = row.calls?.waiting ? `, ${count(row.calls.waiting)} ${row.calls.waiting === 1 ? "call waits" : "calls wait"}` : "";
+    return [detailsLink(row.actor_id, row.actor), run ? [` runs ${run[0]}`, ` for ${seconds(run[2])}`] : ": no call runs", waiting];
+  }
+  if (row.task) return [row.actor ? `${row.actor}: ` : "", row.task_id ? detailsLink(row.task_id, row.task) : row.task, ` for ${seconds(row.seconds)}`, queued];
   return row.state === "blocked" ? ["waits in get", queued] : [row.seconds < 1 ? row.state : `${row.state} for ${seconds(row.seconds)}`, queued];
 }
 
