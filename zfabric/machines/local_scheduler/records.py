@@ -294,7 +294,7 @@ class TaskRecord:
 
     def limit_run(self) -> None:
         """Take over how long an attempt may take, if that is limited."""
-        limit = self.option("run_timeout")
+        limit = self.function.run_timeout if len(self.row) == 4 else self.option("run_timeout")
         if limit is not None:
             self.facts().run_timeout = limit
 

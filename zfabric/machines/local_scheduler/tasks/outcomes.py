@@ -564,8 +564,7 @@ class Outcomes:
     def announce(self, record: AnyObject) -> None:
         """Continue tasks and answer requests that wait for a value."""
         dependents, record.dependents = record.dependents, None
-        # The last to become ready goes to the head of its queue.
-        for dependent in reversed(dependents) if dependents else ():
+        for dependent in dependents[::-1] if dependents else ():  # The last to become ready goes to the head of its queue.
             if dependent.state != WAITING:
                 continue
             if record.status != OK:
@@ -575,7 +574,7 @@ class Outcomes:
             rare.unresolved -= 1
             if rare.unresolved <= 0:
                 self.tables.latencies.waited(rare.waits_since)
-                self.make_ready(dependent, front=True)
+                self.make_ready(dependent, True)
         fetchers, record.fetchers = record.fetchers, None
         for incarnation in sorted(fetchers or ()):
             process = self.tables.processes.get(incarnation)
@@ -617,12 +616,13 @@ class Outcomes:
         queue = self.tables.queue_of(task)
         if task.rare is not None and task.rare.demand_queue is queue and queue.token not in self.tables.queues and not queue.job.ended:
             queue = task.rare.demand_queue = self.tables.queue_for(queue.job, queue.shape)  # It was removed while nothing needed it.
-        if task.row[3] and self.tables.nodes:
-            self.tables.with_inputs.append(task)
-        line = queue.tasks
-        if task.row[3] and (front or self._reads_large(task)):
-            line = queue.consumers
-            front = front and not (self.tables.nodes and self._reads_elsewhere(task))
+        if not task.row[3]:
+            line = queue.tasks
+        else:
+            line = queue.consumers if front or self._reads_large(task) else queue.tasks
+            if self.tables.nodes:
+                self.tables.with_inputs.append(task)
+                front = front and not self._reads_elsewhere(task)
         if front:
             line.appendleft(task)
         else:
