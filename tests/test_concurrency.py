@@ -627,6 +627,32 @@ def test_a_caller_waits_at_max_pending_calls_if_configured(cluster: Callable[...
     assert opened == [True]
 
 
+# --- results of calls that compute ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["actor", "tasks"])
+def test_results_of_an_event_loop_arrive_while_the_next_call_computes(tmp_path: Path, kind: str) -> None:
+    def compute(number: int) -> int:
+        """Hold the loop until the program has the result before this one."""
+        time.sleep(0.003)
+        if number:
+            wait_for_file(str(tmp_path / str(number - 1)))
+        return number
+
+    class Server:
+        async def infer(self, number: int) -> int:
+            return compute(number)
+
+    async def infer(number: int) -> int:
+        return compute(number)
+
+    method = zf.remote(Server).remote().infer if kind == "actor" else zf.remote(num_cpus=0.1)(infer)
+    value(method.remote(0))
+    for number, ref in enumerate([method.remote(number) for number in range(10)]):
+        assert zf.get(ref, timeout=PATIENCE) == number
+        (tmp_path / str(number)).touch()
+
+
 # --- recursion without an end -------------------------------------------------------------------------------------------------------
 
 

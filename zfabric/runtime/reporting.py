@@ -43,6 +43,7 @@ class Reporter:
         self._writes = writes
         self._close_output = close_output
         self._log_to_driver = connection.config.log_to_driver
+        self._delay = connection.config.completion_delay
 
     # -- the slot, which outlives this process --
 
@@ -79,7 +80,10 @@ class Reporter:
     def end_beside(
         self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True
     ) -> Item | Invocation | None:
-        """Report a call or task that ran beside others. Claim and return the next call of its group, if there is one."""
+        """Report a call or task that ran beside others. Claim and return the next call of its group, if there is one.
+
+        Without ``flush`` the caller soon sends the outcome. It leaves earlier if nothing was sent for ``completion_delay``.
+        """
         status, outputs, extra = outcome
         connection, worker = self._connection, self._worker
         with connection.lock:
@@ -95,11 +99,11 @@ class Reporter:
             if worker.gate is not None:
                 self.count(worker.gate)
             following = None if group is None else self._next_of(group)
-            if not flush or connection.closed:
-                pass  # The event loop sends outcomes itself; or the process exits, and others have sent what it had.
-            elif following is None or worker.unreported >= REPORT_ROWS:
-                connection.flush()
-            elif not connection.armed:
+            if connection.closed:
+                pass  # The process exits. Others have sent what it had.
+            elif (flush and following is None) or worker.unreported >= REPORT_ROWS or clock() - connection.sent_at > self._delay:
+                connection.flush()  # After a long call, at once: the next one may be as long, and let no other thread run.
+            elif (flush or worker.running_calls) and not connection.armed:
                 connection.arm_flusher()
             if (self._host.done and not worker.running_calls) or (following is None and worker.baton is not None):
                 connection.transport.wake()
