@@ -630,6 +630,9 @@ def test_a_caller_waits_at_max_pending_calls_if_configured(cluster: Callable[...
 # --- results of calls that compute ----------------------------------------------------------------------------------------------
 
 
+CALLS = 40
+
+
 @pytest.mark.parametrize("kind", ["actor", "tasks"])
 def test_results_of_an_event_loop_arrive_while_the_next_call_computes(tmp_path: Path, kind: str) -> None:
     def compute(number: int) -> int:
@@ -648,9 +651,11 @@ def test_results_of_an_event_loop_arrive_while_the_next_call_computes(tmp_path: 
 
     method = zf.remote(Server).remote().infer if kind == "actor" else zf.remote(num_cpus=0.1)(infer)
     value(method.remote(0))
-    for number, ref in enumerate([method.remote(number) for number in range(10)]):
+    begun = time.monotonic()
+    for number, ref in enumerate([method.remote(number) for number in range(CALLS)]):
         assert zf.get(ref, timeout=PATIENCE) == number
         (tmp_path / str(number)).touch()
+    assert time.monotonic() - begun < 0.2 * CALLS, "each takes a few milliseconds, and half a second where it waits for a chance"
 
 
 # --- recursion without an end -------------------------------------------------------------------------------------------------------
