@@ -54,7 +54,7 @@ def run(entry: str, session: Session, token: bytes, job: bytes) -> None:
 def _run_exit_handlers(seconds: float, code: int) -> None:
     """Run what is registered with ``atexit``. If that takes longer, exit with ``code``: others wait for what this process has.
 
-    Threads of the program go on meanwhile. A handler that does not let go of the interpreter is ended a second later, from a thread of C.
+    Threads of the program go on meanwhile. A handler that retains the interpreter's lock is ended a second later, from a thread of C.
     """
     import atexit  # Only workers need it.
 
