@@ -120,6 +120,7 @@ def _serve(address: str, public: str = "", secret: str = "") -> None:
 
     context: zmq.Context[Any] = zmq.Context(1)
     socket = context.socket(zmq.ROUTER)
+    socket.set_hwm(0)  # At its limit a ROUTER drops messages, and the other side would wait for them for ever.
     if public:
         socket.curve_server, socket.curve_publickey, socket.curve_secretkey = True, public.encode(), secret.encode()
     socket.bind(address)

@@ -167,12 +167,13 @@ def nothing_is_left() -> Iterator[None]:
     """
     before = shared_memory()
     yield
-    from zfabric.runtime.session import sweep
+    from zfabric.runtime.session import LAST_FAILURE, sweep
 
     deadline = time.monotonic() + GONE_SECONDS
     while True:
         sweep()
-        directories = Path(os.environ["TMPDIR"]).glob("zfabric-*/*")
+        # The reason of the latest node that ended by itself stays, for ``zfabric status``.
+        directories = (each for each in Path(os.environ["TMPDIR"]).glob("zfabric-*/*") if each.name != LAST_FAILURE)
         left = [*processes_of_this_run().items(), *map(str, directories), *map(str, shared_memory() - before)]
         if not left or time.monotonic() > deadline:
             break

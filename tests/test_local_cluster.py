@@ -514,7 +514,7 @@ def test_status_logs_and_timeline_are_of_all_nodes(driver: zf.LocalCluster, tmp_
         (f"node{number}", node.node_id) for number, node in enumerate(driver.nodes, 1)
     ]
     assert all(each["store"]["capacity"] and each["statistics"]["memory_used"] > 0 for each in found["nodes"])
-    assert re.search(r"^job \d+ +of node1, at work here for ", shown("status", "--address", driver.nodes[1].address), re.MULTILINE)
+    assert re.search(r"^job \d+ +.*of node1, at work here for ", shown("status", "--address", driver.nodes[1].address), re.MULTILINE)
     workers = json.loads(shown("workers", "--json", "--address", driver.address))
     assert all(row["memory_bytes"] > 0 for row in workers if row["pid"])
     headings = {line.partition(":")[0] for line in shown("stack", "--address", driver.nodes[1].address).splitlines() if line[:1] in "dw"}

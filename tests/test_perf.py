@@ -119,6 +119,7 @@ def check_answer(result: dict[str, Any], name: str) -> None:
             "nodes_idle",
             "nodes_elsewhere",
             "nodes_refs",
+            "pipeline",
         )
         assert figure["low"] <= figure["value"] <= figure["high"]
         if figure["floor"]:

@@ -128,6 +128,8 @@ def test_an_actor_is_killed_by_its_name_or_id_from_any_node(cluster: zf.LocalClu
         assert code == 0, output
         assert [line.endswith("it was alive.") for line in output.splitlines()] == [True, True]
         for actor in (named, plain):
+            # The command returns once the home knows; a call may arrive at the process before its end.
+            eventually(lambda actor=actor: zf.explain(actor).state == "dead", "it has ended")
             with pytest.raises(zf.ActorDiedError, match="it was killed \\(zfabric kill\\)"):
                 zf.get(actor.add.remote(1), timeout=PATIENCE)
         code, output = run("kill", brief(plain._actor_id), *of_node(cluster, 1 - number))

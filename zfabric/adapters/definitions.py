@@ -24,12 +24,10 @@ import enum
 import functools
 import importlib
 import os
-import pickle
 import sys
 import threading
 import types
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -104,6 +102,10 @@ class _Identities:
             return number - 1
         self.revisions[identity] = self.revisions[identity]._replace(number=number)
         return number
+
+    def lacks(self, identity: bytes, number: int) -> bool:
+        """Whether this process does not have a class, or has an older revision of it."""
+        return self.find(identity) is None or identity in _unfinished or number > self.number(identity)
 
     def number(self, identity: bytes) -> int:
         """Return the revision of a class that this process has: of its own classes it has all."""
@@ -206,30 +208,6 @@ def make_class(
             identities.add(kind, identity)
             _unfinished.add(identity)
     return kind
-
-
-_arrived: dict[bytes, bytes] = {}
-"""Definitions that came with the pickles that are being loaded, of classes that are not here yet. Each is used within that load."""
-
-
-def define(identity: bytes, number: int, packed: bytes) -> None:
-    """Take in the definition of a class, if it is not here in this revision. ``defined`` is asked for it next."""
-    if _lacks(identity, number):
-        _arrived[identity] = packed
-
-
-def defined(identity: bytes, number: int) -> Any:
-    """Return the class of this identity, and make it if it is not here yet."""
-    packed = _arrived.pop(identity, None)
-    if packed is not None and _lacks(identity, number):
-        return pickle.loads(zlib.decompress(packed))
-    return identities.find(identity)
-
-
-def _lacks(identity: bytes, number: int) -> bool:
-    if identities.find(identity) is None or identity in _unfinished:
-        return True
-    return number > identities.number(identity)
 
 
 class _Making(threading.local):

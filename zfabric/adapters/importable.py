@@ -34,7 +34,6 @@ def found_in(place: Any, path: str) -> Any:
 
 
 def _travels_by_value(module: str) -> bool:
-    import cloudpickle  # Plain data is pickled without it: processes start sooner.
-
-    registered = cloudpickle.list_registry_pickle_by_value()
+    cloudpickle = sys.modules.get("cloudpickle")  # Whoever registers a module has loaded it.
+    registered = () if cloudpickle is None else cloudpickle.list_registry_pickle_by_value()
     return bool(registered) and any(module == each or module.startswith(f"{each}.") for each in registered)

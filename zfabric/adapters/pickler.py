@@ -29,8 +29,6 @@ from zfabric.adapters.cached_functions import CachedFunction, reduce_cached
 from zfabric.adapters.definitions import (
     Packed,
     constants_of,
-    define,
-    defined,
     identities,
     is_plain_error,
     is_static,
@@ -234,6 +232,24 @@ def pickler() -> Any:
             return _make_parameter, (snapshot, own, identities.of(thing), kind, *_parts_of_parameter(thing, kind))
 
     return Pickler
+
+
+_arrived: dict[bytes, bytes] = {}
+"""Definitions that came with the pickles that are being loaded, of classes that are not here yet. Each is used within that load."""
+
+
+def define(identity: bytes, number: int, packed: bytes) -> None:
+    """Take in the definition of a class, if it is not here in this revision. ``defined`` is asked for it next."""
+    if identities.lacks(identity, number):
+        _arrived[identity] = packed
+
+
+def defined(identity: bytes, number: int) -> Any:
+    """Return the class of this identity, and make it if it is not here yet."""
+    packed = _arrived.pop(identity, None)
+    if packed is not None and identities.lacks(identity, number):
+        return pickle.loads(zlib.decompress(packed))
+    return identities.find(identity)
 
 
 class _Bounded(io.BytesIO):

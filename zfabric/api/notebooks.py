@@ -29,10 +29,11 @@ def note(exported: Exported) -> None:
     if ipython is None:
         return
     shell = ipython.get_ipython()
-    if shell is None:
+    events = getattr(shell, "events", None)
+    if events is None:
         return
     if shell is not _shell:
-        shell.events.register("pre_run_cell", _before_cell)
+        events.register("pre_run_cell", _before_cell)
         _shell = shell
     _exported.add(exported)
 

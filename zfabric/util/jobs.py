@@ -278,7 +278,11 @@ class JobSubmissionClient:
         except OptionError as error:
             raise ValueError(f"submit_job: {error}") from None
         if not (entrypoint_num_cpus or entrypoint_num_gpus or entrypoint_resources):
-            zf.get(handle.info.remote(), timeout=ANSWER_SECONDS)  # It runs; errors of its start are raised here.
+            try:
+                zf.get(handle.info.remote(), timeout=ANSWER_SECONDS)  # It runs; errors of its start are raised here.
+            except ActorError:  # It has ended already, if it has left a result.
+                if self._left(job) is None:
+                    raise
         return job
 
     def get_job_info(self, job_id: str) -> JobDetails:
