@@ -242,6 +242,10 @@ def test_logs(live: LiveCluster) -> None:
     assert live.run("logs", "--worker", busy[0]).stdout == f"(slow pid={busy[0]}) slow begins\n(slow pid={busy[0]}) slow has doubts\n"
     assert live.run("logs", "-n", 0).stdout == ""
     assert "no logs of a worker 999999" in live.run("logs", "--worker", 999999, code=1).stderr
+    (job,) = (row["number"] for row in live.json("status")["jobs"])
+    assert set(live.run("logs", "--job", job).stdout.splitlines()) == set(printed)
+    assert live.run("logs", "--job", job + 1).stdout == ""
+    assert "--daemon and --job exclude each other" in live.run("logs", "--daemon", "--job", job, code=2).stderr
     with open(f"{live.session.logs}/daemon.err", "a") as file:
         file.write("one\ntwo\nthree\n")
     assert live.run("logs", "--daemon", "-n", 2).stdout == "(daemon) two\n(daemon) three\n"

@@ -45,6 +45,8 @@ class Reading(NamedTuple):
     lines: dict[tuple[str, str], Lines]
     offsets: dict[tuple[str, str], int]
     partial: dict[tuple[str, str], bytes]
+    job: int | None
+    """The job whose lines are shown; None for those of all."""
 
 
 @click.command(short_help="Show the output of workers.")
@@ -52,19 +54,22 @@ class Reading(NamedTuple):
 @session_option
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until Ctrl-C or the end of the cluster.")
 @click.option("--worker", "pid", type=PID, metavar="PID", help="Only the output of this worker, which may have ended.")
+@click.option("--job", type=WholeNumber("number of a job", 1), metavar="N", help="Only what tasks and actors of this job wrote (`zfabric status` numbers jobs).")
 @click.option("--daemon", is_flag=True, help="Logs of the fabric's own processes instead of workers.")
 @click.option("-n", "--tail", "lines", type=WholeNumber("number of lines", 0), metavar="N", help="Only the last N lines of each file.")
-def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, daemon: bool, lines: int | None) -> None:
+def logs(
+    address: str | None, ended: str | None, follow: bool, pid: int | None, job: int | None, daemon: bool, lines: int | None
+) -> None:
     """Show the output of workers, standard output before standard error.
 
     Each line has the worker's pid, its node in a cluster of several, and the name of the task or actor that wrote it, if it is known.
 
     The output of the workers that ended last is retained.
     """
-    if daemon and pid is not None:
-        raise click.UsageError("--daemon and --worker exclude each other")
+    if daemon and (pid is not None or job is not None):
+        raise click.UsageError(f"--daemon and --{'worker' if pid is not None else 'job'} exclude each other")
     session = looked_at(address, ended)
-    reading = Reading({}, {}, {})
+    reading = Reading({}, {}, {}, job)
     with contextlib.ExitStack() as stack:
         nodes = _nodes(session, ended, stack)
         shown = 0
@@ -72,7 +77,7 @@ def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, 
             with _named_if_silent(node):
                 for source in _sources(node, pid, daemon, reading):
                     shown += 1
-                    reading.offsets[node.name, source.name] = _show(source, lines)
+                    reading.offsets[node.name, source.name] = _show(source, lines, job)
         if pid is not None and not shown:
             raise click.ClickException(f"there are no logs of a worker {pid}; `zfabric workers` lists those that run")
         if follow:
@@ -106,14 +111,16 @@ def _sources(node: Node, pid: int | None, daemon: bool, reading: Reading) -> Ite
             yield Source(node, name, on + who, reading.lines.setdefault((node.name, name), Lines()))
 
 
-def _show(source: Source, lines: int | None) -> int:
-    """Print a file, after the parts rotated away from it, or its last lines; return the offset of its end."""
+def _show(source: Source, lines: int | None, job: int | None) -> int:
+    """Print a file, after the parts rotated away from it, or its last lines; return the offset of its end. Show lines of ``job`` alone."""
     kept: deque[tuple[str, str]] = deque(maxlen=lines)
     end = 0
     for name in (*(f"{source.name}.{number}" for number in range(ROTATED, 0, -1)), source.name):
         for line in _lines(source.node.files, name):
             end += len(line) if name == source.name else 0
             for shown in source.lines.read(line):
+                if job not in (None, source.lines.job):
+                    continue
                 if lines is None:
                     _print(source, *shown)
                 else:
@@ -172,4 +179,5 @@ def _show_new(source: Source, reading: Reading) -> None:
     if data[end:]:
         reading.partial[key] = data[end:]
     for shown in source.lines.read(data[:end]) if end else ():
-        _print(source, *shown)
+        if reading.job in (None, source.lines.job):
+            _print(source, *shown)

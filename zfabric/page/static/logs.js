@@ -53,7 +53,7 @@ export const logs = {
       this.functions.grow(answer.functions);
       const rows = answer.lines.slice(-SHOWN);
       for (const [, node, pid, stream, name, text, at] of rows) {
-        this.out.append(el("span", { class: "who" }, `${clock(at)} (${name ? `${name} ` : ""}pid=${pid}${node ? ` ${node}` : ""}) `), el("span", { class: stream === "err" ? "err" : undefined }, text), "\n");
+        this.out.append(el("span", { class: "who" }, `${clock(at)} (${name ? `${name} ` : ""}${node ? `on ${node} ` : ""}pid=${pid}) `), el("span", { class: stream === "err" ? "err" : undefined }, text), "\n");
       }
       while (this.out.childNodes.length > 3 * SHOWN) this.out.firstChild.remove();
       this.since = answer.read;
