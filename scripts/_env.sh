@@ -43,7 +43,7 @@ make_venv() {
     python=$(find_python) || fail "no Python 3.11 or newer on PATH; on Debian: apt-get install python3 python3-venv"
   fi
   version=$("$python" -c 'import platform; print(platform.python_version())')
-  say "making .venv with Python $version"
+  say "making ${venv##*/} with Python $version"
   rm -rf -- "$venv"
   if ! "$python" -c 'import ensurepip' 2>/dev/null; then
     if "$python" -m venv --without-pip -- "$venv" 2>/dev/null &&
@@ -71,7 +71,7 @@ prepare_locked() {
     ! grep -qsF -- "$venv" "$venv/bin/activate"; then
     make_venv
   fi
-  say "installing zfabric[$extras] into .venv"
+  say "installing zfabric[$extras] into ${venv##*/}"
   "$venv/bin/python" -m pip install -qq --disable-pip-version-check --editable "$root[$extras]" >&2 </dev/null ||
     fail "the installation failed; what pip said stands above"
   printf '%s\n' "$stamp" >"$venv/installed-$extras"

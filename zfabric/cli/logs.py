@@ -54,12 +54,10 @@ class Reading(NamedTuple):
 @session_option
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until Ctrl-C or the end of the cluster.")
 @click.option("--worker", "pid", type=PID, metavar="PID", help="Only the output of this worker, which may have ended.")
-@click.option("--job", type=WholeNumber("number of a job", 1), metavar="N", help="Only what tasks and actors of this job wrote (`zfabric status` numbers jobs).")
+@click.option("--job", type=WholeNumber("number of a job", 1), metavar="N", help="Only what tasks and actors of this job wrote.")
 @click.option("--daemon", is_flag=True, help="Logs of the fabric's own processes instead of workers.")
 @click.option("-n", "--tail", "lines", type=WholeNumber("number of lines", 0), metavar="N", help="Only the last N lines of each file.")
-def logs(
-    address: str | None, ended: str | None, follow: bool, pid: int | None, job: int | None, daemon: bool, lines: int | None
-) -> None:
+def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, job: int | None, daemon: bool, lines: int | None) -> None:
     """Show the output of workers, standard output before standard error.
 
     Each line has the worker's pid, its node in a cluster of several, and the name of the task or actor that wrote it, if it is known.
