@@ -133,7 +133,7 @@ class Reporter:
         reason = worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
         whole = status != INTERRUPTED
         if not whole and reason == LEFT:
-            text = f"{item.method} was stopped while it ran: the actor ended itself"
+            text = f"{item.method} was stopped while it ran: the actor ended itself (exit_actor)"
             status, outputs = FAILED, (pack_failure("ActorDiedError", text, (("outcome", "unknown"),)),)
         elif not whole:
             kind = "TaskTimeoutError" if reason in TIMES_UP else "TaskCancelledError"
