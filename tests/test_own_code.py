@@ -6,6 +6,7 @@ import importlib
 import pickle
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from faults import PATIENCE
 
 import zfabric as zf
-from zfabric.adapters import definitions, namespaces, serialization
+from zfabric.adapters import definitions, namespaces, pickler, serialization
 
 PROGRAMS = Path(__file__).parent / "own_code"
 
@@ -169,6 +170,52 @@ Value.__module__ = "fails_once"
         processes.load(data)
     assert processes.load(data).m() == 1
     assert processes.worker.A.value == "loaded"
+
+
+def test_two_threads_that_load_a_class_at_the_same_time_both_have_all_of_it(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have taken in its definition; the one that uses it first is stopped in the middle, until the other one has used it."""
+    both, first, other = threading.Barrier(2), threading.Lock(), threading.Event()
+    take_in = pickler.define
+
+    def define(*parts: Any) -> None:
+        take_in(*parts)
+        both.wait(60)
+
+    def load() -> str:
+        if first.acquire(blocking=False):
+            assert other.wait(60)
+        return "loaded"
+
+    class Value:
+        def __reduce__(self) -> Any:
+            return load, ()
+
+    module: Any = types.ModuleType("stops_once")
+    for name, each in (("load", load), ("Value", Value)):
+        each.__module__, each.__qualname__ = "stops_once", name
+        setattr(module, name, each)
+    monkeypatch.setitem(sys.modules, "stops_once", module)
+    processes.run("import stops_once\nclass A:\n    value = stops_once.Value()\n    def m(self): return 1\na = A()")
+    data = processes.send("a")
+    processes.load(processes.send("1"))
+    monkeypatch.setattr(pickler, "define", define)
+    found: list[Any] = []
+
+    def use() -> None:
+        try:
+            value = pickle.loads(data)
+            found.append((value.m(), value.value, type(value)))
+        except Exception as error:  # It fails the comparison below.
+            found.append(error)
+        finally:
+            other.set()
+
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [(1, "loaded", processes.worker.A)] * 2
 
 
 def test_values_refer_to_the_definition_of_their_class(processes: Processes) -> None:

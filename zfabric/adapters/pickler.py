@@ -16,6 +16,7 @@ import os
 import pickle
 import re
 import sys
+import threading
 import types
 import typing
 import weakref
@@ -234,19 +235,25 @@ def pickler() -> Any:
     return Pickler
 
 
-_arrived: dict[bytes, bytes] = {}
-"""Definitions that came with the pickles that are being loaded, of classes that are not here yet. Each is used within that load."""
+class _Arrived(threading.local):
+    """Definitions that came with what this thread loads, of classes that are not here yet. Each is used within that load."""
+
+    def __init__(self) -> None:
+        self.packed: dict[bytes, bytes] = {}
+
+
+_arrived = _Arrived()
 
 
 def define(identity: bytes, number: int, packed: bytes) -> None:
     """Take in the definition of a class, if it is not here in this revision. ``defined`` is asked for it next."""
     if identities.lacks(identity, number):
-        _arrived[identity] = packed
+        _arrived.packed[identity] = packed
 
 
 def defined(identity: bytes, number: int) -> Any:
     """Return the class of this identity, and make it if it is not here yet."""
-    packed = _arrived.pop(identity, None)
+    packed = _arrived.packed.pop(identity, None)
     if packed is not None and identities.lacks(identity, number):
         return pickle.loads(zlib.decompress(packed))
     return identities.find(identity)
