@@ -36,7 +36,7 @@ def examples() -> list[doctest.DocTest]:
     names = list(MODULES)
     for package in map(importlib.import_module, MODULES):
         if hasattr(package, "__path__") and package.__name__ != "zfabric":
-            names += [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+            names += [each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = [test for name in names if (there := module(name)) is not None for test in finder.find(there)]
     return sorted((test for test in found if test.examples), key=lambda test: test.name)

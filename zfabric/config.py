@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from typing import Any
 
 from zfabric.exceptions import ConfigError
@@ -91,8 +92,10 @@ class Config:
     """A worker that has not registered after this long is given up and replaced."""
     stream_buffered: int = 16
     """Values by which a streaming task may be ahead of its consumer: enough to hide the delay between them, even if each is large."""
-    inline_depth: int = 1500
-    """Most tasks on one worker's stack. Its stack size and recursion limit are set for them."""
+    inline_depth: int = 500 if sys.version_info[:2] == (3, 12) else 1500
+    """Most tasks on one worker's stack, 500 on Python 3.12. The stack's size and the recursion limit are set for them, but each task is two
+    levels of recursion through C, of which Python 3.12 has 1,500 whatever is set.
+    """
     preload: tuple[str, ...] = ()
     """Modules the template imports before any worker is forked from it (they must start no threads and no CUDA)."""
 
