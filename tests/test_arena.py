@@ -102,6 +102,8 @@ class Shell:
             self.arena.write(effect.offset, effect.object_id, effect.value)
         elif isinstance(effect, e.WriteHeader):
             assert self.arena.mark(effect.offset, effect.state)
+        elif isinstance(effect, e.Clear):
+            self.arena.clear(effect.offset, effect.size)
         return None
 
     def received(self, kind: type) -> list[object]:
@@ -344,8 +346,8 @@ WRITING = """
 """
 
 
-def granted(shell: Shell, token: int, size: int) -> m.Granted:
-    shell.send(CLIENT + WRITER, m.Reserve(token, size, 0, 1.0))
+def granted(shell: Shell, token: int, size: int, wish: int = 0) -> m.Granted:
+    shell.send(CLIENT + WRITER, m.Reserve(token, size, wish, 1.0))
     answer = shell.received(m.Granted)[-1]
     assert isinstance(answer, m.Granted)
     assert answer.token == token
@@ -405,6 +407,82 @@ def test_the_index_lists_an_object_though_the_storage_thread_makes_room(
     go_on.set()
     assert type(answers.get(timeout=PATIENCE)) is m.ExtentReady
     storage.close()
+
+
+def test_a_copy_counts_only_if_the_object_is_there(arena: Arena) -> None:
+    """Not before it is sealed, under another id or size, after its room was given up, or where there is no memory."""
+    assert arena.make_ready(data_start(SIZE), PIECE) == ""
+    assert arena.copy(FIRST, 5, object_id(1)) is None
+    arena.write(FIRST, object_id(1), b"value")
+    assert arena.mark(FIRST, e.SEALED)
+    copied = arena.copy(FIRST, 5, object_id(1))
+    assert copied is not None
+    assert bytes(copied) == b"value"
+    assert arena.copy(FIRST, 5, object_id(2)) is None
+    assert arena.copy(FIRST, 4, object_id(1)) is None
+    for offset, size in ((0, 5), (HEADER_BYTES, 5), (SIZE, 5), (SIZE - 5, 5), (2**60, 5), (FIRST, 2**60), (FIRST + 8 * PIECE, 5)):
+        assert arena.copy(offset, size, object_id(1)) is None
+    arena.mark(FIRST, e.FREED)
+    assert arena.copy(FIRST, 5, object_id(1)) is None
+    assert bytes(copied) == b"value"
+
+
+def test_copies_of_objects_that_others_overwrite_are_whole_or_none(arena: Arena) -> None:
+    """What the store does when it gives room away, again and again, beside readers that know the old places."""
+    assert arena.make_ready(data_start(SIZE), 3 * PIECE) == ""
+    size, ended = 2 * PIECE, threading.Event()
+    torn: list[int] = []
+    seen = {"whole": 0, "none": 0}
+    values = b"0" * size, b"1" * size
+    number = 1
+
+    def read() -> None:
+        while not ended.is_set():
+            known = number
+            copied = arena.copy(FIRST, size, object_id(known))
+            seen["none" if copied is None else "whole"] += 1
+            if copied is not None and bytes(copied) != values[known % 2]:
+                torn.append(known)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    while min(seen.values()) < 50 and not torn:
+        arena.write(FIRST, object_id(number), values[number % 2])
+        ended.wait(0.001 * (number % 4))  # So that copies are under way at this moment, or have ended.
+        arena.mark(FIRST, e.FREED)
+        number += 1
+    ended.set()
+    for reader in readers:
+        reader.join()
+    assert not torn
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_a_dead_process_wrote_is_void_before_its_room_is_given_away(arena: Arena, tmp_path: Path, alone: bool) -> None:
+    """It may have told others of a place, and not the store."""
+    shell = Shell(arena, tmp_path)
+    size = 3 * PIECE if alone else 1000
+    room = granted(shell, 1, size, 0 if alone else PIECE)
+    arena.write(room.offset + HEADER_BYTES, object_id(1), b"v" * size)
+    assert arena.copy(room.offset + HEADER_BYTES, size, object_id(1)) is not None
+    shell.send(SCHEDULER, m.ProcessGone(WRITER))
+    assert arena.copy(room.offset + HEADER_BYTES, size, object_id(1)) is None
+
+
+def test_a_restarted_store_voids_what_nobody_claims(arena: Arena, tmp_path: Path) -> None:
+    """A process may have died with its daemon, and have told others of a place."""
+    shell = Shell(arena, tmp_path)
+    size = 1000
+    room = granted(shell, 1, size, PIECE)
+    kept, lost = room.offset + HEADER_BYTES, room.offset + HEADER_BYTES + footprint(size)
+    for number, offset in ((1, kept), (2, lost)):
+        arena.write(offset, object_id(number), b"v" * size)
+    shell.send(SCHEDULER, m.Sealed(((object_id(1), kept, size, WRITER, False),)))
+    after = Shell(arena, tmp_path, recovering=True)
+    after.send(SCHEDULER, m.RetainOnly((object_id(1),)))
+    assert arena.copy(kept, size, object_id(1)) is not None
+    assert arena.copy(lost, size, object_id(2)) is None
 
 
 def test_objects_go_to_disk_and_come_back_unchanged(arena: Arena, tmp_path: Path) -> None:

@@ -13,17 +13,22 @@ runs at the speed of the copy. If that is refused, ``posix_fallocate`` allocates
 reused room is full of old ones. So the start of the file is an *index* with an entry per object that the store has taken over. Only the
 daemon writes it, the state byte of an entry last. After a restart an entry counts if its header agrees: the same id and size, sealed. A
 half-written object is in no index, whenever its writer was killed.
+
+**Reading without a pin.** A process that knows a place from the value's writer may copy the value from there (``copy``). As with a sequence
+lock, the copy counts only if the header says before and afterwards that this object is sealed there. So the daemon voids the header of an
+object before it gives its room away (``mark``), and clears room in which a dead process may have written objects that it knows nothing of.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
 import struct
 import time
 
-from zfabric.adapters.mapping import Mapping, private_view
+from zfabric.adapters.mapping import Mapping, aligned_room, private_view
 from zfabric.machines.common.extents import HEADER_BYTES, INDEX_ENTRY_BYTES, PIECE, arena_bytes, data_start, round_up
 from zfabric.protocol.effects import FREED, SEALED, WRITING
 from zfabric.protocol.inside import read_refs
@@ -124,6 +129,22 @@ class Arena:
         """Return a private copy-on-write view of the payload at ``offset``. Raises OSError if it cannot be mapped."""
         return private_view(self._descriptor, offset, size)
 
+    def copy(self, offset: int, size: int, object_id: bytes) -> memoryview | None:
+        """Return a copy of the object whose payload is, or was, at ``offset``; None unless it was there, whole, the whole time.
+
+        The copy is writable and aligned like the payload. System calls read it, since a place that was given up may have no memory.
+        """
+        start = offset - HEADER_BYTES
+        if not self._index_end <= start <= self.size - HEADER_BYTES - size:
+            return None
+        room = aligned_room(HEADER_BYTES + size)
+        if os.preadv(self._descriptor, (room,), start) != len(room):
+            return None
+        header = bytes(room[:HEADER_BYTES])
+        if _HEADER.unpack(header)[:5] != (_MAGIC, _VERSION, SEALED, size, object_id):
+            return None
+        return room[HEADER_BYTES:] if os.pread(self._descriptor, HEADER_BYTES, start) == header else None
+
     def writable(self, offset: int, size: int) -> memoryview:
         """Return the payload at ``offset``, writable, for the process that has the grant."""
         return self._memory[offset : offset + size]
@@ -142,12 +163,12 @@ class Arena:
     # -- the index (daemon only) --
 
     def mark(self, offset: int, state: int) -> bool:
-        """Add the object at ``offset`` to the index (SEALED), or remove it (FREED).
+        """Add the object at ``offset`` to the index (SEALED), or remove it and void its header (FREED), whose room is still its own.
 
         Returns False if a restart would not find it: its header is not sealed, or the index has no room.
         """
         if state == FREED:
-            # The header is left as it is: its room may belong to another object by now.
+            self._memory[offset - HEADER_BYTES + _STATE_AT] = FREED
             slot = self._slots.pop(offset, None)
             if slot is not None:
                 self._memory[slot * INDEX_ENTRY_BYTES + _STATE_AT] = FREED
@@ -252,6 +273,10 @@ class Arena:
             self._huge_step = min(4 * self._huge_step, _HUGE_STEP_MOST)
             self._try_again_after = 0.0
         return size
+
+    def clear(self, offset: int, size: int) -> None:
+        """Fill room that is ready with zeros."""
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(self._memory, offset)), 0, size)
 
     def punch(self, offset: int, size: int) -> None:
         """Return the memory behind these whole pieces to the system. They read as zeros and must not be touched."""

@@ -1,4 +1,4 @@
-"""Ranges of files as memory: shared by all processes that map them, or private to this process."""
+"""Ranges of files as memory, shared by all processes that map them or private to this process; and room for copies of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import mmap
 import os
 from typing import Any
 
-from zfabric.machines.common.extents import PIECE
+from zfabric.machines.common.extents import ALIGNMENT, PIECE
 
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
 
@@ -16,6 +16,18 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+_new_room = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_new_room.restype = ctypes.py_object
+_new_room.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
+
+
+def aligned_room(size: int) -> memoryview:
+    """Return ``size`` bytes of memory of this process that begin at a multiple of ``ALIGNMENT``. Nobody has cleared them."""
+    room = _new_room(None, size + ALIGNMENT)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % ALIGNMENT
+    return memoryview(room)[begin : begin + size]
 
 
 class Mapping:

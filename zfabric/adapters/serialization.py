@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import ctypes
 import functools
 import hashlib
 import pickle
@@ -39,6 +38,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zfabric.adapters import arrow
+from zfabric.adapters.mapping import aligned_room
 from zfabric.adapters.pickler import pickler
 from zfabric.adapters.tensors import reducers, tensor_types
 from zfabric.exceptions import FabricError, SerializationError
@@ -421,9 +421,7 @@ def _aligned(data: bytes | memoryview) -> memoryview:
 
 
 def _copied(data: bytes | memoryview) -> memoryview:
-    room = bytearray(len(data) + ALIGNMENT)
-    begin = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % ALIGNMENT
-    view = memoryview(room)[begin : begin + len(data)]
+    view = aligned_room(len(data))
     view[:] = data
     return view
 

@@ -135,7 +135,8 @@ class ReadValue(NamedTuple):
 
 
 class WriteHeader(NamedTuple):
-    """Add the object whose payload is at ``offset`` to the arena's index, or remove it (``state``: ``SEALED`` or ``FREED``).
+    """Add the object whose payload is at ``offset`` to the arena's index (``state``: ``SEALED``), or remove it and void its header
+    (``FREED``): a process that copies it just now then knows that the copy may be torn.
 
     A restarted daemon finds the objects of the index (``zfabric.adapters.arena``). A file that a process has written
     (``offset`` is negative) gets the name under which it is found.
@@ -143,6 +144,13 @@ class WriteHeader(NamedTuple):
 
     offset: int
     state: int
+
+
+class Clear(NamedTuple):
+    """Fill this room with zeros. A dead process may have told others of values that it wrote there, and did not tell the store."""
+
+    offset: int
+    size: int
 
 
 WRITING, SEALED, FREED = 0, 1, 2
@@ -253,6 +261,7 @@ Effect: TypeAlias = (
     | WriteValue
     | ReadValue
     | WriteHeader
+    | Clear
     | StartAgent
     | SendChunk
     | WriteChunk

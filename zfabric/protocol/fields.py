@@ -356,7 +356,18 @@ def check_call(name: str, fields: tuple[Any, ...]) -> None:
             check_ids(name, dependencies or (), OBJECT_BYTES)
             if len(dependencies or ()) != len(values or ()):
                 raise MalformedFrame(f"{name}: each dependency has a value")
+            if values:
+                check_values(name, values)
             check_options(name, options or ())
+
+
+def check_values(name: str, values: tuple[Any, ...]) -> None:
+    """Check values that come with calls or outcomes: bytes, None, or places (offset, size)."""
+    for value in values:
+        if type(value) not in VALUE or (
+            type(value) is tuple and not (len(value) == 2 and set(map(type, value)) <= INT and min(value) >= 0)
+        ):
+            raise MalformedFrame(f"{name}: a value is bytes, a place, or nothing")
 
 
 def check_callers(name: str, callers: tuple[Any, ...]) -> None:

@@ -6,6 +6,7 @@ This module reserves room, writes a value and seals it. Its caller sends the mes
 from __future__ import annotations
 
 import errno
+import threading
 from functools import partial
 
 from zfabric.adapters.arena import Arena
@@ -18,6 +19,11 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Serialized
+
+COPIES_KEPT = 4
+"""Values that an actor's process keeps of those that several calls take, if they are as large as can be."""
+COPIES_REMEMBERED = 64
+"""Values of which it knows that a call has taken them."""
 
 
 class ArenaAccess:
@@ -73,6 +79,13 @@ class ArenaAccess:
                 raise ObjectLostError(f"the file that the value was in is damaged ({error.strerror})") from None
             raise ObjectStoreFullError(f"the value cannot be mapped ({error})") from None
 
+    def copy(self, identifier: bytes, place: tuple[int, int]) -> memoryview | None:
+        """Return a copy of a value from a place for which this process has no pin; None if the value is no longer there."""
+        offset, size = place
+        if not self._arena_path or size > self._connection.config.copied_bytes:
+            return None
+        return self.arena().copy(offset, size, identifier)
+
     def _room_for(self, size: int) -> int:
         connection, room = self._connection, self._connection.machine.reservations
         deadline = clock() + connection.config.put_patience
@@ -127,6 +140,45 @@ class ArenaAccess:
         if self._arena is not None:
             self._arena.close()
             self._arena = None
+
+
+class Copies:
+    """Copies of values for the calls of this process. Those taken more than once are kept for further calls, up to a few."""
+
+    def __init__(self, connection: Connection, values: ArenaAccess) -> None:
+        self._values = values
+        self._most = COPIES_KEPT * connection.config.copied_bytes
+        self._lock = threading.Lock()
+        self._taken: dict[bytes, None] = {}
+        """Values taken recently, oldest first."""
+        self._kept: dict[bytes, memoryview] = {}
+        """Read-only copies, the one used longest ago first."""
+        self._bytes = 0
+
+    def take(self, identifier: bytes, place: tuple[int, int]) -> memoryview | None:
+        """Return the value at a place, or None if it is no longer there. A kept copy is read-only: several calls share it."""
+        with self._lock:
+            kept = self._kept.pop(identifier, None)
+            if kept is not None:
+                self._kept[identifier] = kept
+                return kept
+        copy = self._values.copy(identifier, place)
+        if copy is None:
+            return None
+        with self._lock:
+            if identifier not in self._taken:
+                self._taken[identifier] = None
+                if len(self._taken) > COPIES_REMEMBERED:
+                    del self._taken[next(iter(self._taken))]
+                return copy
+            copy = copy.toreadonly()
+            if identifier not in self._kept:
+                self._kept[identifier] = copy
+                self._bytes += len(copy)
+            while self._bytes > self._most:
+                oldest = next(iter(self._kept))
+                self._bytes -= len(self._kept.pop(oldest))
+        return copy
 
 
 class UnreportedWrites:

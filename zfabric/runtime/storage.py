@@ -1,9 +1,9 @@
 """Performs the effects of the object store on the arena and the disk, in one thread of the daemon.
 
-Effects are performed in order: a range is never punched before the spill that reads it has ended. Two kinds take microseconds and are
-performed at once, by the caller's thread. One is a header: in the same turn the writer of a value is notified that the store has it. If
-the daemon then dies, the header is all that is left of the value. The other is a value that the store writes itself, whose place is
-sent in the same turn. No other effect touches headers, and no queued effect touches the extents of these two.
+Effects are performed in order: a range is never punched before the spill that reads it has ended. Some take microseconds and are
+performed at once, by the caller's thread. Headers and cleared room are: in the same turn the writer of a value is notified that the store
+has it, and room is given to others. If the daemon then dies, the header is all that is left of the value. A value that the store writes
+itself is, too, since its place is sent in the same turn. No other effect touches headers, and no queued effect touches these extents.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from zfabric.adapters.spill import SpillDirectory
 from zfabric.machines.common.extents import file_number
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
+
+AT_ONCE = (e.WriteHeader, e.WriteValue, e.Clear)
 
 
 class Storage:
@@ -41,7 +43,7 @@ class Storage:
 
     def perform(self, effect: Any) -> None:
         """Perform an effect, or queue it for the thread."""
-        if type(effect) is e.WriteHeader or type(effect) is e.WriteValue:
+        if type(effect) in AT_ONCE:
             self._do(effect)
             return
         if self._thread is None:
@@ -62,6 +64,8 @@ class Storage:
         elif type(effect) is e.WriteHeader:
             with contextlib.suppress(OSError):  # It may have been renamed before a restart. If it is missing, ``CheckFile`` finds out.
                 self._spill.take_over(file_number(effect.offset))
+        elif type(effect) is e.Clear:
+            arena.clear(effect.offset, effect.size)
         elif type(effect) is e.WriteValue:
             arena.write(effect.offset, effect.object_id, effect.value)
         elif type(effect) is e.MakeReady:

@@ -57,6 +57,8 @@ EXPECTED_STATES = (
 )
 """Messages and counters that at least one of 200 or more seeds must reach; otherwise the simulator no longer tests them."""
 EXPECTED_OF_ACTORS = (
+    "copied without a pin",
+    "no copy without a pin",
     "HostedActors",
     "FindActors",
     "ActorLocations",

@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
+from zlib import crc32
 
 from zfabric.machines.common.extents import HEADER_BYTES, PIECE, data_start, file_number, footprint
 from zfabric.protocol import effects as e
@@ -38,6 +39,8 @@ class SimArena:
         self.capacity = capacity
         self.contents: dict[int, Content] = {}
         """Whole objects, by the offset of their payload."""
+        self.void: set[int] = set()
+        """Offsets of objects whose headers the store has voided."""
         self.index: set[int] = set()
         self.disk: dict[int, Content] = {}
         """Files that belong to the object store, by number."""
@@ -53,6 +56,7 @@ class SimArena:
             return
         self.overwrite(offset - HEADER_BYTES, footprint(content.size))
         self.contents[offset] = content
+        self.void.discard(offset)
 
     def overwrite(self, start: int, size: int) -> None:
         """Remove every object that overlaps this range."""
@@ -74,6 +78,13 @@ class SimArena:
         content = self.content(reader, object_id, offset)
         if content.size != size:
             self.fail(f"{reader} reads {size} bytes of {short(object_id)}, and it has {content.size}")
+        return content.payload
+
+    def copy(self, object_id: bytes, offset: int, size: int) -> bytes | None:
+        """Return the payload at a place for which the reader has no pin, if this object is there. Some copies fail, to try what follows."""
+        content = self.contents.get(offset)
+        if offset in self.void or content is None or content[:2] != (object_id, size) or not crc32(object_id + bytes(offset % 7)) % 5:
+            return None
         return content.payload
 
     def found(self) -> m.ArenaFound:
@@ -119,7 +130,7 @@ class SimStorage:
 
     def perform(self, effect: Any) -> None:
         """Perform an effect after all earlier ones. Headers, and values that the store writes itself, do not wait."""
-        if isinstance(effect, e.WriteValue | e.WriteHeader):
+        if isinstance(effect, e.WriteValue | e.WriteHeader | e.Clear):
             self._do(effect)
             return
         self._work.append(effect)
@@ -150,6 +161,9 @@ class SimStorage:
                 arena.index.add(effect.offset)
             else:
                 arena.index.discard(effect.offset)
+                arena.void.add(effect.offset)
+        elif isinstance(effect, e.Clear):
+            arena.overwrite(effect.offset, effect.size)
         elif isinstance(effect, e.WriteValue):
             arena.write(effect.offset, Content(effect.object_id, len(effect.value), effect.value))
         elif isinstance(effect, e.ReadValue):

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from zfabric.adapters.memory_journal import MemoryJournal
+from zfabric.machines.common.extents import HEADER_BYTES, footprint
 from zfabric.machines.local_scheduler import TaskRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -110,6 +111,16 @@ class Node:
     def clock(self) -> Clock:
         """The clock of a new process of this node."""
         return self._clock or self.world.clock()
+
+    def holds(self, object_id: bytes, offset: int, size: int) -> bool:
+        """Whether the room of an object is still its own: the store has the object there, or a process may still report it."""
+        store = self.daemon.store
+        if not self.up or store._claims is not None:
+            return True
+        entry, grant = store._tables.entries.get(object_id), store._tables.grant_of(offset - HEADER_BYTES)
+        if entry is not None and entry.offset == offset:
+            return True
+        return grant is not None and grant.open.around(offset - HEADER_BYTES, footprint(size)) is not None
 
     def end(self, reason: str) -> None:
         """Kill all processes of the node at once, its supervisor and its driver included. It never comes back."""

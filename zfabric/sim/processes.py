@@ -15,7 +15,7 @@ from zfabric.machines.client import Client
 from zfabric.machines.worker import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, Address, is_call
+from zfabric.protocol.ids import CLIENT, Address, is_call, short
 from zfabric.protocol.inside import refs_in, with_refs, without_refs
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
@@ -483,6 +483,14 @@ class Process:
     def drop(self, identifier: bytes) -> None:
         """Drop one ref."""
         self.machine.dropped.append(identifier)
+
+    def copy(self, identifier: bytes, place: tuple[int, int]) -> bytes | None:
+        """Copy a value from a place without a pin; None if it is there no longer. Fail if its room belongs to others."""
+        copied = self.node.arena.copy(identifier, *place)
+        if copied is not None and not self.node.holds(identifier, *place):
+            self.world.fail(f"{self.name} copies {short(identifier)} from {place}, which belongs to others")
+        self.world.states["copied without a pin" if copied is not None else "no copy without a pin"] += 1
+        return copied
 
     def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
         """Read a finished object: return ("", value) or (kind of error, None). The process holds refs inside it from now on."""

@@ -104,6 +104,9 @@ class NodeView(Protocol):
     def clock(self) -> Clock:
         """The clock of a new process of this node."""
 
+    def holds(self, object_id: bytes, offset: int, size: int) -> bool:
+        """Whether the room of an object is still its own."""
+
     def process_died(self, process: ProcessView) -> None:
         """Record the death of a process of this node."""
 

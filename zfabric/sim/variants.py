@@ -294,6 +294,18 @@ def _located_without_pin(right: Any) -> Any:
     return tell
 
 
+def _given_away_unvoided(right: Any) -> Any:
+    """The object store gives an object's room away and leaves its header as it was."""
+
+    def vacate(self: StoreTables, entry: Any) -> None:
+        if entry.offset is not None:
+            slot = len(self.effects)
+            right(self, entry)
+            del self.effects[slot]
+
+    return vacate
+
+
 def _lineage_never_dropped(right: Any) -> Any:
     """Rows of tasks that are no longer needed stay in the control store."""
 
@@ -871,6 +883,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "attempts-come-again": ((Tables, "__init__", _attempts_come_again),),
     "rows-not-reported-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
     "located-without-pin": ((StoreTables, "tell", _located_without_pin),),
+    "given-away-unvoided": ((StoreTables, "vacate", _given_away_unvoided),),
     "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
     "early-outcome-ignored": ((Outcomes, "_ended_early", _nothing),),
     "direct-tasks-not-reported-again": ((DirectSubmissions, "_report_again", _nothing),),

@@ -265,6 +265,8 @@ class WorkerProcess(Process):
         if not self.machine.job:
             self.machine.job = row[0][:JOB_BYTES]
         values = list(zip(row[3], item.values, strict=True))
+        if isinstance(item, Invocation):
+            values = [(identifier, self.copy(identifier, value) if type(value) is tuple else value) for identifier, value in values]
         for identifier, value in dict(values).items():
             if type(value) is tuple:
                 self.machine.pins.add(identifier, value)

@@ -10,13 +10,14 @@ delay each other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.client.entries import PENDING, ObjectEntry
 from zfabric.machines.client.objects import ObjectTable
 from zfabric.machines.client.outbox import Outbox
+from zfabric.machines.client.pins import Place
 from zfabric.machines.client.queries import Queries
 from zfabric.machines.client.references import ReceivedReferences
 from zfabric.machines.client.retention import RetainedObjects
@@ -65,6 +66,7 @@ class Calls:
         retained: RetainedObjects,
         unread: UnreadFailures,
         row_bytes: int,
+        place_of: Callable[[bytes], Place | None],
     ) -> None:
         self.targets: dict[bytes, Target] = {}
         self.pending = pending.targets
@@ -81,6 +83,8 @@ class Calls:
         self._unread = unread
         self._row_bytes = row_bytes
         """Most bytes of values of dependencies in a call's row."""
+        self._place_of = place_of
+        """Maps an object id to the place from which the actor may copy the value (``Call``), if there is one."""
         self.gone: list[bytes] = []
         """Incarnations in which no actor lives any more: the shell closes its links to them."""
         self._locations: dict[bytes, tuple[bytes, int]] = {}
@@ -270,9 +274,15 @@ class Calls:
             self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),), is_local=True)
             return None
         inline = [entry.data if type(entry.data) is bytes else None for entry in entries]
-        values = within_row(inline, self._row_bytes)
-        if values.count(None) > inline.count(None):  # The actor will fetch it from the scheduler.
-            self.results.share(identifier for identifier, value in zip(row[DEPENDENCIES], values, strict=True) if value is None)
+        values: tuple[Any, ...] = within_row(inline, self._row_bytes)
+        if None in values:
+            if values.count(None) > inline.count(None):  # The actor may fetch it from the scheduler.
+                self.results.share(identifier for identifier, value in zip(row[DEPENDENCIES], values, strict=True) if value is None)
+            if target.address[:1] == ACTOR and not target.keeps:  # It is on this node, and has no log that names what it read.
+                values = tuple(
+                    self._place_of(identifier) if value is None else value
+                    for identifier, value in zip(row[DEPENDENCIES], values, strict=True)
+                )
         needs_confirmation = None in values or option(row[CALL_OPTIONS], "contains") or row[0] in self._streams
         if needs_confirmation and row[0] not in self._confirmed:
             if row[0] not in self._asked:
@@ -465,7 +475,7 @@ class Calls:
         for call_id, status, outputs in rows:
             target = pending.get(call_id)
             if target is None:
-                if outputs and (None in outputs or status != OK):
+                if any(_is_recorded(status, value) for value in outputs):
                     self._handle_second_outcome(call_id, status, outputs)
                 continue
             # A local outcome may be the failure of an argument, which an earlier life left behind: this life goes on.
@@ -556,6 +566,10 @@ class Calls:
             results.arrived(identifier)
             data: Any = outputs[index if status == OK else 0] if outputs else None
             entry = self._objects.entry(identifier)
+            if type(data) is tuple:
+                data = None
+                if entry is not None and entry.refs > 0:
+                    self._objects.fetching.add(identifier)  # Its place is on its way.
             known = not is_local and index < len(outputs) and _is_recorded(status, outputs[index])
             shared = identifier in results.ids
             if shared:
@@ -780,7 +794,7 @@ def _unsent(row: Row) -> Row:
 
 def _is_recorded(status: int, value: Any) -> bool:
     """Whether the scheduler has this output of a call and counts the caller as its holder: it is large, or has refs inside."""
-    return value is None if status == OK else bool(refs_in(value))
+    return type(value) is not bytes if status == OK else bool(refs_in(value))
 
 
 def _outcome_request(row: Row) -> Row:

@@ -79,7 +79,16 @@ class Client:
         results = SharedResults(self.objects, self.outbox, pending)
         self.references = ReceivedReferences(self.objects, self.outbox, results, self.retained, self.unread)
         self.calls = Calls(
-            self.objects, self.outbox, self.queries, pending, results, self.references, self.retained, self.unread, config.row_bytes
+            self.objects,
+            self.outbox,
+            self.queries,
+            pending,
+            results,
+            self.references,
+            self.retained,
+            self.unread,
+            config.row_bytes,
+            self.place_without_pin,
         )
         self.passed = PassedReferences(self.objects)
         self.tasks = Tasks(self.objects, self.outbox, self.direct, self.references, self.retained, self.unread, self.calls)
@@ -125,6 +134,18 @@ class Client:
         if type(value) is tuple or durable:
             self.written[identifier] = (identifier, value, contained, durable)
         self.outbox.add(m.Put, (identifier, value, contained, durable))
+
+    def place_without_pin(self, identifier: bytes) -> Place | None:
+        """Where another process of this node may copy a value from, if this one knows. The value may be gone from there any moment.
+
+        Values with refs inside have no such place: whoever receives one must be told of those refs.
+        """
+        place = self.pins.places.get(identifier)
+        if place is None and identifier in self.written:
+            place = self.written[identifier][1]
+        if type(place) is not tuple or identifier in self.retained.containing:
+            return None
+        return place if place[0] >= 0 and place[1] <= self.config.copied_bytes else None
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
         """Request that tasks and calls are stopped. The scheduler stops the children of a call, like those of a task."""

@@ -218,6 +218,7 @@ class ObjectStore:
                 tables.effects.append(e.WriteHeader(offset, e.SEALED))
             else:
                 tables.counts["copies_dropped"] += 1
+                tables.effects.append(e.WriteHeader(offset, e.FREED))
                 tables.give_up(start, length, writer)
                 tables.revive(entry)
             if grant.exact or (grant.returned and not grant.open.total):
@@ -356,6 +357,7 @@ class ObjectStore:
         tables = self._tables
         layout = claims.layout(tables.start, tables.end)
         tables.space.ready, tables.space.cold = layout.ready, layout.cold
+        tables.effects += [e.Clear(start, size) for start, size in layout.ready]
         tables.effects += [e.Punch(start, size) for start, size in layout.cold]
         for begin, size, holder, exact, parts in layout.grants:
             tables.add_grant(StoreGrant(begin, size, holder, exact, parts))

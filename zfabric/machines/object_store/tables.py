@@ -333,6 +333,8 @@ class StoreTables:
             if waiter.entry is None:
                 waiter.cancelled = waiter.cancelled or waiter.process == process
         for grant in [grant for grant in self.grants.values() if grant.holder == process]:
+            # A large value is alone, at the beginning of its grant.
+            self.effects += [e.Clear(start, HEADER_BYTES if grant.exact else size) for start, size in grant.open]
             self.close_grant(grant)
         for number in [number for number, file in self.files.items() if file.holder == process]:
             self.close_file(number)

@@ -23,6 +23,7 @@ class Item:
 class Invocation(NamedTuple):
     """One call of an actor. ``row`` begins like a task's: the id first, the dependencies in the fourth place.
 
+    ``values`` are as in ``Call``: a place among them, unlike one that comes with a task, has no pin.
     ``attempt`` is the actor's: when a later life runs the call again, tasks that the call submits get new ids. ``options`` is None only for
     calls of processes of this node without any, which have short ways to their callers.
     """

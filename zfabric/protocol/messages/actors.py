@@ -50,8 +50,9 @@ class Call(NamedTuple):
 
     Rows ``(call_id, method, arguments[, dependencies, values, options])``.
 
-    ``values`` are the inline values of the dependencies, or None for those that the actor is to fetch. ``attempt`` is the life of the
-    actor that the calls are for. Calls for an earlier life are not run: ``ActorLocations`` notifies the caller that it has ended.
+    ``values`` are the inline values of the dependencies, their places (offset, size) in the arena, or None for those that the actor is to
+    fetch. A place comes without a pin: the actor copies the value, and fetches it if it is no longer there. ``attempt`` is the life of
+    the actor that the calls are for. Calls for an earlier life are not run: ``ActorLocations`` notifies the caller that it has ended.
     """
 
     actor_id: bytes
@@ -62,7 +63,8 @@ class Call(NamedTuple):
 class Returned(NamedTuple):
     """actor, local scheduler -> client. Outcomes of calls: rows ``(call_id, status, outputs)``, as in ``Results``.
 
-    An output that is None is a value that the scheduler has: the client fetches it when it needs it.
+    An output that is None is a value that the scheduler has: the client fetches it when it needs it. So is a place (offset, size), which
+    comes again with a pin, in ``Objects``: the client need not fetch it.
     """
 
     rows: Rows

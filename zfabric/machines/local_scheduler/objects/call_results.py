@@ -154,7 +154,10 @@ class CallResults:
         self.outcomes.announce(found)
         if found.holders is None:
             self.tables.spare.append(found)
-        return None
+        if type(value) is not tuple or value[1] > self.tables.config.copied_bytes or caller not in self.tables.processes:
+            return None
+        self.tables.locates.append((identifier, caller))  # It would ask for the value now, or soon.
+        return value
 
     def _retain(self, caller: bytes, identifier: bytes, status: int, payload: bytes) -> None:
         """Retain the refs inside a call's error until the caller, which is about to receive it, releases the result."""
