@@ -75,7 +75,8 @@ object_rows = st.tuples(object_ids, numbers, values, many(object_ids))
 incarnations = st.binary(min_size=INCARNATION_BYTES, max_size=INCARNATION_BYTES)
 callers = st.binary(min_size=2 * INCARNATION_BYTES, max_size=2 * INCARNATION_BYTES)
 """Callers of other nodes."""
-dependencies = st.lists(st.tuples(object_ids, small_bytes | st.none()), max_size=3)
+places = st.tuples(st.integers(0, 2**62), st.integers(0, 2**62))
+dependencies = st.lists(st.tuples(object_ids, small_bytes | st.none() | places), max_size=3)
 call_rows = st.tuples(task_ids, texts, small_bytes) | st.builds(
     lambda head, pairs, settings: (*head, tuple(name for name, _ in pairs), tuple(value for _, value in pairs), settings),
     st.tuples(task_ids, texts, small_bytes),
@@ -692,6 +693,15 @@ def test_deeply_nested_data_is_malformed_and_nothing_else() -> None:
     row = b"\x94" + msgpack.packb(TASK) + deep + msgpack.packb(b"") + b"\x90"
     frame = b"\x93\x01\x00\x91\x94" + msgpack.packb(b"L") + msgpack.packb(b"C") + msgpack.packb("Submit") + b"\x91\x92" + row + row
     assert not accepted_or_malformed(frame)
+
+
+@pytest.mark.parametrize("value", [(-1, 5), (1, -5), (1,), (1, 2, 3), (1, "5"), (1, True), 7, "text", (b"", 1)])
+def test_values_of_calls_are_bytes_or_places_or_nothing(value: Any) -> None:
+    def frame(value: Any) -> Any:
+        return msgpack.packb([1, 0, [[b"C", b"A", "Call", [TASK, 1, [[TASK, "method", b"", [OBJECT], [value], None]]]]]])
+
+    assert all(accepted_or_malformed(frame(each)) for each in (b"value", None, (0, 5)))
+    assert not accepted_or_malformed(frame(value))
 
 
 def test_columns_of_a_trace_of_calls_have_one_length() -> None:

@@ -52,6 +52,7 @@ VARIANT_SEEDS = 400
 
 FIRST = {
     "durable-values-not-read-again": 14,
+    "given-away-unvoided": 255,
     "answer-before-commit": 209,
     "release-before-hold": 62,
     "recovery-too-early": 180,
@@ -118,6 +119,7 @@ SAYS = {
     "children-adopted-early": "is at home on",
     "adopted-as-own": "is at home on",
     "ends-pinned-for-the-dead": "things name it",
+    "given-away-unvoided": "which belongs to others",
 }
 """What finds these, if that is the only invariant which is sure to."""
 

@@ -160,8 +160,8 @@ class Config:
     inline_memory: int = 512 * MiB
     """Inline values that a scheduler retains before it moves the oldest to the arena."""
     copied_bytes: int = 2 * MiB
-    """Largest value in the object store that an actor copies from the place that its caller names, and whose place its caller gets unasked: to ask
-    for a place takes longer than to copy this much.
+    """Largest value in the object store that an actor copies from the place that its caller names, and whose place a caller gets
+    unasked: to ask for the place takes longer than to copy this much.
     """
     grant_bytes: int = 8 * MiB
     """Size of the ranges in which a process bump-allocates its puts."""

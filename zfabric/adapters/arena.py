@@ -149,6 +149,10 @@ class Arena:
         """Return the payload at ``offset``, writable, for the process that has the grant."""
         return self._memory[offset : offset + size]
 
+    def void(self, offset: int) -> None:
+        """Void the header of the object at ``offset``, whose room is about to be written again: no copy of it counts any more."""
+        self._memory[offset - HEADER_BYTES + _STATE_AT] = FREED
+
     def seal(self, offset: int, object_id: bytes, size: int, digest: bytes = b"") -> None:
         """Write the header of the payload at ``offset``, which is complete. Its state comes last."""
         start = offset - HEADER_BYTES
@@ -168,7 +172,7 @@ class Arena:
         Returns False if a restart would not find it: its header is not sealed, or the index has no room.
         """
         if state == FREED:
-            self._memory[offset - HEADER_BYTES + _STATE_AT] = FREED
+            self.void(offset)
             slot = self._slots.pop(offset, None)
             if slot is not None:
                 self._memory[slot * INDEX_ENTRY_BYTES + _STATE_AT] = FREED

@@ -629,6 +629,8 @@ def _dump_whole(whole: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], li
         if limit is not None and len(data) > limit:
             raise ArgumentsTooLarge
         return data, ()
+    if limit is not None and how == _BUFFERED and any(getattr(value, "nbytes", 0) > limit for value in args):
+        raise ArgumentsTooLarge  # An array: it need not be packed to be sure.
     try:
         serialized = _pickle(whole, how, "args")
     except SerializationError:

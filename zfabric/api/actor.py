@@ -374,7 +374,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         if not args and not kwargs:
             first = client.call(self._id, known.name, b"", (), extra, returns, self._terms)
         else:
-            arguments, dependencies, options, _held = dump_call(client, args, kwargs, extra)
+            arguments, dependencies, options, _held = dump_call(client, args, kwargs, extra, True)
             first = client.call(self._id, known.name, arguments, dependencies, options, returns, self._terms)
         if returns != 1:
             return [ObjectRef(call_value(first[:TASK_BYTES], index), client) for index in range(returns)] or None

@@ -437,14 +437,14 @@ def _positional(function: Any) -> tuple[int, float]:
 
 
 def dump_call(
-    client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any], options: Pairs | None = None
+    client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any], options: Pairs | None = None, of_actor: bool = False
 ) -> tuple[bytes, tuple[bytes, ...], Pairs | None, list[ObjectRef]]:
-    """Return (arguments, dependencies, options, refs to hold until submitted) of one call of a function or a method."""
+    """Return (arguments, dependencies, options, refs to hold until submitted) of one call of a function, or of an actor's method."""
     held: list[ObjectRef] = []
     try:
         arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
     except ArgumentsTooLarge:
-        args, kwargs, held = _store_large(client, args, kwargs)
+        args, kwargs, held = _store_large(client, args, kwargs, of_actor)
         arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef)
         size = len(arguments) + OBJECT_BYTES * (len(dependencies) + len(contained))
         if size > CALL_BYTES_MAX:
@@ -465,7 +465,7 @@ def naming_refs(options: Pairs | None, contained: tuple[bytes, ...]) -> Pairs | 
 
 
 def _store_large(
-    client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
+    client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any], of_actor: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef]]:
     """Store the large arguments: each over ``inline_bytes``, and the largest others while their total is too large."""
     for name in kwargs:
@@ -482,7 +482,7 @@ def _store_large(
             break
         try:
             argument_sent(name, serialized)
-            stored[key] = ObjectRef(client.put(serialized, False), client)
+            stored[key] = ObjectRef(client.put(serialized, False, of_actor), client)
         except ObjectStoreError as error:
             raise type(error)(f"{name} has no place: {error}", **error.facts) from None
         total -= serialized.size

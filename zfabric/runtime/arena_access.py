@@ -79,6 +79,11 @@ class ArenaAccess:
                 raise ObjectLostError(f"the file that the value was in is damaged ({error.strerror})") from None
             raise ObjectStoreFullError(f"the value cannot be mapped ({error})") from None
 
+    def void(self, offset: int) -> None:
+        """Void the header of a value that this process has written, and whose room it will write again."""
+        if self._arena is not None:
+            self._arena.void(offset)
+
     def copy(self, identifier: bytes, place: tuple[int, int]) -> memoryview | None:
         """Return a copy of a value from a place for which this process has no pin; None if the value is no longer there."""
         offset, size = place
@@ -103,6 +108,8 @@ class ArenaAccess:
                             connection.flush()  # The daemon makes the next grant ready while this value is written.
                         return offset
                 ahead = 0 if exact else room.ahead
+                if not ahead:
+                    connection.machine.arguments.report_all()  # The store may need their room.
                 token = ahead or room.reserve(size, exact, max(0.0, deadline - clock()))
                 connection.flush()
             try:

@@ -85,6 +85,7 @@ class FabricClient:
         """The program's working directory, if it did not start the node: its functions run there if the node has that directory."""
         description = connection.session.describe()
         self.values = ArenaAccess(connection, str(description["arena"]), int(description["arena_size"]), str(description["spill"]))
+        self.machine.arguments.void = self.values.void
         self.drop_reference = self.machine.dropped.append
         self.unview = self.machine.unviewed.append
         self._lock = connection.lock
@@ -231,7 +232,7 @@ class FabricClient:
             self.machine.calls.kill(actor_id, no_restart)
             self.connection.flush()
 
-    def put(self, value: Serialized, durable: bool) -> bytes:
+    def put(self, value: Serialized, durable: bool, argument: bool = False) -> bytes:
         """Implement ``ClientInterface.put``."""
         connection = self.connection
         if durable and value.size > self.config.durable_bytes:
@@ -252,6 +253,10 @@ class FabricClient:
                 connection.check_usable()
                 identifier = self._namer().put()
             place = self.values.write(identifier, value)
+            if argument and not value.contained and place[0] >= 0 and place[1] <= self.config.copied_bytes:
+                with self._lock:
+                    self.machine.add_argument(identifier, place)
+                return identifier
             with self._lock:
                 self.machine.put(identifier, place, value.contained, durable)
                 self.machine.reservations.finished(place[0])

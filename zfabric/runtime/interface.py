@@ -116,7 +116,7 @@ class ClientInterface(Protocol):
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor's process at once."""
 
-    def put(self, value: Serialized, durable: bool) -> bytes:
+    def put(self, value: Serialized, durable: bool, argument: bool = False) -> bytes:
         """Store a value; return its object id. The process holds one ref. Raises ObjectStoreFullError or ObjectTooLargeError."""
 
     def add_reference(self, object_id: bytes) -> None:

@@ -70,6 +70,9 @@ class ActorAuthor(Author):
         them again for ever."""
         self.several = random.Random(f"actors of {seed} that run several calls at once")
         self.cycles = random.Random(f"{seed}/reference cycles")
+        self.direct = random.Random(f"{seed}/large arguments")
+        self.directs = self.direct.choice((0.0, 0.0, 0.3, 0.8))
+        """Share of the calls that take a large value which was put just before."""
         self.more_calls = self.several.choice((6, 12, 24))
         """Additional calls of concurrent actors with checkpoints, so that several of their calls run at the same time."""
 
@@ -190,6 +193,13 @@ class ActorAuthor(Author):
         models = scope.models(boxed)
         return tuple(model.or_else(LOST) for model in models) if self.faults.daemons_die else models
 
+    def _put_argument(self, scope: Scope) -> int:
+        """Put a large value; return its slot."""
+        number = self.direct.randrange(MODULUS)
+        slot = scope.slot(ExpectedOutcome(number, NOTHING, (), reach(()), True))
+        scope.statements.append(("put", slot, number, self.direct.choice((70_000, 300_000, 1_500_000)), ()))
+        return slot
+
     def _invoke(self, scope: Scope, slot: int) -> None:
         rng = self.random
         self.calls_left -= 1
@@ -198,6 +208,8 @@ class ActorAuthor(Author):
         dependencies = tuple(rng.choice(list(scope.slots)) for _ in range(rng.choice((0, 0, 0, 1, 2)))) if scope.slots else ()
         if handle.retries == LOGGED:  # A log retains what its arguments lead to: an actor must not retain itself.
             dependencies = tuple(each for each in dependencies if all(number < handle.ordinal for number in reach(scope.models((each,)))))
+        taken = self._put_argument(scope) if self.direct.random() < self.directs else None
+        dependencies += () if taken is None else (taken,)
         boxed = self._inside(scope, handle.ordinal)
         stop = self.stops and kind != VOID and rng.random() < 0.15
         timeout = self.stops and rng.random() < 0.08
@@ -232,6 +244,9 @@ class ActorAuthor(Author):
         method = READONLY if handle.has_checkpoints and chooses.random() < 0.2 else "method"
         terms = (handle.retries, method, handle.has_checkpoints, handle.unordered)
         scope.statements.append(("invoke", slots, slot, spec, tuple(options), dependencies, boxed, *terms))
+        if taken is not None and self.direct.random() < 0.7:
+            del scope.slots[taken]
+            scope.statements.append(("drop", taken))
         if stop:
             if rng.random() < 0.5:
                 scope.statements.append(("sleep", self._time()))

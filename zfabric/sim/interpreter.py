@@ -49,6 +49,8 @@ class _State:
         self.doomed = doomed
         self.slots = slots
         self.values: dict[int, Value] = {}
+        self.large: dict[int, tuple[int, int]] = {}
+        """Numbers and sizes of large values without refs inside that it has put, by slot."""
         self.held: list[bytes] = list(slots.values())
         self.groups = Groups(process)
 
@@ -69,6 +71,7 @@ class _State:
     def take(self, slot: int, identifier: bytes) -> None:
         """Store a ref in a slot and hold it."""
         self.slots[slot] = identifier
+        self.large.pop(slot, None)
         self.held.append(identifier)
 
     def release(self) -> None:
@@ -144,11 +147,23 @@ def _do_invoke(
     unordered: bool = False,
 ) -> None:
     arguments, pairs = _packed(state, spec, options, boxed)
-    needed = tuple(state.slots[slot] for slot in dependencies)
+    direct = {slot: identifier for slot in dict.fromkeys(dependencies) if (identifier := _directly(state, slot)) is not None}
+    needed = tuple(direct.get(slot, state.slots[slot]) for slot in dependencies)
     actor_id, returns = state.slots[handle][:TASK_BYTES], len(slots)
     call_id = state.process.invoke(actor_id, arguments, needed, pairs, returns, retries, method, has_checkpoints, unordered)
+    for identifier in direct.values():
+        state.process.drop(identifier)
     for index, slot in enumerate(slots):
         state.take(slot, call_value(call_id, index))
+
+
+def _directly(state: _State, slot: int) -> bytes | None:
+    """Write a value that this body has put once more, as an argument that a call takes directly, if there is room. Return its id."""
+    number, size = state.large.get(slot, (0, 0))
+    if not size or size > state.process.config.copied_bytes:
+        return None
+    offset = state.process.machine.reservations.allocate(size)
+    return None if offset is None else state.process.add_argument(offset, pack_value(Value(number, ())), size)
 
 
 def _do_detach(state: _State, slot: int, spec: Spec, options: tuple[Any, ...]) -> Running:
@@ -186,6 +201,8 @@ def _do_put(state: _State, slot: int, number: int, size: int, boxed: tuple[int, 
     else:
         identifier = state.process.put_small(pack_value(value), value.refs)
     state.take(slot, identifier)
+    if size and not durable and not value.refs:
+        state.large[slot] = number, size
 
 
 def _room(size: int) -> Running:

@@ -112,15 +112,15 @@ class Node:
         """The clock of a new process of this node."""
         return self._clock or self.world.clock()
 
-    def holds(self, object_id: bytes, offset: int, size: int) -> bool:
-        """Whether the room of an object is still its own: the store has the object there, or a process may still report it."""
+    def owner(self, object_id: bytes, offset: int, size: int) -> str:
+        """Whose the room of an object is: see ``NodeView``. While there is no daemon, nobody's changes."""
         store = self.daemon.store
         if not self.up or store._claims is not None:
-            return True
+            return "grant"
         entry, grant = store._tables.entries.get(object_id), store._tables.grant_of(offset - HEADER_BYTES)
         if entry is not None and entry.offset == offset:
-            return True
-        return grant is not None and grant.open.around(offset - HEADER_BYTES, footprint(size)) is not None
+            return "store"
+        return "grant" if grant is not None and grant.open.around(offset - HEADER_BYTES, footprint(size)) is not None else ""
 
     def end(self, reason: str) -> None:
         """Kill all processes of the node at once, its supervisor and its driver included. It never comes back."""

@@ -104,8 +104,8 @@ class NodeView(Protocol):
     def clock(self) -> Clock:
         """The clock of a new process of this node."""
 
-    def holds(self, object_id: bytes, offset: int, size: int) -> bool:
-        """Whether the room of an object is still its own."""
+    def owner(self, object_id: bytes, offset: int, size: int) -> str:
+        """Whose the room of an object is: its own, in the ``store``; in a ``grant``; empty if it is free or another object's."""
 
     def process_died(self, process: ProcessView) -> None:
         """Record the death of a process of this node."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from zfabric.config import ROWS_MAX
+from zfabric.machines.client.arguments import Arguments
 from zfabric.machines.client.entries import PENDING, ObjectEntry
 from zfabric.machines.client.objects import ObjectTable
 from zfabric.machines.client.outbox import Outbox
@@ -67,6 +68,7 @@ class Calls:
         unread: UnreadFailures,
         row_bytes: int,
         place_of: Callable[[bytes], Place | None],
+        arguments: Arguments,
     ) -> None:
         self.targets: dict[bytes, Target] = {}
         self.pending = pending.targets
@@ -85,6 +87,7 @@ class Calls:
         """Most bytes of values of dependencies in a call's row."""
         self._place_of = place_of
         """Maps an object id to the place from which the actor may copy the value (``Call``), if there is one."""
+        self._arguments = arguments
         self.gone: list[bytes] = []
         """Incarnations in which no actor lives any more: the shell closes its links to them."""
         self._locations: dict[bytes, tuple[bytes, int]] = {}
@@ -283,6 +286,10 @@ class Calls:
                     self._place_of(identifier) if value is None else value
                     for identifier, value in zip(row[DEPENDENCIES], values, strict=True)
                 )
+            if None in values and self._arguments.places:
+                for identifier, value in zip(row[DEPENDENCIES], values, strict=True):
+                    if value is None:
+                        self._arguments.report(identifier)
         needs_confirmation = None in values or option(row[CALL_OPTIONS], "contains") or row[0] in self._streams
         if needs_confirmation and row[0] not in self._confirmed:
             if row[0] not in self._asked:

@@ -15,6 +15,7 @@ from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.client import rejoin
+from zfabric.machines.client.arguments import Arguments
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.direct_submission import DirectSubmitter
 from zfabric.machines.client.entries import ObjectEntry
@@ -36,6 +37,9 @@ from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, OBJECT_STORE, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import OK, Row
+
+ARGUMENT_GRANTS = 4
+"""Room for arguments that are not reported, in units of ``grant_bytes``: calls under way seldom have more."""
 
 
 class Client:
@@ -72,6 +76,7 @@ class Client:
         self.direct = DirectSubmitter(self.outbox)
         self.queries = Queries(self.outbox, self.direct)
         self.reservations = Reservations(config, self.queries.token, self.send_to_store)
+        self.arguments = Arguments(self.outbox, self.reservations, self.written, ARGUMENT_GRANTS * config.grant_bytes)
         self.pins = Pins(self.objects.entries, partial(self.outbox.add, m.Unpin))
         self.retained = RetainedObjects(self.objects, self.pins)
         self.unread = UnreadFailures(self.objects, self.retained.needed)
@@ -89,10 +94,11 @@ class Client:
             self.unread,
             config.row_bytes,
             self.place_without_pin,
+            self.arguments,
         )
         self.passed = PassedReferences(self.objects)
         self.tasks = Tasks(self.objects, self.outbox, self.direct, self.references, self.retained, self.unread, self.calls)
-        self.releases = Releases(self.objects, self.outbox, self.pins, self.retained, self.unread, self.calls, self.tasks)
+        self.releases = Releases(self.objects, self.outbox, self.pins, self.retained, self.unread, self.calls, self.tasks, self.arguments)
 
         # The shell uses these tables of the parts with each task.
         self.entries = self.objects.entries
@@ -135,12 +141,17 @@ class Client:
             self.written[identifier] = (identifier, value, contained, durable)
         self.outbox.add(m.Put, (identifier, value, contained, durable))
 
+    def add_argument(self, identifier: bytes, place: Place) -> None:
+        """Enter a value without refs inside that a call of this process is about to take, written into one of its grants."""
+        self.entries[identifier] = ObjectEntry(1, OK, None, None)
+        self.arguments.add(identifier, place)
+
     def place_without_pin(self, identifier: bytes) -> Place | None:
         """Where another process of this node may copy a value from, if this one knows. The value may be gone from there any moment.
 
         Values with refs inside have no such place: whoever receives one must be told of those refs.
         """
-        place = self.pins.places.get(identifier)
+        place = self.arguments.places.get(identifier) or self.pins.places.get(identifier)
         if place is None and identifier in self.written:
             place = self.written[identifier][1]
         if type(place) is not tuple or identifier in self.retained.containing:
@@ -163,7 +174,8 @@ class Client:
         self.passed.add(identifiers)
 
     def rest(self) -> None:
-        """Do what is due once a second: return unused room, and drop refs that were passed on a while ago."""
+        """Do what is due once a second: report arguments, return unused room, and drop refs that were passed on a while ago."""
+        self.arguments.report_all()
         self.reservations.rest()
         self.passed.rest()
 
@@ -226,6 +238,11 @@ class Client:
                 entry.data = None
             self.pins.release(identifier)
 
+    def on_recall_grant(self, now: float, source: Address, message: m.RecallGrant) -> None:
+        """Report arguments, so that they can be spilled, and return this grant if it is idle: the store is short of room."""
+        self.arguments.report_all()
+        self.reservations.on_recall_grant(now, source, message)
+
     def on_answer(self, now: float, source: Address, message: m.Answer) -> None:
         """Handle the answer to a query of the program, or of a call that waits to be sent."""
         if self.queries.answered(message.token) and not self.calls.confirm(message.token):
@@ -277,6 +294,7 @@ class Client:
 
         A worker adds what it runs, and the places that came with tasks it has not begun.
         """
+        self.arguments.report_all()
         self._controls = []
         self.releases.settle()
         self.outbox.clear()
@@ -369,7 +387,7 @@ class Client:
             m.Cancel: self.on_cancel,
             m.Objects: self.on_objects,
             m.RecallPins: self.on_recall_pins,
-            m.RecallGrant: self.reservations.on_recall_grant,
+            m.RecallGrant: self.on_recall_grant,
             m.Granted: self.reservations.on_granted,
             m.NoSpace: self.reservations.on_no_space,
             m.Answer: self.on_answer,

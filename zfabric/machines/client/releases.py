@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from zfabric.config import ROWS_MAX
+from zfabric.machines.client.arguments import Arguments
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.entries import ObjectEntry
 from zfabric.machines.client.objects import ObjectTable
@@ -32,6 +33,7 @@ class Releases:
         unread: UnreadFailures,
         calls: Calls,
         tasks: Tasks,
+        arguments: Arguments,
     ) -> None:
         self.dropped = objects.dropped
         self.unviewed: deque[bytes] = deque()
@@ -44,6 +46,7 @@ class Releases:
         self._unread = unread
         self._calls = calls
         self._tasks = tasks
+        self._arguments = arguments
         self._rare_tables = (pins.counts, retained.lineage, retained.containing, retained.needed, tasks.cancelled, calls.targets)
         """Tables that are mostly empty. If all are, dropping a ref to a small value only removes its entry."""
 
@@ -76,6 +79,8 @@ class Releases:
                     self._unread.dropped(identifier)
                 if full.row is None:
                     del entries[identifier]
+                if self._arguments.places and self._arguments.drop(identifier):
+                    continue
                 if rare:
                     self._release(identifier, full)
             if is_call(identifier) and not calls.results.release(identifier):

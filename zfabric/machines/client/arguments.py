@@ -1,0 +1,66 @@
+"""Large arguments of calls that no other process has been told of, but for the actor that copies them.
+
+A value that a call takes directly has no name in the program. Its caller writes it into a grant of its own, and the call names the place.
+If the outcome comes soon, the room is used again, and neither scheduler nor store ever knew. The value is reported as any other one once
+it is more than an argument under way: the actor is elsewhere, or is to fetch it; much is under way, or for long; the store wants room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zfabric.machines.client.outbox import Outbox
+from zfabric.machines.client.pins import Place
+from zfabric.machines.client.reservations import Reservations
+from zfabric.protocol import messages as m
+from zfabric.protocol.messages import Row
+
+
+def _nothing(offset: int) -> None:
+    pass
+
+
+class Arguments:
+    """The arguments that are not reported. Used under the client's lock. ``written`` is as in ``Client``; ``most``: bytes of them."""
+
+    def __init__(self, outbox: Outbox, reservations: Reservations, written: dict[bytes, Row], most: int) -> None:
+        self.places: dict[bytes, Place] = {}
+        """Where they are, the oldest first."""
+        self.void: Callable[[int], None] = _nothing
+        """Voids the header of the value at an offset. The shell sets it."""
+        self._outbox = outbox
+        self._reservations = reservations
+        self._written = written
+        self._most = most
+        self._bytes = 0
+
+    def add(self, identifier: bytes, place: Place) -> None:
+        """Add a value without refs inside that this process has written. It is in an entry already."""
+        self.places[identifier] = place
+        self._bytes += place[1]
+        while self._bytes > self._most:
+            self.report(next(iter(self.places)))
+
+    def report(self, identifier: bytes) -> None:
+        """Report a value, if it is not reported."""
+        place = self.places.pop(identifier, None)
+        if place is not None:
+            self._bytes -= place[1]
+            row = self._written[identifier] = identifier, place, (), False
+            self._outbox.add(m.Put, row)
+            self._reservations.finished(place[0])
+
+    def report_all(self) -> None:
+        """Report all values."""
+        while self.places:
+            self.report(next(iter(self.places)))
+
+    def drop(self, identifier: bytes) -> bool:
+        """Use the room of a value again to which no ref is left. Return False if the value is reported: others decide about it."""
+        place = self.places.pop(identifier, None)
+        if place is None:
+            return False
+        self._bytes -= place[1]
+        self.void(place[0])
+        self._reservations.abandon(place[0])
+        return True
