@@ -20,6 +20,7 @@ MODULES = (
     "actor_sync",
     "actor_async",
     "actor_args_8kb",
+    "actor_values",
     "actor_n_n",
     "actor_create",
     "actor_create_light",

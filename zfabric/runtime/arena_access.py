@@ -149,8 +149,8 @@ class ArenaAccess:
             self._arena = None
 
 
-class Copies:
-    """Copies of values for the calls of this process. Those taken more than once are kept for further calls, up to a few."""
+class KeptCopies:
+    """KeptCopies of values for the calls of this process. Those taken more than once are kept for further calls, up to a few."""
 
     def __init__(self, connection: Connection, values: ArenaAccess) -> None:
         self._values = values

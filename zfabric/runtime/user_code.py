@@ -19,7 +19,7 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.actor_exits import ActorExits
-from zfabric.runtime.arena_access import Copies, UnreportedWrites
+from zfabric.runtime.arena_access import KeptCopies, UnreportedWrites
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.functions import LoadedFunctions
 from zfabric.runtime.hosting import ActorExit
@@ -52,7 +52,7 @@ class UserCode:
         self._worker = connection.worker
         self._host = connection.host
         self._view, self._unview = fabric.values.view, fabric.unview
-        self._copies = Copies(connection, fabric.values)
+        self._copies = KeptCopies(connection, fabric.values)
         self._fences = interrupter.fences
         self._get = interrupter.closed(fabric.get)
         """User code may be under it: what is called again loads its arguments anew."""

@@ -154,9 +154,11 @@ class CallResults:
         self.outcomes.announce(found)
         if found.holders is None:
             self.tables.spare.append(found)
-        if type(value) is not tuple or value[1] > self.tables.config.copied_bytes or caller not in self.tables.processes:
+        # The caller would ask for a value of such a size now, or soon. But what it has a pin on is not spilled while there is little room.
+        is_small = type(value) is tuple and value[1] <= self.tables.config.copied_bytes and self.tables.store_room is None
+        if not is_small or caller not in self.tables.processes:
             return None
-        self.tables.locates.append((identifier, caller))  # It would ask for the value now, or soon.
+        self.tables.locates.append((identifier, caller))
         return value
 
     def _retain(self, caller: bytes, identifier: bytes, status: int, payload: bytes) -> None:
