@@ -123,6 +123,8 @@ class World:
             else:
                 self.index.pop(effect.offset, None)
                 assert all(places.get(identifier, (0, 0))[0] != effect.offset for identifier, places in self.readers())
+        elif isinstance(effect, e.Clear):
+            self.overwrite(effect.offset, effect.size)
         else:
             raise AssertionError(effect)
 

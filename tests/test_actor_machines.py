@@ -24,6 +24,8 @@ HOME, NEXT_HOME = b"\x01actor00", b"\x01actor01"
 ACTOR = b"a" * 16
 JOB = job_id(1)
 REGISTER = m.Register(m.PROTOCOL_VERSION, "driver", 1, 1, JOB, ME, b"", "", "")
+TOO_LARGE = 10_000_000
+"""Bytes of a value that an actor fetches, and does not copy."""
 
 
 @pytest.fixture
@@ -183,7 +185,7 @@ def test_a_call_that_the_dead_incarnation_returned_is_not_repeated(client: Clien
 
 def test_repeated_calls_of_different_tasks_do_not_wait_for_each_other(client: Client) -> None:
     large, others = b"p" * 16 + b"\x80\0\0\0", 1 << 64
-    client.put(large, (4096, 100_000), (), False)
+    client.put(large, (4096, TOO_LARGE), (), False)
     call(client, 1, retries=-1, needs=(large,))
     lives(client, HOME)
     (question,) = messages_of(client, m.Query)
@@ -219,7 +221,7 @@ def test_calls_of_a_concurrent_actor_are_sent_when_their_own_arguments_exist(cli
     for task in (TASK, OTHER):
         client.tasks.submit((task, b"f" * 16, b"", ()), 1)
     large, both = b"p" * 16 + b"\x80\0\0\0", (TASK + FIRST_RETURN, OTHER + FIRST_RETURN)
-    client.put(large, (4096, 100_000), (), False)
+    client.put(large, (4096, TOO_LARGE), (), False)
     call_unordered(client, 1, both)
     call_unordered(client, 2, (OTHER + FIRST_RETURN,))
     call_unordered(client, 3, (large,))
@@ -244,7 +246,7 @@ def test_calls_whose_arguments_are_reported_to_the_scheduler_do_not_scan_each_ot
 
     meet(client)
     large = b"p" * 16 + b"\x80\0\0\0"
-    client.put(large, (4096, 100_000), (), False)
+    client.put(large, (4096, TOO_LARGE), (), False)
     client.calls._barriers = Barriers()
     for number in range(3):
         call_unordered(client, number, (large,))
@@ -298,7 +300,7 @@ def test_unordered_calls_that_wait_for_arguments_get_an_outcome_whatever_ends(cl
 
 def test_calls_behind_a_repeated_call_are_sent_once_that_one_has_returned(client: Client) -> None:
     large = b"p" * 16 + b"\x80\0\0\0"
-    client.put(large, (4096, 100_000), (), False)
+    client.put(large, (4096, TOO_LARGE), (), False)
     first, _ = call(client, 1, retries=-1, needs=(large,)), call(client, 2, retries=-1)
     lives(client, HOME)
     (question,) = messages_of(client, m.Query)

@@ -66,7 +66,7 @@ FIRST = {
     "callers-forgotten": 96,
     "expected-not-reported-again": 37,
     "reported-once": 74,
-    "stops-do-not-overtake": 1045,
+    "stops-do-not-overtake": 1084,
     "kill-ends-neighbours": 108,
     "logged-results-before-commit": 30,
     "logged-duplicates-run-again": 30,
@@ -626,7 +626,7 @@ def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 def test_children_of_a_stopped_call_end_by_themselves() -> None:
     """A call is stopped without what it has submitted, and does not come to the statement that stops that."""
     lengths: Counter[float] = Counter()
-    for seed in range(400):
+    for seed in range(1000):
         for body in bodies(ActorAuthor(str(seed), STEADY, 2, False).write().statements):
             cancelled = {fields[0] for name, *fields in body if name == "cancel"}
             for name, *fields in body:

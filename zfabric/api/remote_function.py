@@ -482,7 +482,7 @@ def _store_large(
             break
         try:
             argument_sent(name, serialized)
-            stored[key] = ObjectRef(client.put(serialized, False, of_actor), client)
+            stored[key] = ObjectRef(client.put(serialized, False, True) if of_actor else client.put(serialized, False), client)
         except ObjectStoreError as error:
             raise type(error)(f"{name} has no place: {error}", **error.facts) from None
         total -= serialized.size

@@ -150,7 +150,7 @@ class ArenaAccess:
 
 
 class KeptCopies:
-    """KeptCopies of values for the calls of this process. Those taken more than once are kept for further calls, up to a few."""
+    """Copies of values for the calls of this process. Those taken more than once are kept for further calls, up to a few."""
 
     def __init__(self, connection: Connection, values: ArenaAccess) -> None:
         self._values = values
