@@ -19,7 +19,7 @@ SECTIONS = {
     "Begin and end": ("zfabric", "init", "shutdown", "is_initialized", "LocalCluster"),
     "Tasks": ("zfabric", "remote", "RemoteFunction", "cancel"),
     "Values": ("zfabric", "get", "put", "wait", "as_completed", "progress", "ObjectRef"),
-    "Streams": ("zfabric", "ObjectRefGenerator", "DynamicObjectRefGenerator"),
+    "Streams": ("zfabric", "ObjectRefGenerator", "YieldStatistics", "DynamicObjectRefGenerator"),
     "Actors": ("zfabric", "ActorClass", "ActorHandle", "method", "typed", "get_actor", "kill", "exit_actor", "actor"),
     "What happens, and where": (
         "zfabric",

@@ -148,6 +148,8 @@ def test_the_command_line_says_what_cannot_be_drained_and_ends_what_takes_too_lo
         error = failure(lost)
         assert isinstance(error, zf.ActorUnavailableError)
         assert "its node was drained; the actor is made again" in str(error)
+        assert isinstance(error, zf.ActorUnavailableError)
+        assert error.preempted
     assert zf.get(actor.note.remote(2), timeout=PATIENCE) != long.node_id
 
 
@@ -281,6 +283,8 @@ def test_calls_beside_each_other_end_before_their_actor_moves_and_what_has_no_ot
     error = failure(staying.note.remote(2))
     assert isinstance(error, zf.ActorDiedError)
     assert "is dead: its node was drained" in str(error)
+    assert isinstance(error, zf.ActorDiedError)
+    assert (error.preempted, error.actor_init_failed) == (True, False)
     assert isinstance(failure(mine.note.remote(2)), zf.ActorDiedError)
 
 

@@ -71,6 +71,7 @@ from zfabric.exceptions import (
     VersionMismatchError,
     WorkerCrashedError,
 )
+from zfabric.runtime.interface import YieldStatistics
 
 if TYPE_CHECKING:
     from zfabric import util as util
@@ -133,6 +134,7 @@ __all__ = [
     "TaskUnschedulableError",
     "VersionMismatchError",
     "WorkerCrashedError",
+    "YieldStatistics",
     "__version__",
     "actor",
     "as_completed",

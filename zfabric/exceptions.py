@@ -82,12 +82,22 @@ class ActorError(FabricError):
         found = self.facts.get("actor")
         return None if found is None else str(found)
 
+    @property
+    def preempted(self) -> bool:
+        """Whether the actor ended since its node was drained: the machine was about to be taken away."""
+        return bool(self.facts.get("preempted"))
+
 
 class ActorDiedError(ActorError):
     """The actor is dead. ``cause`` is what its ``__init__`` raised, if that is why; ``outcome`` as in ``ActorUnavailableError``."""
 
     cause: BaseException | None = None
     outcome: str = "not run"
+
+    @property
+    def actor_init_failed(self) -> bool:
+        """Whether the actor is dead because its ``__init__`` raised an error."""
+        return self.cause is not None
 
 
 class ActorUnavailableError(ActorError):

@@ -1,13 +1,14 @@
 """Collects the values of generator functions that do not make streams, even if they raise after some values.
 
 A function with ``num_returns=3`` may be a generator: its items are its values. If it raises after the first item, its caller gets that
-one, and the error in place of the others.
+one, and the error in place of the others. Also resumes generators, of streams too.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import AsyncIterable, Callable, Generator, Iterator, Sequence
+from types import GeneratorType
 from typing import Any
 
 from zfabric.adapters.serialization import register_plain
@@ -16,6 +17,26 @@ from zfabric.protocol.inside import refs_in
 
 YIELDS = 0x20 | 0x200
 """``inspect.CO_GENERATOR`` and ``CO_ASYNC_GENERATOR``, without importing inspect in every worker."""
+
+
+END = object()
+"""What stands for the end of a stream's values."""
+
+
+def advanced(source: Any, statistics: Any) -> Any:
+    """The next value of an iterator. If it waits in a ``yield``, this returns ``statistics``."""
+    inner = source
+    while type(inner) is GeneratorType and inner.gi_yieldfrom is not None:
+        inner = inner.gi_yieldfrom  # Such as ``yield from range(3)``: what yields need not be a generator.
+    return source.send(statistics) if isinstance(inner, Generator) else next(source)
+
+
+def resumed(source: Iterator[Any], statistics: Any) -> Any:
+    """As ``advanced``, or ``END``."""
+    try:
+        return advanced(source, statistics)
+    except StopIteration:
+        return END
 
 
 class Raises:

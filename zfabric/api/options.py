@@ -32,6 +32,8 @@ Pairs = tuple[tuple[str, Any], ...]
 
 RETURNS_MAX = 100_000
 """The largest ``num_returns``: each value is an object."""
+CONCURRENCY_MAX = 1_000_000
+"""Most calls that an actor runs at once. Threads and coroutines are made when calls need them."""
 
 
 BUFFERED_MAX = 10_000
@@ -163,7 +165,7 @@ def _groups(value: Any) -> None:
         raise OptionTypeError(f'concurrency_groups is a dict of how many calls may run, by group, such as {{"io": 2}}, not {value!r}')
     for name, size in value.items():
         _check_text("concurrency_groups: a name", name)
-        _whole(f"concurrency_groups[{name!r}]", 1, 100_000)(size)
+        _whole(f"concurrency_groups[{name!r}]", 1, CONCURRENCY_MAX)(size)
 
 
 def _anything(value: Any) -> None:
@@ -182,7 +184,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "run_timeout": _seconds("run_timeout"),
     "name": _name_of("name"),
     "runtime_env": _runtime_env,
-    "max_concurrency": _whole("max_concurrency", 1, 100_000),
+    "max_concurrency": _whole("max_concurrency", 1, CONCURRENCY_MAX),
     "inline": _flag("inline"),
     "copy": _flag("copy"),
     "deterministic": _flag("deterministic"),

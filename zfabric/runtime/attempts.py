@@ -10,7 +10,7 @@ from zfabric.adapters.task_errors import HeldRefs
 from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.messages import INTERRUPTED, OK
 from zfabric.protocol.options import option
-from zfabric.runtime.crew import CallRunner, crew_for, loop_for, set_running_loop
+from zfabric.runtime.crew import CallRunner, creator_of, crew_for, loop_for, set_running_loop
 from zfabric.runtime.functions import Loaded, LoadedFunctions
 from zfabric.runtime.gpus import AssignedGpus
 from zfabric.runtime.interrupts import TaskInterrupt
@@ -87,7 +87,7 @@ class AttemptRunner:
         loop = None
         if row[1] in self._classes:
             loop = loop_for(function) if self._worker.baton is None else None  # type: ignore[arg-type]
-            function = self._replayer.maker_of(function, item)  # type: ignore[arg-type]
+            function = self._replayer.maker_of(function, item, creator_of(function, loop))  # type: ignore[arg-type]
         if item.gpus:
             self._gpus.assign(item.gpus)
         try:

@@ -3,7 +3,8 @@
 The main thread goes on receiving, and starts queued calls of a concurrency group up to the group's limit (``max_concurrency`` for the
 default group). The thread or coroutine that ends a call claims the next of its group, so calls of a group start in order, and groups do
 not wait for each other. An actor with an ``async def`` method runs all calls in its event loop; plain methods must therefore not block.
-Its ``__init__`` runs in the main thread before the loop runs, and may start asyncio tasks there.
+Its ``__init__`` runs in the main thread before the loop runs, and may start asyncio tasks there; or, if it is ``async def``, in the loop,
+in the main thread, before the loop's own thread goes on with that.
 """
 
 from __future__ import annotations
@@ -259,6 +260,26 @@ def loop_for(kind: type) -> asyncio.AbstractEventLoop | None:
     import asyncio  # As above.
 
     return asyncio.new_event_loop()
+
+
+def creator_of(kind: type, loop: asyncio.AbstractEventLoop | None) -> Callable[..., Any]:
+    """What makes an instance: the class, or a function that runs its ``__init__`` in the actor's loop, if that is ``async def``."""
+    import inspect  # As above.
+
+    if loop is None or not inspect.iscoroutinefunction(kind.__init__):  # type: ignore[misc]
+        return kind
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        instance = kind.__new__(kind, *args, **kwargs)
+        if isinstance(instance, kind):
+            set_running_loop(None)
+            try:
+                loop.run_until_complete(instance.__init__(*args, **kwargs))  # type: ignore[misc]
+            finally:
+                set_running_loop(loop)
+        return instance
+
+    return create
 
 
 def set_running_loop(loop: asyncio.AbstractEventLoop | None) -> None:

@@ -64,15 +64,15 @@ class Replayer:
 
     # -- creating actors --
 
-    def maker_of(self, kind: Callable[..., Any], item: Item) -> Callable[..., Any]:
-        """Return the function that creates the instance of class ``kind``: ``kind`` itself, or one that restores it.
+    def maker_of(self, kind: type, item: Item, create: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that makes the instance of class ``kind``: ``create``, or one that restores it if there is a checkpoint.
 
         For a task that rebuilds a call's lost value, return the function that does so.
         """
         if is_remake(item.row):
-            return _Remaker(self, item, kind).remake  # type: ignore[arg-type]
+            return _Remaker(self, item, kind).remake
         every = option(self.worker.functions[item.row[1]][3], "checkpoint_every")
-        return kind if every is None else _Maker(self, item, kind, every).make  # type: ignore[arg-type]
+        return create if every is None else _Maker(self, item, kind, create, every).make
 
     # -- calls of an actor to itself --
 
@@ -201,8 +201,9 @@ def _calls_of(call: LoggedCall) -> deque[Row]:
 class _Maker:
     """Creates or restores the instance of a logged actor."""
 
-    def __init__(self, replayer: Replayer, item: Item, kind: type, every: int) -> None:
+    def __init__(self, replayer: Replayer, item: Item, kind: type, create: Callable[..., Any], every: int) -> None:
         self.replayer = replayer
+        self.create = create
         self.connection = replayer.connection
         self.item = item
         self.kind = kind
@@ -230,7 +231,7 @@ class _Maker:
         if calls:
             replayer.replays[self.actor_id] = Replay(connection, replayer.contexts, self.actor_id, calls, True)
         try:
-            instance = self.kind(*args, **kwargs) if state is None else _loaded(state, self.kind)
+            instance = self.create(*args, **kwargs) if state is None else _loaded(state, self.kind)
             if state is None and not calls and log.every:
                 replayer.checkpoint(log, instance, self.kind)
             elif state is not None or calls:
@@ -318,7 +319,7 @@ class _Remaker(_Maker):
     """Runs calls again, in a separate process, up to the one that made a lost value."""
 
     def __init__(self, replayer: Replayer, item: Item, kind: type) -> None:
-        super().__init__(replayer, item, kind, 0)
+        super().__init__(replayer, item, kind, kind, 0)
         self.actor_id, lost = option(item.row[4], "remake")
         self.log = CallLog(self.actor_id, item.attempt, 0)
         self._call_id: bytes = lost[:TASK_BYTES]

@@ -6,22 +6,23 @@ may need it; in an event loop, other coroutines go on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
 from zfabric.adapters import serialization
+from zfabric.adapters.generated_values import END, resumed
 from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.ids import object_id
 from zfabric.protocol.options import STREAM_VALUES_MAX, option
 from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.client import WaitFor
+from zfabric.runtime.connection import clock
 from zfabric.runtime.functions import LoadedFunctions
+from zfabric.runtime.interface import YieldStatistics
 from zfabric.runtime.interrupter import Interrupter
 from zfabric.runtime.reporting import Reporter
 from zfabric.runtime.worker_connection import WorkerConnection
-
-_END = object()
 
 
 class StreamProducer:
@@ -69,6 +70,7 @@ class StreamProducer:
         """Send all values; return how many there are. Raises what user code raises."""
         stream = Production(self, item, ahead)
         source = stream.values(produced)
+        statistics = None
         run_as_user = self._interrupter.run_as_user
         try:
             while True:
@@ -76,10 +78,10 @@ class StreamProducer:
                     self._wait_for((), stream.may_go_on, None, False, 0)
                 if stream.closed:
                     break
-                value = run_as_user(next, source, _END)
-                if value is _END:
+                value = run_as_user(resumed, source, statistics)
+                if value is END:
                     break
-                stream.send(value)
+                statistics = stream.send(value)
                 del value
         finally:
             close = getattr(source, "close", None)
@@ -91,15 +93,17 @@ class StreamProducer:
         """Do as ``_produce`` in an event loop, for an async or plain generator. Other coroutines run while it waits."""
         stream = Production(self, item, ahead)
         source = aiter(produced) if hasattr(produced, "__aiter__") else _in_turns(stream.values(produced))
+        resume, statistics = source.asend if isinstance(source, AsyncGenerator) else None, None
         try:
             while True:
                 await stream.room()
                 if stream.closed:
                     break
-                value = await anext(source, _END)
-                if value is _END:
+                try:
+                    value = await (anext(source) if resume is None else resume(statistics))
+                except StopAsyncIteration:
                     break
-                stream.send(value)
+                statistics = stream.send(value)
                 del value
         finally:
             close = getattr(source, "aclose", None)
@@ -147,8 +151,9 @@ class Production:
         finally:
             self.yields.waiting.pop(task_id, None)
 
-    def send(self, value: Any) -> None:
+    def send(self, value: Any) -> YieldStatistics:
         """Send the next value."""
+        began = clock()
         producer, row = self.producer, self.item.row
         name = producer.functions.name_of(self.item)
         if self.count == STREAM_VALUES_MAX:
@@ -157,6 +162,7 @@ class Production:
         stored = producer.writes.store(object_id(row[0], self.count + 1), packed)
         producer.reporter.send_yield((row[0], self.item.attempt, self.count, stored, packed.contained))
         self.count += 1
+        return YieldStatistics(clock() - began, packed.size)
 
     def end(self) -> int:
         """End the stream; return how many values it has."""
@@ -177,9 +183,10 @@ async def _in_turns(values: Iterator[Any]) -> AsyncIterator[Any]:
     """Make an async iterator of a plain one. Other coroutines run between its values."""
     import asyncio  # Workers without an event loop start sooner without it.
 
+    statistics = None
     try:
-        for value in values:
-            yield value
+        while (value := resumed(values, statistics)) is not END:
+            statistics = yield value
             await asyncio.sleep(0)  # Other coroutines run.
     finally:
         close = getattr(values, "close", None)

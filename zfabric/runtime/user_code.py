@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from zfabric.adapters import generated_values, serialization, task_errors
+from zfabric.adapters.generated_values import END, resumed
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.failures import pack_failure
@@ -23,6 +24,7 @@ from zfabric.runtime.arena_access import KeptCopies, UnreportedWrites
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.functions import LoadedFunctions
 from zfabric.runtime.hosting import ActorExit
+from zfabric.runtime.interface import YieldStatistics
 from zfabric.runtime.interrupter import Interrupter
 from zfabric.runtime.interrupts import TaskInterrupt
 from zfabric.runtime.worker_connection import WorkerConnection
@@ -319,17 +321,20 @@ class _Again:
             return self._stream_in_loop(values)
         return self._stream(values) if hasattr(values, "__next__") else values
 
-    def _stream(self, values: Iterator[Any]) -> Iterator[Any]:
-        yielded = 0
+    def _stream(self, values: Iterator[Any]) -> Generator[Any, YieldStatistics]:
+        known: list[YieldStatistics] = []
+        """Those of each value that was yielded, by this attempt or the one before."""
         while True:
             try:
                 with contextlib.ExitStack() as stack:
                     if hasattr(values, "close"):
                         stack.callback(values.close)
-                    for index, value in enumerate(values):
-                        if index == yielded:
-                            yielded += 1
-                            yield value
+                    index, statistics = 0, None
+                    while (value := resumed(values, statistics)) is not END:
+                        if index == len(known):
+                            known.append((yield value))
+                        statistics = known[index]
+                        index += 1
                 return
             except Exception as error:  # User code: the method's options say which errors call it again.
                 if not self._asks(error):
@@ -337,20 +342,25 @@ class _Again:
             args, kwargs = self.arguments()
             values = self.function(*args, **kwargs)
 
-    async def _stream_in_loop(self, values: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        yielded = 0
+    async def _stream_in_loop(self, values: AsyncIterator[Any]) -> AsyncGenerator[Any, YieldStatistics]:
+        known: list[YieldStatistics] = []
+        """Those of each value that was yielded, by this attempt or the one before."""
         while True:
             index = 0
             try:
                 async with contextlib.AsyncExitStack() as stack:
                     if hasattr(values, "aclose"):
                         stack.push_async_callback(values.aclose)
-                    async for value in values:
-                        if index == yielded:
-                            yielded += 1
-                            yield value
+                    resume, statistics = values.asend if isinstance(values, AsyncGenerator) else None, None
+                    while True:
+                        try:
+                            value = await (anext(values) if resume is None else resume(statistics))
+                        except StopAsyncIteration:
+                            return
+                        if index == len(known):
+                            known.append((yield value))
+                        statistics = known[index]
                         index += 1
-                return
             except Exception as error:  # User code: the method's options say which errors call it again.
                 if not self._asks(error):
                     raise

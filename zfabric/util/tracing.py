@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
+from zfabric.adapters.generated_values import advanced
 from zfabric.api.lifecycle import connected
 from zfabric.exceptions import OptionError, OptionTypeError
 from zfabric.protocol.names import check_length
@@ -212,11 +213,12 @@ class _Around:
 
     def yielded(self, values: Any) -> Generator[Any, Any, Any]:
         """The values of a generator."""
+        statistics: Any = None
         try:
             while True:
                 with self.current():
-                    value = next(values)
-                yield value
+                    value = advanced(values, statistics)
+                statistics = yield value
         except StopIteration as end:
             return end.value
         finally:
@@ -225,11 +227,12 @@ class _Around:
 
     async def yielded_in_loop(self, values: Any) -> AsyncIterator[Any]:
         """The values of an asynchronous generator."""
+        statistics: Any = None
         try:
             while True:
                 with self.current():
-                    value = await anext(values)
-                yield value
+                    value = await values.asend(statistics)
+                statistics = yield value
         except StopAsyncIteration:
             return
         finally:

@@ -509,6 +509,8 @@ class ActorDirectory:
         If its node is ``drained``, that does not count as a restart.
         """
         cause = record.killed or cause
+        if drained or cause == NODE_DRAINED:
+            facts = (*facts, ("preempted", True))
         limit: int = record.task.option("max_restarts", 0)
         is_left = limit < 0 or record.restarts < limit or (drained and limit > 0)
         why = record.killed or ("" if is_left else "no restart is left" if limit else "it has no restarts")
