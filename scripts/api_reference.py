@@ -37,6 +37,7 @@ SECTIONS = {
         "zfabric.util",
         "ActorPool",
         "map_unordered",
+        "call_all",
         "as_completed",
         "register_serializer",
         "deregister_serializer",

@@ -7,7 +7,7 @@ Its methods are described in ``methods``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType, GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
@@ -376,10 +376,14 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         else:
             arguments, dependencies, options, _held = dump_call(client, args, kwargs, extra, True)
             first = client.call(self._id, known.name, arguments, dependencies, options, returns, self._terms)
-        if returns != 1:
-            return [ObjectRef(call_value(first[:TASK_BYTES], index), client) for index in range(returns)] or None
+        return self._results(first, client)
+
+    def _results(self, first: bytes, client: ClientInterface) -> Any:
+        """What ``remote`` returns for a call with this first value."""
+        if self._returns != 1:
+            return [ObjectRef(call_value(first[:TASK_BYTES], index), client) for index in range(self._returns)] or None
         result = ObjectRef(first, client)
-        ahead = None if extra is None else option(extra, "stream")
+        ahead = None if not self._options else option(self._options, "stream")
         return result if ahead is None else ObjectRefGenerator(result, ahead or client.config.stream_buffered)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -602,3 +606,41 @@ def exit_actor() -> NoReturn:
 
 for _kind in (ActorClass, ActorHandle, ActorMethod):
     register_without_data(_kind)
+
+
+def call_all(handles: Iterable[ActorHandle[Any]], method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+    """Call a method of many actors with the same arguments; return what ``.remote`` would return for each, in order.
+
+    ``handles`` are the actors', ``method`` is the name of the method, and ``args`` and ``kwargs`` are what it takes.
+    The arguments are pickled once, and all calls to actors of one process are one message. Each call has the order, options, retries and
+    errors of its actor: one of a dead actor fails alone.
+
+    Raises TypeError if one of ``handles`` is none, or the arguments do not fit, and AttributeError if an actor has no such method; then
+    none is called.
+
+    >>> import zfabric as zf
+    >>> @zf.remote(num_cpus=0, lightweight=True)
+    ... class Shard:
+    ...     def add(self, number):
+    ...         return number + 1
+    >>> shards = [Shard.remote() for _ in range(3)]
+    >>> zf.get(zf.util.call_all(shards, "add", 1))
+    [2, 2, 2]
+    """
+    methods: list[ActorMethod] = []
+    for handle in handles:
+        if not isinstance(handle, ActorHandle):
+            raise TypeError(f"call_all(handles, method, ...) takes handles of actors, not {type(handle).__name__}")
+        methods.append(getattr(handle, method))
+    if not methods:
+        return []
+    for each in methods:
+        each._check(args, kwargs)
+    client = owner_of(methods[0]._ref, "the actor ended")
+    if any(each._ref._client is not methods[0]._ref._client for each in methods):
+        raise ValueError("call_all(handles, ...): the handles are of two clusters, the one before and the one that runs")
+    arguments, dependencies, names, _held = dump_call(client, args, kwargs, None, True) if args or kwargs else (b"", (), None, [])
+    inside: tuple[bytes, ...] = option(names, "contains", ())
+    calls = [(each._id, naming_refs(each._options or None, inside), each._returns, each._terms) for each in methods]
+    firsts = client.call_all(method, arguments, dependencies, calls)
+    return [each._results(first, client) for each, first in zip(methods, firsts, strict=True)]

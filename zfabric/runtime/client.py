@@ -27,7 +27,7 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.options import option
 from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection, clock
-from zfabric.runtime.interface import Outcome, Serialized, Terms
+from zfabric.runtime.interface import ActorCall, Outcome, Serialized, Terms
 
 ONLY_ROWS = {tuple}
 """The types of a client's entries if none has an outcome (``machines.client.entries``): one comparison instead of a check of each."""
@@ -210,6 +210,26 @@ class FabricClient:
             elif not connection.armed:
                 connection.arm_flusher()
         return first
+
+    def call_all(self, method: str, arguments: bytes, dependencies: tuple[bytes, ...], calls: Sequence[ActorCall]) -> list[bytes]:
+        """Implement ``ClientInterface.call_all``."""
+        for actor_id, _, _, terms in calls:
+            if terms.pending:
+                self.await_room(actor_id, terms)
+        machine, connection = self.machine, self.connection
+        firsts = []
+        with self._lock:
+            connection.check_usable()
+            namer, call = self._namer(), machine.calls.call
+            for actor_id, options, num_returns, terms in calls:
+                row: Row = (namer.child(), method, arguments)
+                if dependencies or options is not None:
+                    row = (*row, dependencies, (), options)
+                firsts.append(call(actor_id, row, num_returns, terms.retries, terms.keeps, terms.unordered))
+            connection.flush()
+            if machine.calls.delayed and not connection.armed:
+                connection.arm_flusher()
+        return firsts
 
     def await_room(self, actor_id: bytes, terms: Terms) -> None:
         """Wait until fewer calls than ``terms.pending`` have no outcome, or raise PendingCallsLimitExceededError."""

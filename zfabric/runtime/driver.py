@@ -33,7 +33,7 @@ from zfabric.protocol.messages import Row
 from zfabric.protocol.options import is_strategy_alone
 from zfabric.runtime.client import NO_ACTOR, FabricClient
 from zfabric.runtime.connection import Connection, Follower, clock
-from zfabric.runtime.interface import Outcome, Terms
+from zfabric.runtime.interface import ActorCall, Outcome, Terms
 from zfabric.runtime.process_exit import hold_thread
 from zfabric.runtime.session import Session
 
@@ -234,6 +234,7 @@ class DriverClient:
         self.connect = fenced(connection.connect)
         self.export = fenced(fabric.export)
         self.submit_many = fenced(fabric.submit_many, lambda firsts, *args: self._drop_values(firsts, args[2]))
+        self.call_all = fenced(fabric.call_all, self._drop_all)
         self.kill_actor = fenced(fabric.kill_actor)
         self.put = fenced(fabric.put, lambda identifier, *_: drop(identifier))
         self.add_reference = fenced(fabric.add_reference, lambda _, identifier: drop(identifier))
@@ -287,6 +288,12 @@ class DriverClient:
             return result
 
         return guarded  # type: ignore[return-value]
+
+    def _drop_all(self, firsts: Sequence[bytes], *arguments: Any) -> None:
+        """Do as ``_drop_values`` for ``call_all``."""
+        calls: Sequence[ActorCall] = arguments[-1]
+        for first, (_, _, num_returns, _) in zip(firsts, calls, strict=True):
+            self._drop_values([first], num_returns)
 
     def _drop_values(self, firsts: Sequence[bytes], count: int) -> None:
         """Drop the refs to all values of tasks or calls, given the id of each first value: the program has not received them."""

@@ -74,6 +74,10 @@ class Terms(NamedTuple):
     unordered: bool = False
 
 
+ActorCall = tuple[bytes, tuple[Row, ...] | None, int, Terms]
+"""One call of several: (actor id, options, number of values, terms)."""
+
+
 class ClientInterface(Protocol):
     """The client of this process. All methods are thread-safe. Object ids have 20 bytes, task ids 16."""
 
@@ -129,6 +133,9 @@ class ClientInterface(Protocol):
 
         If the terms allow no more calls, raise PendingCallsLimitExceededError, or wait if the configuration says so.
         """
+
+    def call_all(self, method: str, arguments: bytes, dependencies: tuple[bytes, ...], calls: Sequence[ActorCall]) -> list[bytes]:
+        """Call a method of several actors with the same arguments, in one message to each process. Return what ``call`` would for each."""
 
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor's process at once."""

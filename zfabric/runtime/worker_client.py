@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from zfabric.machines.worker import Invocation
@@ -12,7 +12,7 @@ from zfabric.protocol.options import ANY_BUNDLE, group_of, group_strategy
 from zfabric.runtime import interface
 from zfabric.runtime.actor_exits import ActorExits
 from zfabric.runtime.client import FabricClient
-from zfabric.runtime.interface import Terms
+from zfabric.runtime.interface import ActorCall, Terms
 from zfabric.runtime.interrupter import Interrupter
 from zfabric.runtime.process_exit import holding
 from zfabric.runtime.replay import Replayer
@@ -47,6 +47,7 @@ class WorkerClient:
         self.create_detached = closed(fabric.create_detached)
         self.submit_many = closed(fabric.submit_many)
         self.call = closed(self._call)
+        self.call_all = closed(self._call_all)
         self.kill_actor = closed(fabric.kill_actor)
         self.put = closed(fabric.put)
         self.add_reference = closed(fabric.add_reference)
@@ -144,6 +145,15 @@ class WorkerClient:
                 row = (*row, dependencies, (), options)
             log.own.make(row, type(caller) is not Invocation or caller.method not in log.readonly)
         return first
+
+    def _call_all(self, method: str, arguments: bytes, dependencies: tuple[bytes, ...], calls: Sequence[ActorCall]) -> list[bytes]:
+        """Implement ``ClientInterface.call_all``. A logged actor may be among those that it calls."""
+        if not (self._mailbox.logs or self._replayer.replays):
+            return self._fabric.call_all(method, arguments, dependencies, calls)
+        return [
+            self._call(actor_id, method, arguments, dependencies, options, num_returns, terms)
+            for actor_id, options, num_returns, terms in calls
+        ]
 
     def _add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
         """Implement ``ClientInterface.add_done_callback``."""

@@ -5,6 +5,7 @@ from typing import Any
 __all__ = [
     "ActorPool",
     "as_completed",
+    "call_all",
     "deregister_serializer",
     "get_current_placement_group",
     "get_node_ip_address",
@@ -22,6 +23,7 @@ __all__ = [
 _PLACES = {
     "ActorPool": ("zfabric.util.actor_pool", "ActorPool"),
     "as_completed": ("zfabric.util.iteration", "as_completed"),
+    "call_all": ("zfabric.api.actor", "call_all"),
     "log_once": ("zfabric.util.iteration", "log_once"),
     "map_unordered": ("zfabric.util.iteration", "map_unordered"),
     "deregister_serializer": ("zfabric.api.serializers", "deregister_serializer"),

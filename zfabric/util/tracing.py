@@ -76,7 +76,7 @@ def is_enabled() -> bool:
 
 
 _NAME = "_tracing"
-_METHODS = ("submit", "submit_many", "call")
+_METHODS = ("submit", "submit_many", "call", "call_all")
 
 
 class _Submissions:
@@ -88,6 +88,7 @@ class _Submissions:
         self._own = vars(client)
         self._before = {name: self._own[name] for name in _METHODS if name in self._own}
         self._submit, self._submit_many, self._call = client.submit, client.submit_many, client.call
+        self._call_all = client.call_all
         self._own.update({name: getattr(self, name) for name in _METHODS}, **{_NAME: self})
 
     def end(self) -> None:
@@ -124,6 +125,10 @@ class _Submissions:
         terms: Any,
     ) -> bytes:
         return self._call(actor_id, method, arguments, dependencies, self._options(options), num_returns, terms)
+
+    def call_all(self, method: str, arguments: bytes, dependencies: tuple[bytes, ...], calls: Iterable[Any]) -> list[bytes]:
+        marked = [(actor_id, self._options(options), *rest) for actor_id, options, *rest in calls]
+        return self._call_all(method, arguments, dependencies, marked)
 
 
 def _set_up(setup: str) -> None:
