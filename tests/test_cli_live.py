@@ -379,9 +379,9 @@ def test_a_program_joins_the_cluster_that_its_user_has_started_and_no_other(plac
 
 TWO = """
     import json, os, sys, time, numpy as np, zfabric as zf
-    zf.init(address="auto")
+    zf.init(address="auto", log_to_driver=False)
     @zf.remote(name="work")
-    def work(x): time.sleep(0.001); return os.getpid(), x
+    def work(x): time.sleep(0.001); print("worked"); return os.getpid(), x
     @zf.remote(num_cpus=0.5)
     def forever(): time.sleep(1000)
     stuck = forever.remote()
@@ -414,6 +414,9 @@ def test_two_programs_on_one_cluster_are_isolated(place: Place) -> None:
         assert not set(first[2]) & set(second[2])
         assert first[3] != second[3]
         assert {job["pid"] for job in place.json("status")["jobs"]} == {one.pid, other.pid}
+        own = {(pid, int(job, 16)) for job, pids, *_ in (first, second) for pid in pids}
+        shown = re.findall(r"^\(work pid=(\d+) job=(\d+)\) worked$", place.run("logs").stdout, re.MULTILINE)
+        assert {(int(pid), int(job)) for pid, job in shown} == own
         workers = {row["pid"] for row in place.json("workers") if row["job"] == first[0]}
         assert workers
         eventually(lambda: "task" in {table for table, _ in rows_of_job(place.json("state", "dump"), first[0])}, "rows of the first")

@@ -17,7 +17,7 @@ from zfabric.exceptions import FabricError
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import Lines
 from zfabric.runtime.log_files import ROTATED, LocalLogFiles, LogFiles, RemoteLogFiles
-from zfabric.runtime.session import Session
+from zfabric.runtime.session import STARTED, Session
 
 LOOK_EVERY = 0.2
 """Pause between two reads of the files, in seconds."""
@@ -37,6 +37,8 @@ class Source(NamedTuple):
     name: str
     who: str
     lines: Lines
+    names_job: bool
+    """Whether its lines name their job: the cluster serves several programs."""
 
 
 class Reading(NamedTuple):
@@ -47,6 +49,8 @@ class Reading(NamedTuple):
     partial: dict[tuple[str, str], bytes]
     job: int | None
     """The job whose lines are shown; None for those of all."""
+    names_job: bool
+    """As in ``Source``."""
 
 
 @click.command(short_help="Show the output of workers.")
@@ -60,14 +64,15 @@ class Reading(NamedTuple):
 def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, job: int | None, daemon: bool, lines: int | None) -> None:
     """Show the output of workers, standard output before standard error.
 
-    Each line has the worker's pid, its node in a cluster of several, and the name of the task or actor that wrote it, if it is known.
+    Each line has the worker's pid, its node in a cluster of several, the job in a cluster that programs share, and the name of the task or
+    actor that wrote it, if it is known.
 
     The output of the workers that ended last is retained.
     """
     if daemon and (pid is not None or job is not None):
         raise click.UsageError(f"--daemon and --{'worker' if pid is not None else 'job'} exclude each other")
     session = looked_at(address, ended)
-    reading = Reading({}, {}, {}, job)
+    reading = Reading({}, {}, {}, job, session.kind() == STARTED)
     with contextlib.ExitStack() as stack:
         nodes = _nodes(session, ended, stack)
         shown = 0
@@ -106,12 +111,12 @@ def _sources(node: Node, pid: int | None, daemon: bool, reading: Reading) -> Ite
     on = f"on {node.name} " if node.name else ""
     for name, number, who in node.files.names(daemon):
         if pid in (None, number):
-            yield Source(node, name, on + who, reading.lines.setdefault((node.name, name), Lines()))
+            yield Source(node, name, on + who, reading.lines.setdefault((node.name, name), Lines()), reading.names_job)
 
 
 def _show(source: Source, lines: int | None, job: int | None) -> int:
     """Print a file, after the parts rotated away from it, or its last lines; return the offset of its end. Show lines of ``job`` alone."""
-    kept: deque[tuple[str, str]] = deque(maxlen=lines)
+    kept: deque[tuple[int, str, str]] = deque(maxlen=lines)
     end = 0
     for name in (*(f"{source.name}.{number}" for number in range(ROTATED, 0, -1)), source.name):
         for line in _lines(source.node.files, name):
@@ -120,11 +125,11 @@ def _show(source: Source, lines: int | None, job: int | None) -> int:
                 if job not in (None, source.lines.job):
                     continue
                 if lines is None:
-                    _print(source, *shown)
+                    _print(source, source.lines.job, *shown)
                 else:
-                    kept.append(shown)
-    for shown in kept:
-        _print(source, *shown)
+                    kept.append((source.lines.job, *shown))
+    for each in kept:
+        _print(source, *each)
     return end
 
 
@@ -141,8 +146,9 @@ def _lines(files: LogFiles, name: str) -> Iterator[bytes]:
         yield rest
 
 
-def _print(source: Source, name: str, line: str) -> None:
-    echo_output(f"({name} {source.who}) {line}" if name else f"({source.who}) {line}")
+def _print(source: Source, job: int, name: str, line: str) -> None:
+    who = f"{source.who} job={job}" if job and source.names_job else source.who
+    echo_output(f"({name} {who}) {line}" if name else f"({who}) {line}")
 
 
 def _follow(session: Session, nodes: list[Node], pid: int | None, daemon: bool, reading: Reading) -> None:
@@ -178,4 +184,4 @@ def _show_new(source: Source, reading: Reading) -> None:
         reading.partial[key] = data[end:]
     for shown in source.lines.read(data[:end]) if end else ():
         if reading.job in (None, source.lines.job):
-            _print(source, *shown)
+            _print(source, source.lines.job, *shown)
