@@ -158,7 +158,7 @@ class CallResults:
         is_small = type(value) is tuple and value[1] <= self.tables.config.copied_bytes and self.tables.store_room is None
         if not is_small or caller not in self.tables.processes:
             return None
-        self.tables.locates.append((identifier, caller))
+        self.outcomes.hand_over(found, caller)
         return value
 
     def _retain(self, caller: bytes, identifier: bytes, status: int, payload: bytes) -> None:
