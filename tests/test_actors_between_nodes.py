@@ -16,6 +16,7 @@ import pytest
 from faults import descendants, eventually, gone, name_of, on_node
 
 import zfabric as zf
+from zfabric.runtime import interface
 from zfabric.util.scheduling_strategies import In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy
 from zfabric.util.state import list_actors, list_jobs
 
@@ -146,6 +147,35 @@ def test_large_values_and_refs_go_both_ways_and_are_held_by_who_has_them(cluster
     assert zf.get(counter.keep.remote([given, given]), timeout=WITHIN) == 2
     del given
     assert zf.get(counter.total.remote(), timeout=WITHIN) == 600_000
+
+
+def test_arguments_of_a_few_calls_to_another_node_travel_with_them(cluster: zf.LocalCluster) -> None:
+    """Those of others, and larger ones, are stored, so that many calls are bounded by the store and not by memory."""
+    counter = Counter.options(scheduling_strategy=on_node(cluster.nodes[1])).remote()
+    held = zf.put(np.ones(10))
+    zf.get(counter.add.remote(), timeout=WITHIN)
+    client = interface.current()
+    assert client is not None
+    machine = client.machine  # type: ignore[attr-defined]
+
+    def stored() -> int:
+        return len(machine.arguments.places.keys() | machine.written.keys() | machine.pins.places.keys())
+
+    before = stored()
+    pid = zf.get(counter.pid.remote(), timeout=WITHIN)
+    os.kill(pid, signal.SIGSTOP)  # So that all calls are under way.
+    try:
+        calls = [counter.sum.remote(np.ones(size)) for size in (10_000, 30_000)]
+        assert stored() == before
+        calls.append(counter.sum.remote(np.ones(100_000)))
+        assert stored() == before + 1
+        calls += [counter.sum.remote(np.full(10_000, float(number))) for number in range(200)]
+        assert stored() > before + 1
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert zf.get(calls, timeout=WITHIN) == [10_000, 30_000, 100_000, *(10_000 * number for number in range(200))]
+    assert zf.get(counter.keep.remote([held, np.ones(10_000)]), timeout=WITHIN) == 2
+    assert zf.get(zf.get(counter.hand_out.remote(), timeout=WITHIN)[0], timeout=WITHIN).sum() == 10
 
 
 def test_results_of_calls_are_arguments_of_calls_also_with_refs_inside(cluster: zf.LocalCluster) -> None:

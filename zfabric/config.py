@@ -28,6 +28,8 @@ MESSAGE_BYTES_MAX = 1 * GiB
 """Largest message, in however many frames: its receiver has all of it in memory before it decodes it."""
 INLINE_BYTES_MAX = FRAME_BYTES_MAX // ROWS_MAX - ROW_BYTES
 """Largest value of ``inline_bytes``."""
+FAR_BYTES_MAX = INLINE_BYTES_MAX
+"""Most bytes of arguments that travel with a call to another node: to store and to copy them takes several round trips."""
 DURABLE_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 """Largest value of ``durable_bytes``: one value, and the ids of the refs inside, are one message."""
 CHUNK_BYTES = MiB

@@ -374,7 +374,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         if not args and not kwargs:
             first = client.call(self._id, known.name, b"", (), extra, returns, self._terms)
         else:
-            arguments, dependencies, options, _held = dump_call(client, args, kwargs, extra, True)
+            arguments, dependencies, options, _held = dump_call(client, args, kwargs, extra, (self._id,))
             first = client.call(self._id, known.name, arguments, dependencies, options, returns, self._terms)
         return self._results(first, client)
 
@@ -639,7 +639,8 @@ def call_all(handles: Iterable[ActorHandle[Any]], method: str, /, *args: Any, **
     client = owner_of(methods[0]._ref, "the actor ended")
     if any(each._ref._client is not methods[0]._ref._client for each in methods):
         raise ValueError("call_all(handles, ...): the handles are of two clusters, the one before and the one that runs")
-    arguments, dependencies, names, _held = dump_call(client, args, kwargs, None, True) if args or kwargs else (b"", (), None, [])
+    ids = [each._id for each in methods]
+    arguments, dependencies, names, _held = dump_call(client, args, kwargs, None, ids) if args or kwargs else (b"", (), None, [])
     inside: tuple[bytes, ...] = option(names, "contains", ())
     calls = [(each._id, naming_refs(each._options or None, inside), each._returns, each._terms) for each in methods]
     firsts = client.call_all(method, arguments, dependencies, calls)

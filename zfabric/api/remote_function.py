@@ -8,7 +8,7 @@ remote function is pickled with the id of its export. So the same calls make the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
@@ -35,6 +35,7 @@ from zfabric.api.repeats import argument_sent, function_sent
 from zfabric.api.signatures import fit, shown, signature_as_called
 from zfabric.api.strategies import check_place
 from zfabric.api.types import Given_co, Parameters
+from zfabric.config import FAR_BYTES_MAX
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import OBJECT_BYTES, object_id, task_of
 from zfabric.protocol.names import check_length, is_text
@@ -437,14 +438,17 @@ def _positional(function: Any) -> tuple[int, float]:
 
 
 def dump_call(
-    client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any], options: Pairs | None = None, of_actor: bool = False
+    client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any], options: Pairs | None = None, actors: Sequence[bytes] = ()
 ) -> tuple[bytes, tuple[bytes, ...], Pairs | None, list[ObjectRef]]:
-    """Return (arguments, dependencies, options, refs to hold until submitted) of one call of a function, or of an actor's method."""
+    """Return (arguments, dependencies, options, refs to hold until submitted) of one call of a function, or of a method of these actors."""
     held: list[ObjectRef] = []
     try:
         arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
     except ArgumentsTooLarge:
-        args, kwargs, held = _store_large(client, args, kwargs, of_actor)
+        far = _dump_far(args, kwargs) if actors and all(map(client.takes_far, actors)) else None
+        if far is not None:
+            return far[0], far[1], naming_refs(options, far[2]) if far[2] else options, held
+        args, kwargs, held = _store_large(client, args, kwargs, bool(actors))
         arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef)
         size = len(arguments) + OBJECT_BYTES * (len(dependencies) + len(contained))
         if size > CALL_BYTES_MAX:
@@ -453,6 +457,14 @@ def dump_call(
                 f"stored, not {size:,}: put them into a list, and pass a ref to that (zf.put)"
             ) from None
     return arguments, dependencies, naming_refs(options, contained) if contained else options, held
+
+
+def _dump_far(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, tuple[bytes, ...], tuple[bytes, ...]] | None:
+    """Return the arguments of a call as they travel to another node with it; None if they are too large for that."""
+    try:
+        return dump_arguments(args, kwargs, ObjectRef, FAR_BYTES_MAX)
+    except ArgumentsTooLarge:
+        return None
 
 
 def naming_refs(options: Pairs | None, contained: tuple[bytes, ...]) -> Pairs | None:

@@ -21,7 +21,7 @@ from zfabric.exceptions import (
 )
 from zfabric.machines.client import ObjectEntry
 from zfabric.machines.common.naming import Namer
-from zfabric.protocol.ids import FIRST_RETURN
+from zfabric.protocol.ids import FIRST_RETURN, LOCAL_SCHEDULER
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import option
@@ -37,6 +37,8 @@ EXPLAIN_SECONDS = 0.25
 """Most seconds that a ``get`` past its timeout waits for the explanation in its error."""
 OUTPUT_SECONDS = 1.0
 """Most seconds that ``get`` waits for the output of the tasks whose outcomes it has."""
+FAR_CALLS = 64
+"""Calls of an actor on another node that may be under way with arguments of up to ``FAR_BYTES_MAX``."""
 FEW = 32
 """Up to this many entries are checked one by one."""
 
@@ -230,6 +232,13 @@ class FabricClient:
             if machine.calls.delayed and not connection.armed:
                 connection.arm_flusher()
         return firsts
+
+    def takes_far(self, actor_id: bytes) -> bool:
+        """Implement ``ClientInterface.takes_far``. Only for a few calls under way, since all processes on the way have the arguments."""
+        target = self.machine.calls.targets.get(actor_id)
+        if target is None or target.address[:1] != LOCAL_SCHEDULER or target.keeps:
+            return False
+        return len(target.sent) + target.waits + len(self.machine.submitted) < FAR_CALLS
 
     def await_room(self, actor_id: bytes, terms: Terms) -> None:
         """Wait until fewer calls than ``terms.pending`` have no outcome, or raise PendingCallsLimitExceededError."""

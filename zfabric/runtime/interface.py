@@ -137,6 +137,9 @@ class ClientInterface(Protocol):
     def call_all(self, method: str, arguments: bytes, dependencies: tuple[bytes, ...], calls: Sequence[ActorCall]) -> list[bytes]:
         """Call a method of several actors with the same arguments, in one message to each process. Return what ``call`` would for each."""
 
+    def takes_far(self, actor_id: bytes) -> bool:
+        """Whether arguments that would be stored for a call on this node travel with a call of this actor: it lives on another node."""
+
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor's process at once."""
 
