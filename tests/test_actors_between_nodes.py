@@ -165,6 +165,9 @@ def test_arguments_of_a_few_calls_to_another_node_travel_with_them(cluster: zf.L
     pid = zf.get(counter.pid.remote(), timeout=WITHIN)
     os.kill(pid, signal.SIGSTOP)  # So that all calls are under way.
     try:
+        both = zf.util.call_all([counter, counter], "sum", np.ones(10_000))
+        assert stored() == before + 1, "what several calls take is stored once"
+        before = stored()
         calls = [counter.sum.remote(np.ones(size)) for size in (10_000, 30_000)]
         assert stored() == before
         calls.append(counter.sum.remote(np.ones(100_000)))
@@ -174,6 +177,7 @@ def test_arguments_of_a_few_calls_to_another_node_travel_with_them(cluster: zf.L
     finally:
         os.kill(pid, signal.SIGCONT)
     assert zf.get(calls, timeout=WITHIN) == [10_000, 30_000, 100_000, *(10_000 * number for number in range(200))]
+    assert zf.get(both, timeout=WITHIN) == [10_000, 10_000]
     assert zf.get(counter.keep.remote([held, np.ones(10_000)]), timeout=WITHIN) == 2
     assert zf.get(zf.get(counter.hand_out.remote(), timeout=WITHIN)[0], timeout=WITHIN).sum() == 10
 

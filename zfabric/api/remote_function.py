@@ -445,7 +445,8 @@ def dump_call(
     try:
         arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
     except ArgumentsTooLarge:
-        far = _dump_far(args, kwargs) if actors and all(map(client.takes_far, actors)) else None
+        # For several actors the arguments are stored, and copied to their node once.
+        far = _dump_far(args, kwargs) if len(actors) == 1 and client.takes_far(actors[0]) else None
         if far is not None:
             return far[0], far[1], naming_refs(options, far[2]) if far[2] else options, held
         args, kwargs, held = _store_large(client, args, kwargs, bool(actors))
