@@ -47,6 +47,10 @@ class NotInitializedError(FabricError, RuntimeError):
     """There is no cluster here: ``zf.init()`` was not called, was shut down, or this is a forked child."""
 
 
+class NotInRayModeError(FabricError, NotImplementedError):
+    """A program of Ray (``zfabric.as_ray``) has used a part of Ray's inside that zfabric does not have."""
+
+
 class AlreadyInitializedError(FabricError, RuntimeError):
     """``zf.init()`` was called a second time; pass ``ignore_reinit_error=True`` if that is meant."""
 

@@ -177,7 +177,9 @@ def _is_made_with_class(kind: type, name: str, value: Any) -> bool:
     """Whether making the bare class makes this attribute, too."""
     if name in ("__module__", "__qualname__", "__annotate_func__", "__annotations_cache__"):
         return True
-    return isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)) and value.__objclass__ is kind
+    if not isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+        return False
+    return value.__objclass__ is kind or name in ("__dict__", "__weakref__")  # Another's, where a class was made of a copy of its contents.
 
 
 def _slots_of(kind: type) -> tuple[str, ...] | None:

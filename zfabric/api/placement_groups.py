@@ -118,6 +118,19 @@ def placement_group(
     [{'CPU': 1.0}]
     >>> zf.util.remove_placement_group(group)
     """
+    demands = check_arguments(bundles, strategy, lifetime, unsupported)
+    if name:
+        _name_of("placement_group: name")(name)
+    client = connected()
+    identifier = client.new_id()
+    home, error = client.query("create group", identifier, demands, strategy, name or "", client.namespace, lifetime == "detached")
+    if error:
+        raise OptionError(f"placement_group: {error}")
+    return PlacementGroup(identifier, home, demands)
+
+
+def check_arguments(bundles: Any, strategy: Any, lifetime: Any, unsupported: Mapping[str, Any]) -> tuple[Demand, ...]:
+    """Check arguments of ``placement_group``, and return what its bundles demand. Raises OptionError or TypeError."""
     for option, value in unsupported.items():
         if option not in ("_soft_target_node_id", "bundle_label_selector"):
             raise TypeError(f"placement_group() has no argument {option!r}")
@@ -127,19 +140,11 @@ def placement_group(
         raise OptionError(f"placement_group: strategy is one of {', '.join(GROUP_POLICIES)}, not {strategy!r}")
     if lifetime not in (None, "detached"):
         raise OptionError(f"placement_group: lifetime is None or 'detached', not {lifetime!r}")
-    if name:
-        _name_of("placement_group: name")(name)
     if isinstance(bundles, str | Mapping) or not isinstance(bundles, Sequence) or not bundles:
         raise OptionTypeError(f"placement_group: bundles is a list of dicts, such as [{{'CPU': 1}}], not {bundles!r}")
     if len(bundles) > BUNDLES_MAX:
         raise OptionError(f"placement_group: a group has at most {BUNDLES_MAX} bundles, not {len(bundles)}")
-    demands = tuple(_demand(index, bundle) for index, bundle in enumerate(bundles))
-    client = connected()
-    identifier = client.new_id()
-    home, error = client.query("create group", identifier, demands, strategy, name or "", client.namespace, lifetime == "detached")
-    if error:
-        raise OptionError(f"placement_group: {error}")
-    return PlacementGroup(identifier, home, demands)
+    return tuple(_demand(index, bundle) for index, bundle in enumerate(bundles))
 
 
 def _demand(index: int, bundle: Any) -> Demand:

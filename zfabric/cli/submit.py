@@ -35,6 +35,7 @@ from zfabric.runtime.session import KEEP_VARIABLE
     "--keep", is_flag=True, help="Retain the cluster's logs and tables when it ends; `zfabric sessions` lists them. [env: ZFABRIC_KEEP]"
 )
 @click.option("--page", is_flag=True, help="Show the cluster in a browser while the program runs; prints the address.")
+@click.option("--as-ray", is_flag=True, help="The program is written for Ray: `import ray` is zfabric (docs/as-ray.md).")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`.")
 @click.option("--detach", is_flag=True, help="Hand the program to a started cluster, print the job's id, and do not wait.")
 @click.option("--id", "identifier", metavar="ID", help="The id of the job, with --detach.")
@@ -56,6 +57,7 @@ def submit(
     config: dict[str, Any],
     keep: bool,
     page: bool,
+    as_ray: bool,
     module: bool,
     detach: bool,
     identifier: str | None,
@@ -100,6 +102,8 @@ def submit(
         from zfabric.cli.jobs import detach as hand_over  # Only --detach needs it.
 
         program = ("-m", script) if module else (script if directory else os.path.abspath(script),)
+        if as_ray:
+            program = ("-m", "zfabric.as_ray", *program)
         job = hand_over(session, program, arguments, identifier, runtime_env)
         echo(job)
         return lambda: sys.exit(0)
@@ -116,6 +120,8 @@ def submit(
     os.environ.pop(SUBMIT_VARIABLE, None)
     if given or runtime_env:
         os.environ[SUBMIT_VARIABLE] = json.dumps({**given, "runtime_env": runtime_env})
+    if as_ray:
+        import zfabric.as_ray  # noqa: F401 - Only programs of Ray need it.
     return lambda: run(code, script, arguments, spec, bool(directory))
 
 

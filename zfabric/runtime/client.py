@@ -25,6 +25,7 @@ from zfabric.protocol.ids import FIRST_RETURN, LOCAL_SCHEDULER
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import option
+from zfabric.runtime import interface
 from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import ActorCall, Outcome, Serialized, Terms
@@ -110,6 +111,8 @@ class FabricClient:
             options = (*options, ("paths", self.paths))
         if self.directory:
             options = (*options, ("directory", self.directory))
+        if interface.prelude:
+            options = (*options, ("prelude", interface.prelude))
         with self._lock:
             self.machine.tasks.export(function_id, name, payload, options)
 

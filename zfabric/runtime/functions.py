@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from zfabric.adapters.generated_values import returning_all
 from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Strategy, group_of, option
-from zfabric.runtime import worker_process
+from zfabric.runtime import interface, worker_process
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.hosting import Host
 from zfabric.runtime.installed_packages import is_site
@@ -60,6 +61,9 @@ class LoadedFunctions:
             self._look_in(option(row[3], "paths", ()))
             self._go_to(option(row[3], "directory", ""), task)
             self._packages.enter()
+            if prelude := option(row[3], "prelude", ""):
+                interface.prelude = prelude  # What this worker exports has it, too.
+                importlib.import_module(prelude)
             self._renew_modules(option(row[3], "modules", ""))
             self._look_for_captures(option(row[3], "strategy", ()))
             ahead = option(row[3], "stream")

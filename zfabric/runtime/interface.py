@@ -204,6 +204,9 @@ class ClientInterface(Protocol):
 environment = ""
 """The ``runtime_env`` of a worker, as JSON: the default for tasks that it submits. Empty in a driver."""
 
+prelude = ""
+"""A module that workers import before they load a function of this process: the option ``prelude`` of what it exports."""
+
 _current: ClientInterface | None = None
 
 

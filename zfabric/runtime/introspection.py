@@ -36,9 +36,18 @@ class Introspection:
         self._printing: tuple[bytes, str] = (b"", "")
         """(id, name) of the task or call that printed last."""
 
-    def context(self) -> TaskContext | None:
-        """Describe the task or call of this thread or coroutine; None if none runs."""
+    def _here(self) -> Item | Invocation | None:
+        """The task or call of this thread or coroutine; where an actor runs code outside of its calls, the task that has made it."""
         item = self._contexts.here
+        if item is None:
+            actors = list(self._worker.mailbox.actors.values())
+            if len(actors) == 1:  # Of several, nobody can say whose code it is.
+                item = Item(*actors[0], gpus=self._gpus.places)
+        return item
+
+    def context(self) -> TaskContext | None:
+        """Describe the task or call of this thread or coroutine, or the actor whose code it is; None if there is neither."""
+        item = self._here()
         if item is None:
             return None
         functions, worker = self._functions, self._worker
@@ -57,8 +66,8 @@ class Introspection:
     # -- output --
 
     def name_of_writer(self) -> str:
-        """Return the name in front of lines that this thread or coroutine prints: the task's or actor's, empty if none runs."""
-        item = self._contexts.here
+        """Return the name in front of lines that this thread or coroutine prints: the task's or actor's, empty if there is neither."""
+        item = self._here()
         if item is None:
             return ""
         identifier, name = self._printing

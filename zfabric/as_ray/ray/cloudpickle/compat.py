@@ -1,0 +1,4 @@
+"""The module pickle."""
+
+import pickle
+from pickle import Pickler

@@ -1,0 +1,3 @@
+"""Types."""
+
+from zfabric import ObjectRef
