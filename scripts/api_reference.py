@@ -38,6 +38,9 @@ SECTIONS = {
         "ActorPool",
         "map_unordered",
         "call_all",
+        "on_ready",
+        "on_freed",
+        "locate",
         "as_completed",
         "register_serializer",
         "deregister_serializer",
@@ -86,6 +89,7 @@ RESULTS = {
     "explain": ("zfabric.api.explanations", "Explanation"),
     "Executor": ("zfabric.util.executor", "TaskFuture"),
     "LocalCluster": ("zfabric.util.local_cluster", "LocalNode"),
+    "locate": ("zfabric.util.values", "ValueLocation"),
 }
 """Classes that programs use and never name, behind the name that returns their instances."""
 

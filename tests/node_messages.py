@@ -337,6 +337,8 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "Answer": st.builds(m.Answer, pool.tokens, answers, texts),
         "Found": st.builds(m.Found, pool.tokens, many(answers, 3), st.booleans()),
         "Release": st.builds(m.Release, objects),
+        "WatchReferences": st.builds(m.WatchReferences, objects, st.just(b"") | pool.nodes),
+        "Unreferenced": st.builds(m.Unreferenced, objects),
         "Refused": st.builds(m.Refused, texts, texts),
         "Expelled": st.builds(m.Expelled, texts),
     }

@@ -20,7 +20,7 @@ from zfabric.protocol import codec
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import MESSAGES_MAX, MalformedFrame, MessageTooLarge, decode, encode, encode_body, encode_messages, salvage
 from zfabric.protocol.fields import ROW_CHECKS
-from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, NODE_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.node_fields import NODE_CHECKS
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, STREAM_VALUES_MAX
 from zfabric.protocol.pieces import DIVISIBLE, divided
@@ -84,7 +84,7 @@ call_rows = st.tuples(task_ids, texts, small_bytes) | st.builds(
     st.none() | options,
 )
 
-OBJECT_LISTS = ("Hold", "Release", "Fetch", "Unpin", "RecallPins", "Free", "Protect", "RetainOnly")
+OBJECT_LISTS = ("Hold", "Release", "Fetch", "Unpin", "RecallPins", "Free", "Protect", "RetainOnly", "Unreferenced")
 
 ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Submit", "rows"): many(task_rows),
@@ -121,6 +121,8 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("WaitDetails", "callees"): many(st.tuples(object_ids, task_ids)),
     ("Cancel", "object_ids"): many(object_ids),
     ("PutCommitted", "object_ids"): many(object_ids),
+    ("WatchReferences", "object_ids"): many(object_ids),
+    ("WatchReferences", "former"): st.just(b"") | st.binary(min_size=NODE_BYTES, max_size=NODE_BYTES),
     ("TakeBack", "task_ids"): many(task_ids),
     ("TakenBack", "task_ids"): many(task_ids),
     **{(name, "object_ids"): many(object_ids) for name in OBJECT_LISTS},
@@ -579,6 +581,7 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("WaitDetails", 2, (TASK, "", (), True), (OBJECT, TASK), [(TASK, TASK), (OBJECT, OBJECT), (OBJECT,), (OBJECT, None)]),
     ("Cancel", 0, ((), False, False), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     ("PutCommitted", 0, ((), ""), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    ("WatchReferences", 0, ((), b""), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     *((name, 0, ((),), OBJECT, [TASK, "o" * OBJECT_BYTES, 7, ()]) for name in OBJECT_LISTS),
     ("TakeBack", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
     ("FindActors", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),

@@ -167,6 +167,8 @@ class Config:
     """
     grant_bytes: int = 8 * MiB
     """Size of the ranges in which a process bump-allocates its puts."""
+    last_callbacks_max: int = 100_000
+    """Call backs of ``zf.util.on_freed`` that may wait in one process: they take some 500 bytes each here, and as much in the daemon."""
     put_patience: float = 30.0
     """A ``put`` waits this long for room in a full store before it raises."""
 

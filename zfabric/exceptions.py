@@ -211,6 +211,10 @@ class OutOfDiskError(ObjectStoreError):
     """The disk that objects spill to, or that the control store writes to, is full."""
 
 
+class CallbackLimitExceededError(FabricError):
+    """As many call backs of ``zf.util.on_freed`` wait in this process as may."""
+
+
 class ObjectLostError(ObjectStoreError):
     """Every copy of the object is gone and it cannot be made again; the text says why."""
 

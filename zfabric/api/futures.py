@@ -79,14 +79,24 @@ def _call_back() -> None:
         del callback
 
 
-def when_done(client: ClientInterface, object_id: bytes, callback: Callable[[], None]) -> None:
-    """Call ``callback()`` in the thread of futures once the object has an outcome. The callback may call ``get``."""
+def call_later(callback: Callable[[], None]) -> None:
+    """Call ``callback()`` in the thread of futures, behind those that wait. ``begin`` has started the thread."""
+    _queue.put(callback)
+
+
+def begin() -> None:
+    """Start the thread of futures, if it has not begun."""
     global _thread
     with _starting:
         if _thread is None:
             _thread = threading.Thread(target=_call_back, name="zfabric-futures", daemon=True)
             _thread.start()
-    client.add_done_callback(object_id, lambda _: _queue.put(callback))
+
+
+def when_done(client: ClientInterface, object_id: bytes, callback: Callable[[], None]) -> None:
+    """Call ``callback()`` in the thread of futures once the object has an outcome. The callback may call ``get``."""
+    begin()
+    client.add_done_callback(object_id, lambda _: call_later(callback))
 
 
 def future_of(client: ClientInterface, object_id: bytes, read: Callable[[], V]) -> Future[V]:

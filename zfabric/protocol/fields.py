@@ -300,6 +300,13 @@ def _object_ids(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, fields[0], OBJECT_BYTES)
 
 
+def _watch_references(name: str, fields: tuple[Any, ...]) -> None:
+    object_ids, former = fields
+    check_ids(name, object_ids, OBJECT_BYTES)
+    if len(former) not in (0, NODE_BYTES):
+        raise MalformedFrame(f"{name}: a node's id has {NODE_BYTES} bytes")
+
+
 def _task_ids(name: str, fields: tuple[Any, ...]) -> None:
     check_ids(name, fields[0], TASK_BYTES)
 
@@ -519,6 +526,8 @@ ROW_CHECKS: dict[str, Check] = {
     "Functions": check_exports,
     "Hold": _object_ids,
     "Release": _object_ids,
+    "WatchReferences": _watch_references,
+    "Unreferenced": _object_ids,
     "Fetch": _object_ids,
     "PutCommitted": _object_ids,
     "Cancel": _object_ids,

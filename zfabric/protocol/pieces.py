@@ -33,6 +33,8 @@ DIVISIBLE: dict[type[Any], str] = {
     m.Submit: "rows",
     m.SubmittedDirect: "rows",
     m.Unpin: "object_ids",
+    m.Unreferenced: "object_ids",
+    m.WatchReferences: "object_ids",
     m.ActorLocations: "rows",
     m.Yielded: "rows",
 }

@@ -124,6 +124,7 @@ _ANSWERS: dict[str, _Maker] = {
             "OfferResults",
             "Hold",
             "Release",
+            "WatchReferences",
             "Fetch",
             "FindActors",
             "ExpectResults",

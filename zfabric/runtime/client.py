@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import zmq
 
 from zfabric.exceptions import (
+    CallbackLimitExceededError,
     FabricError,
     GetTimeoutError,
     ObjectTooLargeError,
@@ -23,6 +24,7 @@ from zfabric.machines.client import ObjectEntry
 from zfabric.machines.common.naming import Namer
 from zfabric.protocol.ids import FIRST_RETURN, LOCAL_SCHEDULER
 from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.messages.queries import LIST_LIMIT
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
@@ -552,6 +554,40 @@ class FabricClient:
                 self.connection.pump_aside()
                 return
         callback(object_id)
+
+    def add_outcome_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
+        """Implement ``ClientInterface.add_outcome_callback``."""
+        with self._lock:
+            self.connection.check_usable()
+            if not self.machine.objects.known(object_id):
+                self.machine.objects.watch_outcome(object_id, callback)
+                self.connection.flush()
+                self.connection.pump_aside()
+                return
+        callback(object_id)
+
+    def add_last_callback(self, object_id: bytes, callback: Callable[[bytes], None], everywhere: bool) -> None:
+        """Implement ``ClientInterface.add_last_callback``."""
+        last = self.machine.last
+        with self._lock:
+            self.connection.check_usable()
+            if last.count >= self.config.last_callbacks_max:
+                raise CallbackLimitExceededError(
+                    f"{last.count} call backs of on_freed wait in this process, which is config 'last_callbacks_max'; drop refs first, or "
+                    "register one for many values: a value that contains their refs"
+                )
+            last.add(object_id, callback, everywhere)
+            self.connection.arm_flusher()  # From now on it looks often whether the last ref is dropped.
+
+    def locate(self, object_ids: Sequence[bytes]) -> dict[bytes, Row]:
+        """Implement ``ClientInterface.locate``."""
+        with self._lock:
+            self.connection.check_usable()
+            found = self.machine.located(object_ids)
+        missing = [each for each in object_ids if each not in found]
+        for start in range(0, len(missing), LIST_LIMIT):
+            found.update(self.query("locate", tuple(missing[start : start + LIST_LIMIT])))
+        return found
 
     def cancel(self, object_ids: Sequence[bytes], force: bool, recursive: bool) -> None:
         """Implement ``ClientInterface.cancel``."""

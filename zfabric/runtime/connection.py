@@ -625,8 +625,8 @@ class Connection:
                     self._arm.release()
 
     def _reads_aside(self) -> bool:
-        """Whether the flusher is to receive, since others wait for a reaction while the program computes."""
-        return self.machine.calls.expectant
+        """Whether the flusher is to receive, since others wait for a reaction while the program computes, or call backs wait."""
+        return self.machine.calls.expectant or self.machine.last.count > 0
 
     def _flush_armed(self) -> None:
         with self.lock:
@@ -638,7 +638,7 @@ class Connection:
         """Receive messages and send what they permit, while the program computes."""
         self.look()
         with self.lock:
-            if not self.closed and self._has_unsent():
+            if not self.closed and (self._has_unsent() or (self.machine.last.count and self.machine.dropped)):
                 self.flush()
 
     def _attempt(self, action: Callable[[], None]) -> None:
@@ -713,6 +713,7 @@ class Connection:
         with self.lock:
             if self._watcher is None:  # A watcher notifies the waiters and drops them itself.
                 self.machine.objects.watchers.clear()
+                self.machine.objects.outcome_watchers.clear()
 
     def abandon(self) -> None:
         """Close the sockets of a process that has not registered."""

@@ -179,6 +179,18 @@ class ClientInterface(Protocol):
     def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
         """Call ``callback(object_id)`` once the object has an outcome: at once, or from a thread of the fabric."""
 
+    def add_outcome_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
+        """Do as ``add_done_callback``, but do not bring a value here whose outcome comes without it."""
+
+    def add_last_callback(self, object_id: bytes, callback: Callable[[bytes], None], everywhere: bool) -> None:
+        """Call ``callback(object_id)`` in a thread of the fabric once no ref is left: in this process, or anywhere in the cluster.
+
+        Raises CallbackLimitExceededError if ``last_callbacks_max`` have been added and not been called.
+        """
+
+    def locate(self, object_ids: Sequence[bytes]) -> dict[bytes, Row]:
+        """Return what is known of these objects: (size or None, ids of the nodes with the value in hex, only on disk, has an outcome)."""
+
     def cancel(self, object_ids: Sequence[bytes], force: bool, recursive: bool) -> None:
         """Request the cancellation of the tasks that make these objects."""
 

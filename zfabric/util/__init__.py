@@ -12,8 +12,11 @@ __all__ = [
     "get_placement_group",
     "inspect_serializability",
     "list_named_actors",
+    "locate",
     "log_once",
     "map_unordered",
+    "on_freed",
+    "on_ready",
     "placement_group",
     "placement_group_table",
     "register_serializer",
@@ -26,6 +29,9 @@ _PLACES = {
     "call_all": ("zfabric.api.actor", "call_all"),
     "log_once": ("zfabric.util.iteration", "log_once"),
     "map_unordered": ("zfabric.util.iteration", "map_unordered"),
+    "locate": ("zfabric.util.values", "locate"),
+    "on_freed": ("zfabric.util.values", "on_freed"),
+    "on_ready": ("zfabric.util.values", "on_ready"),
     "deregister_serializer": ("zfabric.api.serializers", "deregister_serializer"),
     "get_node_ip_address": ("zfabric.api.cluster", "node_ip_address"),
     "inspect_serializability": ("zfabric.api.serializers", "inspect_serializability"),
@@ -51,6 +57,7 @@ _MODULES = (
     "scheduling_strategies",
     "state",
     "tracing",
+    "values",
 )
 
 

@@ -9,7 +9,7 @@ of the daemon, ``rejoin`` repeats all of them.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,8 @@ from zfabric.machines.client import rejoin
 from zfabric.machines.client.arguments import Arguments
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.direct_submission import DirectSubmitter
-from zfabric.machines.client.entries import ObjectEntry
+from zfabric.machines.client.entries import ABSENT, ObjectEntry
+from zfabric.machines.client.last_references import LastReferences
 from zfabric.machines.client.objects import ObjectTable
 from zfabric.machines.client.outbox import Outbox
 from zfabric.machines.client.passed_references import PassedReferences
@@ -98,7 +99,10 @@ class Client:
         )
         self.passed = PassedReferences(self.objects)
         self.tasks = Tasks(self.objects, self.outbox, self.direct, self.references, self.retained, self.unread, self.calls)
-        self.releases = Releases(self.objects, self.outbox, self.pins, self.retained, self.unread, self.calls, self.tasks, self.arguments)
+        self.last = LastReferences(self.outbox, results, self.arguments)
+        self.releases = Releases(
+            self.objects, self.outbox, self.pins, self.retained, self.unread, self.calls, self.tasks, self.arguments, self.last
+        )
 
         # The shell uses these tables of the parts with each task.
         self.entries = self.objects.entries
@@ -157,6 +161,19 @@ class Client:
         if type(place) is not tuple or identifier in self.retained.containing:
             return None
         return place if place[0] >= 0 and place[1] <= self.config.copied_bytes else None
+
+    def located(self, identifiers: Iterable[bytes]) -> dict[bytes, Row]:
+        """What this process knows by itself of objects, as ``ClientInterface.locate`` returns it. The scheduler knows the others."""
+        found: dict[bytes, Row] = {}
+        for identifier in identifiers:
+            entry = self.objects.entry(identifier)
+            if entry is None or entry.status == ABSENT:
+                continue
+            if entry.status == OK and type(entry.data) is not bytes:
+                self.arguments.report(identifier)
+                continue
+            found[identifier] = (len(entry.data) if entry.status == OK and entry.data is not None else None, (), False, entry.status >= OK)
+        return found
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
         """Request that tasks and calls are stopped. The scheduler stops the children of a call, like those of a task."""
@@ -314,6 +331,7 @@ class Client:
         self.reservations.repeat_requests()
         for message in rejoin.requests(self.tasks, self.calls, self.exiting, self.queries.asked.values(), self.leaving):
             self.send(message)
+        self.last.repeat()
 
     # -- the rest of the machine --
 
@@ -386,6 +404,7 @@ class Client:
             m.InheritTasks: self.tasks.on_inherit_tasks,
             m.Cancel: self.on_cancel,
             m.Objects: self.on_objects,
+            m.Unreferenced: self.last.on_unreferenced,
             m.RecallPins: self.on_recall_pins,
             m.RecallGrant: self.on_recall_grant,
             m.Granted: self.reservations.on_granted,

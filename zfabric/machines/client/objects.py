@@ -23,7 +23,9 @@ class ObjectTable:
         """Objects that each ``get`` in progress waits for. None of them is unpinned before all have arrived, so that no two of them take
         each other's room in turn."""
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
-        """Callbacks to call when an object's outcome arrives."""
+        """Callbacks to call when an object's outcome arrives, and its value with it. Objects in ``outcome_watchers`` are here, too."""
+        self.outcome_watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
+        """Callbacks to call when an object's outcome arrives, wherever its value is."""
         self.dropped: deque[bytes] = deque()
         """Refs that finalizers dropped. They take no lock; ``Releases.settle`` does the rest."""
         self.failures = 0
@@ -95,7 +97,9 @@ class ObjectTable:
         if status != OK:
             self.failures += 1
         if identifier in self.watchers:
-            if data is None and status == OK:
+            for watcher in self.outcome_watchers.pop(identifier, ()):
+                watcher(identifier)
+            if data is None and status == OK and self.watchers[identifier]:
                 self.want((identifier,))
                 return
             for watcher in self.watchers.pop(identifier):
@@ -106,9 +110,15 @@ class ObjectTable:
         self.watchers.setdefault(identifier, []).append(watcher)
         self.want((identifier,))
 
+    def watch_outcome(self, identifier: bytes, watcher: Callable[[bytes], None]) -> None:
+        """Call ``watcher`` once the outcome has arrived. The value is requested only if the outcome will not come without it."""
+        self.outcome_watchers.setdefault(identifier, []).append(watcher)
+        self.watchers.setdefault(identifier, [])
+        self.want((identifier,))
+
     def give_up_watching(self) -> None:
         """Call all watchers, as if their outcomes had arrived: none arrives any more."""
         while self.watchers:
             identifier, watchers = self.watchers.popitem()
-            for watcher in watchers:
+            for watcher in (*self.outcome_watchers.pop(identifier, ()), *watchers):
                 watcher(identifier)

@@ -8,6 +8,7 @@ from zfabric.config import ROWS_MAX
 from zfabric.machines.client.arguments import Arguments
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.entries import ObjectEntry
+from zfabric.machines.client.last_references import LastReferences
 from zfabric.machines.client.objects import ObjectTable
 from zfabric.machines.client.outbox import Outbox
 from zfabric.machines.client.pins import Pins
@@ -34,6 +35,7 @@ class Releases:
         calls: Calls,
         tasks: Tasks,
         arguments: Arguments,
+        last: LastReferences,
     ) -> None:
         self.dropped = objects.dropped
         self.unviewed: deque[bytes] = deque()
@@ -47,14 +49,15 @@ class Releases:
         self._calls = calls
         self._tasks = tasks
         self._arguments = arguments
-        self._rare_tables = (pins.counts, retained.lineage, retained.containing, retained.needed, tasks.cancelled, calls.targets)
+        self._last = last
+        self._rare_tables = (pins.counts, retained.lineage, retained.containing, retained.needed, tasks.cancelled, calls.targets, last.here)
         """Tables that are mostly empty. If all are, dropping a ref to a small value only removes its entry."""
 
     def settle(self) -> None:
         """Drop the refs in ``dropped``, then unpin the objects that no value looks into any more."""
         dropped, unviewed, entries, calls, outbox = self.dropped, self.unviewed, self._entries, self._calls, self._outbox
-        pinned, lineage, containing, needed, cancelled, targets = self._rare_tables
-        rare = bool(pinned or lineage or containing or needed or cancelled or targets)
+        pinned, lineage, containing, needed, cancelled, targets, watched = self._rare_tables
+        rare = bool(pinned or lineage or containing or needed or cancelled or targets or watched)
         while dropped:
             identifier = dropped.popleft()
             entry = entries.get(identifier)
@@ -75,6 +78,8 @@ class Releases:
                 full.refs -= 1
                 if full.refs or (targets and calls.takes_over(identifier, full)):
                     continue
+                if watched and identifier in watched:
+                    self._last.dropped(identifier)
                 if full.status > OK and identifier[:TASK_BYTES] in self._unread.held:
                     self._unread.dropped(identifier)
                 if full.row is None:
@@ -96,7 +101,7 @@ class Releases:
         """Whether the small result of a call is more than its entry: another process needs it, or a table of this one names it."""
         retained = self._retained
         shared = identifier in self._calls.results.ids or identifier in self._tasks.cancelled
-        return shared or identifier in retained.needed or identifier in retained.containing
+        return shared or identifier in retained.needed or identifier in retained.containing or identifier in self._last.here
 
     def _release(self, identifier: bytes, entry: ObjectEntry) -> None:
         """Release what the tables hold of an object besides its entry."""

@@ -55,6 +55,7 @@ from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.nodes.reference_watches import ReferenceWatches
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs, RemoteLogs
 from zfabric.machines.local_scheduler.nodes.remote_actors import RemoteActors
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
@@ -108,6 +109,7 @@ from zfabric.machines.local_scheduler.transitions import (
     NodeFoundDead,
     NodeGone,
     NodeReady,
+    ObjectUnreferenced,
     Recovered,
     RemakeEnded,
     RemakeWanted,
@@ -213,6 +215,7 @@ class LocalScheduler:
         self.former_jobs = FormerJobs(self.tables, self.requests)
         self.orphans = Orphans(self.tables, self.outcomes)
         self.unknown_nodes = UnknownNodes(self.tables, self.requests)
+        self.watches = ReferenceWatches(self.tables, self.references, self.unknown_nodes)
         self.borrowing = Borrowing(self.tables, self.references, self.unknown_nodes, self.entrusting, self.orphans, self.streams, node)
         self.copies = Copies(self.tables, node)
         self.fetching = Fetching(
@@ -346,6 +349,7 @@ class LocalScheduler:
             self.streams,
             self.remote_streams,
             self.guest_logs,
+            self.watches,
         )
         self.peers = Peers(
             node,
@@ -424,9 +428,10 @@ class LocalScheduler:
             GuestDied: self.guests.on_died,
             CallsEndReceived: self.remote_callers.on_end_received,
             StreamMakerEnded: self.streams.on_maker_ended,
+            ObjectUnreferenced: self.watches.on_object_unreferenced,
             StreamUnreferenced: self.streams.on_unreferenced,
             StreamWanted: self.streams.on_wanted,
-            NodeFoundDead: self.fetching.on_node_found_dead,
+            NodeFoundDead: self._node_found_dead,
             AgentReady: self.copies.on_agent_ready,
             Recovered: self.peer_recovery.on_recovered,
             NodeReady: self.peers.on_node_ready,
@@ -543,6 +548,8 @@ class LocalScheduler:
             self.jobs.end_of_turn(now)
         if tables.node_table:
             self._send_to_nodes(now)
+        if self.watches.is_due:
+            self.watches.end_of_turn()
         if self.actors.to_write:
             self.actors.end_of_turn()
         if tables.durable_wanted or tables.durable_freed:
@@ -575,6 +582,8 @@ class LocalScheduler:
     def _dispatch(self, now: float) -> None:
         """Free what nobody needs, and decide where tasks run."""
         tables, references = self.tables, self.references
+        if self.watches.undecided:
+            self.watches.review()
         limit = self.config.lineage_bytes
         if tables.spare or references.lineage_bytes > limit or references.inputs_bytes > limit:
             self._more_to_collect = references.collect()
@@ -726,12 +735,21 @@ class LocalScheduler:
         self.groups.node_died(gone.node)
         self.bundles.node_died(gone.node)
         self.group_tasks.node_died(gone.node)
+        if self.tables.watches:
+            self.watches.node_died(gone.node)
+
+    def _node_found_dead(self, found: NodeFoundDead) -> None:
+        self.fetching.on_node_found_dead(found)
+        if self.tables.watches:
+            self.watches.node_died(found.node)
 
     def _job_over(self, over: JobOver) -> None:
         self.guests.job_ended(over.job)
         self.groups.job_ended(over.job)
         self.bundles.job_ended(over.job)
         self.group_tasks.job_ended(over.job)
+        if self.tables.watches:
+            self.watches.job_ended(over.job)
 
     # -- queries and output --
 
@@ -919,6 +937,8 @@ class LocalScheduler:
             m.OfferResults: self.values.on_offer_results,
             m.Hold: self.values.on_hold,
             m.Release: self.values.on_release,
+            m.WatchReferences: self.watches.on_watch_references,
+            m.Unreferenced: self.watches.on_unreferenced,
             m.Fetch: self.values.on_fetch,
             m.Located: self.values.on_located,
             m.ObjectsLost: self.values.on_objects_lost,

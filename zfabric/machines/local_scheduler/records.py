@@ -169,6 +169,22 @@ class BorrowedRecord(ObjectRecord):
         return held or self.pins > 0
 
 
+class ReferenceWatch:
+    """Who is to be notified when nothing needs an object any more, and which other nodes have to answer before."""
+
+    __slots__ = ("asked", "former", "searched", "watchers")
+
+    def __init__(self) -> None:
+        self.watchers: set[bytes] = set()
+        """Processes of this node, and other nodes."""
+        self.asked: set[bytes] = set()
+        """Nodes that were asked whether something needs it, and have not answered."""
+        self.former = b""
+        """A node that was its home and has died, if this one is to take over from it; else empty."""
+        self.searched = False
+        """Whether its home was asked, or all nodes were, since nothing was known of it here."""
+
+
 class RefusedRow(NamedTuple):
     """A row of another node that this one does not run: what its report takes of a task's record."""
 

@@ -24,7 +24,7 @@ from zfabric.machines.local_scheduler.records import (
     TaskRecord,
 )
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, StreamUnreferenced
+from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, ObjectUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_call, is_put
 from zfabric.protocol.messages import OK
 
@@ -60,7 +60,14 @@ class References:
     def pause(self, paused: bool) -> None:
         """Free nothing from now on, or go on."""
         self.paused = paused
-        self._may_drop = _never if paused else is_plain
+        self.choose()
+
+    def choose(self) -> None:
+        """Choose which tasks leave by the short way (``release``), after a change of ``paused`` or of whether there are watches."""
+        self._may_drop = _never if self.paused else self._is_unwatched if self.tables.watches else is_plain
+
+    def _is_unwatched(self, task: TaskRecord) -> bool:
+        return task.object_id not in self.tables.watches and is_plain(task)
 
     # -- holders --
 
@@ -136,6 +143,16 @@ class References:
             left = [asker for asker in locating.pop(object_id) if asker != process]  # The store answers the living only.
             if left:
                 locating[object_id] = left
+        self.drop_watcher(process)
+
+    def drop_watcher(self, process: bytes) -> None:
+        """Notify a process, or another node, of no object any more."""
+        watches = self.tables.watches
+        for object_id, watch in list(watches.items()):
+            watch.watchers.discard(process)
+            if not watch.watchers:
+                del watches[object_id]
+        self.choose()
 
     def may_travel(self, object_id: bytes) -> bool:
         """Whether a ref to an object may be sent to another node: this one must know its home."""
@@ -255,6 +272,8 @@ class References:
         self.tables.inline.replace(record, None)
 
     def _free(self, record: AnyObject) -> None:
+        if self.tables.watches and not record.home and record.object_id in self.tables.watches:
+            self.tables.transitions.append(ObjectUnreferenced(record.object_id))
         if not record.named or not self._retain_input(record):
             self._free_now(record)
 

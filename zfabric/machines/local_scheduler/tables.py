@@ -26,6 +26,7 @@ from zfabric.machines.local_scheduler.records import (
     NodeRecord,
     ObjectRecord,
     ProcessRecord,
+    ReferenceWatch,
     RefusedRow,
     RelayedStream,
     Shape,
@@ -112,6 +113,8 @@ class Tables:
         """The tasks that have ended and have an error in place of a value."""
         self.objects: dict[bytes, ObjectRecord] = {}
         """Records of ``put`` values, and of values of tasks with several returns."""
+        self.watches: dict[bytes, ReferenceWatch] = {}
+        """Objects of which somebody is to be notified when nothing needs them any more."""
         self.streams: dict[bytes, StreamRecord] = {}
         """Streams that somebody may read, by task id."""
         self.processes: dict[bytes, ProcessRecord] = {}

@@ -127,6 +127,12 @@ class StreamWanted(NamedTuple):
     reason: str
 
 
+class ObjectUnreferenced(NamedTuple):
+    """Nothing in the cluster needs an object of this node any more that is in ``Tables.watches``."""
+
+    object_id: bytes
+
+
 class StreamUnreferenced(NamedTuple):
     """A stream, or a value of it that does not exist yet, is no longer needed."""
 
@@ -187,6 +193,7 @@ Transition = (
     | CallsEndReceived
     | StreamMakerEnded
     | StreamWanted
+    | ObjectUnreferenced
     | StreamUnreferenced
     | NodeFoundDead
     | AgentReady

@@ -263,6 +263,8 @@ from zfabric.protocol.messages.values import OfferResults as OfferResults
 from zfabric.protocol.messages.values import Put as Put
 from zfabric.protocol.messages.values import PutCommitted as PutCommitted
 from zfabric.protocol.messages.values import Release as Release
+from zfabric.protocol.messages.values import Unreferenced as Unreferenced
+from zfabric.protocol.messages.values import WatchReferences as WatchReferences
 
 Message: TypeAlias = tuple[Any, ...]
 """Any of the named tuples above."""

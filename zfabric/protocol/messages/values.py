@@ -45,6 +45,27 @@ class Release(NamedTuple):
     object_ids: Ids
 
 
+class WatchReferences(NamedTuple):
+    """client, local scheduler -> local scheduler. Report when nothing in the cluster needs these objects any more.
+
+    ``Unreferenced`` is the answer for each. A client sends it to the scheduler of its node, and that one to the homes of the objects.
+    Idempotent; whoever waits for an answer repeats it to a restarted daemon. ``former`` is a node that was the home and has died, if the
+    receiver is to take over from it.
+    """
+
+    object_ids: Ids
+    former: bytes = b""
+
+
+class Unreferenced(NamedTuple):
+    """local scheduler -> client, local scheduler. Nothing needs these objects any more.
+
+    To another scheduler it means: nothing that the sender knows of. The sender may not be the home of the objects.
+    """
+
+    object_ids: Ids
+
+
 class Fetch(NamedTuple):
     """client -> local scheduler. Request these objects. ``Objects`` is the answer for each, as soon as it exists."""
 

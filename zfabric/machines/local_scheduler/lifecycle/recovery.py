@@ -93,6 +93,7 @@ HELD = frozenset(
         m.Unblocked,
         m.Fetch,
         m.Release,
+        m.WatchReferences,
         m.Cancel,
         m.Goodbye,
     }

@@ -51,6 +51,7 @@ class ClusterQueries:
         self._merge: dict[str, Callable[[_Question], Any]] = {
             "tasks": self._tasks,
             "objects": self._objects,
+            "locate": self._located,
             "workers": self._rows,
             "functions": self._functions,
             "failures": self._rows,
@@ -166,6 +167,16 @@ class ClusterQueries:
         rows = self._rows(question)
         makers = {row["object_id"]: row["made_by"] for row in rows if row["made_by"] != COPY}
         return [{**row, "made_by": makers.get(row["object_id"], COPY)} if row["made_by"] == COPY else row for row in rows]
+
+    def _located(self, question: _Question) -> dict[bytes, m.Row]:
+        """For each object (size or None, nodes, only on disk, has an outcome): what one of the nodes knows, or has, counts."""
+        found: dict[bytes, m.Row] = {}
+        for answer in question.answers.values():
+            for object_id, (size, nodes, spilled, complete) in answer.payload.items():
+                other, others, all_spilled, known = found.get(object_id, (None, (), True, False))
+                all_spilled = all_spilled and (spilled or not nodes)
+                found[object_id] = (other if size is None else size, (*others, *nodes), all_spilled, complete or known)
+        return {each: (size, nodes, spilled and bool(nodes), complete) for each, (size, nodes, spilled, complete) in found.items()}
 
     def _actors(self, question: _Question) -> list[dict[str, Any]]:
         """Actors as their homes report them, each with the node on which it lives and the process that that node reports."""

@@ -30,6 +30,7 @@ from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.nodes.reference_watches import ReferenceWatches
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.objects.streams import Streams
@@ -64,6 +65,7 @@ class Repeats:
         streams: Streams,
         remote_streams: RemoteStreams,
         guest_logs: GuestLogs,
+        watches: ReferenceWatches,
     ) -> None:
         self.tables = tables
         self.references = references
@@ -83,6 +85,7 @@ class Repeats:
         self.streams = streams
         self.remote_streams = remote_streams
         self.guest_logs = guest_logs
+        self.watches = watches
 
     # -- what this node repeats --
 
@@ -103,6 +106,7 @@ class Repeats:
         self.entrusting.begin_anew(node.token)
         self.failover.begin_anew(node.token)
         self.peer_recovery.begin_anew(node.token)
+        self.references.drop_watcher(node.token)
 
     def send(self, node: NodeRecord) -> None:
         """Repeat everything to a node."""
@@ -132,6 +136,7 @@ class Repeats:
         self.remote_streams.repeat(node)
         self.executions.repeat_ends(node)
         self.guest_logs.repeat(token)
+        self.watches.repeat(token)
         self.jobs.node_joined(token)
 
     def _send_retained(self, home: bytes, records: Iterable[AnyObject | None]) -> None:

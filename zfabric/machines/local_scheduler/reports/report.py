@@ -57,8 +57,10 @@ ERROR_MOST = 8192
 """Most failed tasks in an answer, and most bytes of an error: enough for its kind, text and traceback."""
 FOUND_MAX = 20
 """Most things that one text may name."""
-FROM_STORE = {"status": "statistics", "statuses": "statistics", "objects": "entries"}
+FROM_STORE = {"status": "statistics", "statuses": "statistics", "objects": "entries", "locate": "entries"}
 """Reports that the object store completes, with the query that it receives."""
+ON_DISK = ("spilled", "waiting", "restoring", "checking")
+"""States of the object store's entries whose value is not in memory."""
 
 
 class Reports:
@@ -93,6 +95,7 @@ class Reports:
         self._reports: dict[str, Callable[..., Any]] = {
             "tasks": self._tasks,
             "objects": self._objects,
+            "locate": self._locate,
             "workers": self._workers,  # With an argument: their memory, too, which the shell measures.
             "functions": self._functions,
             "failures": self._failures,
@@ -156,7 +159,7 @@ class Reports:
                 raise ValueError(f"there is no such question; there are {', '.join(self.queries)}")
             payload = report(now, *arguments)
             if what in FROM_STORE and self.tables.store_address is not None:
-                wanted = _stored_in(payload) if what == "objects" else ()
+                wanted = _stored_in(payload) if what == "objects" else tuple(payload) if what == "locate" else ()
                 self.requests.ask_store(FROM_STORE[what], wanted, self._store_answered, (source, token, what, payload))
                 return
         except (TypeError, ValueError) as problem:
@@ -213,12 +216,17 @@ class Reports:
             payload["store"] = known
         elif what == "statuses":
             payload[0]["store"] = known
+        elif what == "locate":
+            here = (self.node.hex(),)
+            for object_id, (state, *_) in known.items():
+                size, _, _, complete = payload[object_id]
+                payload[object_id] = (size, here, state in ON_DISK, complete)
         else:
             for row in payload:
                 entry = known.get(bytes.fromhex(row["object_id"]))
                 if entry is not None:
                     state, row["in_use_by"], row["on_disk"] = entry
-                    row["where"] = "disk" if state in ("spilled", "waiting", "restoring", "checking") else "memory"
+                    row["where"] = "disk" if state in ON_DISK else "memory"
         self.tables.send(source, m.Answer(token, payload, ""))
 
     # -- rows of the control store --
@@ -294,6 +302,19 @@ class Reports:
             {**object_row(record), "where": self.diagnoses.place_of(record), "held_by": self._held_by(record)}
             for record in islice(records, min(limit, LIST_LIMIT))
         ]
+
+    def _locate(self, now: float, object_ids: tuple[bytes, ...]) -> dict[bytes, m.Row]:
+        """What this node knows of objects, without those of which it knows nothing: (size or None, nodes, only on disk, has an outcome)."""
+        if type(object_ids) is not tuple or len(object_ids) > LIST_LIMIT or any(type(each) is not bytes for each in object_ids):
+            raise ValueError(f"it takes up to {LIST_LIMIT} ids of objects")
+        found: dict[bytes, m.Row] = {}
+        for object_id in object_ids:
+            record = self.tables.find(object_id)
+            if record is not None:
+                value = record.value if record.status == OK else None
+                size = len(value) if isinstance(value, bytes) else value.size if value is not None else None
+                found[object_id] = (size, (), False, record.status != PENDING)
+        return found
 
     def _held_by(self, record: AnyObject) -> list[str]:
         """Processes and nodes that have refs to an object, the first few of them."""

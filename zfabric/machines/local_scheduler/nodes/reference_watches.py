@@ -1,0 +1,189 @@
+"""Who is notified when nothing in the cluster needs an object any more: neither a process, nor a row, nor a value that contains a ref.
+
+At the home of an object that is when ``References.collect`` frees it, since other nodes that need it are holders there. So the scheduler of
+a process that watches an object of another home asks that home, and passes the answer on. Whoever asks holds nothing: the watch alone
+does not retain the object.
+
+A restarted scheduler may have no record of an object that a process watches and that only other nodes need. It asks all nodes then. When a
+home dies, the home of the job is asked, which answers once it has taken over. A watch is *undecided* until the other nodes have registered
+with a restarted scheduler, and until a node has taken over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
+from zfabric.machines.local_scheduler.records import NO_HOME, BorrowedRecord, ReferenceWatch
+from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.transitions import ObjectUnreferenced
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, Address
+
+
+class ReferenceWatches:
+    """Watches of objects, over ``Tables.watches``."""
+
+    def __init__(self, tables: Tables, references: References, unknown_nodes: UnknownNodes) -> None:
+        self.tables = tables
+        self.references = references
+        self.unknown_nodes = unknown_nodes
+        self.undecided: dict[bytes, None] = {}
+        """Watched objects of which it is not known yet which node decides about them."""
+        self._to_ask: defaultdict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)
+        """Objects about which nodes are to be asked: by the node, and ``former`` as in ``WatchReferences``."""
+        self._to_notify: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        """Objects that nothing needs any more, by watcher."""
+
+    # -- messages --
+
+    def on_watch_references(self, now: float, source: Address, message: m.WatchReferences) -> None:
+        """A process, or another node, is to be notified when nothing needs these objects any more."""
+        watcher = source[1:]
+        if watcher not in self.tables.processes or (watcher in self.tables.nodes and self.tables.sender_of(source) is None):
+            return  # It is dead, or registers anew and repeats this.
+        watches = self.tables.watches
+        for object_id in message.object_ids:
+            watch = watches.get(object_id)
+            if watch is None:
+                watch = watches[object_id] = ReferenceWatch()
+            watch.watchers.add(watcher)
+            watch.former = message.former or watch.former
+            self._decide(object_id, watch)
+        self.references.choose()
+
+    def on_unreferenced(self, now: float, source: Address, message: m.Unreferenced) -> None:
+        """Another node answers that nothing needs these objects, as far as it had to find out."""
+        for object_id in message.object_ids:
+            watch = self.tables.watches.get(object_id)
+            if watch is None or source[1:] not in watch.asked:
+                continue
+            watch.asked.discard(source[1:])
+            watch.searched = True
+            record = self.tables.find(object_id)
+            if isinstance(record, BorrowedRecord) and not watch.asked and not self._waits(watch, record):
+                self._conclude(object_id)
+            else:
+                self._decide(object_id, watch)
+
+    def on_object_unreferenced(self, transition: ObjectUnreferenced) -> None:
+        """Nothing needs an object of this node. Other nodes may have yet to answer, if this one has become its home since."""
+        watch = self.tables.watches.get(transition.object_id)
+        if watch is not None and not watch.asked:
+            self._conclude(transition.object_id)
+
+    # -- what decides --
+
+    def review(self) -> None:
+        """Decide about what is undecided, if that is possible now."""
+        undecided, self.undecided = self.undecided, {}
+        for object_id in undecided:
+            watch = self.tables.watches.get(object_id)
+            if watch is not None:
+                self._decide(object_id, watch)
+
+    def _waits(self, watch: ReferenceWatch, record: BorrowedRecord) -> bool:
+        """Whether it is not known yet who decides: other nodes have yet to register, or this one to take over."""
+        return self.references.paused or record.home == NO_HOME or not self._has_taken_over(watch.former)
+
+    def _has_taken_over(self, former: bytes) -> bool:
+        """Whether this node has taken over from a dead one, or need not. It may have yet to learn of the death."""
+        return not former or self.tables.dead.get(former, former not in self.tables.nodes)
+
+    def _decide(self, object_id: bytes, watch: ReferenceWatch) -> None:
+        """Find out who decides whether something needs an object, and ask."""
+        record = self.tables.find(object_id)
+        if self.references.paused or not self._has_taken_over(watch.former):
+            self.undecided[object_id] = None
+        elif isinstance(record, BorrowedRecord):
+            self._ask_home(record, watch)
+        elif record is not None:
+            self.tables.spare.append(record)  # It may have been freed before, and retained for rows that name it.
+        elif watch.asked:
+            pass
+        elif not watch.searched and self.tables.nodes and not watch.watchers <= self.tables.nodes.keys():
+            watch.searched = True
+            for node in self.tables.nodes:
+                self._ask(object_id, watch, node)
+        else:
+            self._conclude(object_id)
+
+    def _ask_home(self, record: BorrowedRecord, watch: ReferenceWatch) -> None:
+        home = record.home
+        if home in self.tables.dead:
+            heir = self.tables.job_home(record.id)
+            if heir and heir in self.tables.nodes:
+                self._ask(record.id, watch, heir, home)
+            elif record.is_needed or not self._has_taken_over(home):
+                self.undecided[record.id] = None
+            else:
+                self._conclude(record.id)
+        elif home == NO_HOME:
+            self.undecided[record.id] = None
+        else:
+            self._ask(record.id, watch, home)
+
+    def _ask(self, object_id: bytes, watch: ReferenceWatch, node: bytes, former: bytes = b"") -> None:
+        if node not in watch.asked:
+            watch.asked.add(node)
+            self._to_ask[node, former].append(object_id)
+
+    def _conclude(self, object_id: bytes) -> None:
+        watch = self.tables.watches.pop(object_id)
+        for watcher in watch.watchers:
+            self._to_notify[watcher].append(object_id)
+        self.references.choose()
+
+    # -- the end of a turn --
+
+    @property
+    def is_due(self) -> bool:
+        """Whether anything is to be sent: behind the holds of this turn, so that the homes know the objects."""
+        return bool(self._to_ask or self._to_notify)
+
+    def end_of_turn(self) -> None:
+        """Ask other nodes, and notify watchers."""
+        for (node, former), object_ids in self._to_ask.items():
+            for start in range(0, len(object_ids), ROWS_MAX):
+                self.unknown_nodes.send(node, m.WatchReferences(tuple(object_ids[start : start + ROWS_MAX]), former))
+        self._to_ask.clear()
+        for watcher, object_ids in sorted(self._to_notify.items()):
+            process = self.tables.processes.get(watcher)
+            for start in range(0, len(object_ids) if process is not None else 0, ROWS_MAX):
+                message = m.Unreferenced(tuple(object_ids[start : start + ROWS_MAX]))
+                if watcher in self.tables.nodes:
+                    self.tables.send_to_node(watcher, message)
+                elif process is not None:
+                    self.tables.send_to_client(process, message)
+        self._to_notify.clear()
+
+    # -- nodes and jobs --
+
+    def repeat(self, node: bytes) -> None:
+        """Ask a node again: its daemon is new, or this one is."""
+        asked = [object_id for object_id, watch in self.tables.watches.items() if node in watch.asked]
+        for start in range(0, len(asked), ROWS_MAX):
+            self.tables.send_to_node(node, m.WatchReferences(tuple(asked[start : start + ROWS_MAX])))
+
+    def node_died(self, node: bytes) -> None:
+        """Ask the home of the job about objects that may have been at home on a dead node, or wait until this one has taken over."""
+        for object_id, watch in list(self.tables.watches.items()):
+            if node not in watch.asked:
+                continue
+            watch.asked.discard(node)
+            heir = self.tables.job_home(object_id)
+            if heir and heir in self.tables.nodes:
+                watch.asked.discard(heir)  # What it may have answered before does not count.
+                self._ask(object_id, watch, heir, node)
+            elif heir == b"":
+                watch.former = node
+                self._decide(object_id, watch)
+            elif not watch.asked:
+                self._conclude(object_id)
+
+    def job_ended(self, job: bytes) -> None:
+        """The values of a job are gone."""
+        for object_id in [each for each in self.tables.watches if each[:JOB_BYTES] == job]:
+            self._conclude(object_id)

@@ -1,0 +1,134 @@
+"""Call backs when values are complete, and when nobody needs them any more; where values are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+from zfabric.api.errors import a
+from zfabric.api.futures import begin, call_later
+from zfabric.api.refs import ObjectRef, owner_of
+from zfabric.exceptions import ArgumentTypeError
+from zfabric.runtime import interface
+from zfabric.runtime.interface import ClientInterface
+
+_log = logging.getLogger("zfabric")
+
+
+def on_ready(ref: ObjectRef[Any], f: Callable[[ObjectRef[Any]], object]) -> None:
+    """Call ``f(ref)`` once the value of ``ref`` is complete: it exists, or it has failed, or it is lost.
+
+    ``f`` is called once, in the thread that calls back for all futures of this process: one that waits delays the others. It may call
+    ``zf.get(ref)``. An exception in it is logged (by the logger "zfabric"). None is called after ``shutdown``.
+
+    Until then ``ref`` is retained, and with it the value; afterwards it is not. A value that a task or call of this process makes stays
+    where it was made. Where the ref came from another process, its value is brought to this node, as ``zf.wait`` does.
+
+    Raises ArgumentTypeError if ``ref`` is no ref or ``f`` cannot be called, and NotInitializedError if the ref's cluster was shut down.
+
+    >>> import zfabric as zf
+    >>> from queue import Queue
+    >>> ready = Queue()
+    >>> zf.util.on_ready(zf.put("value"), ready.put)
+    >>> zf.get(ready.get())
+    'value'
+    """
+    client = _checked("on_ready", ref, f)
+    client.add_outcome_callback(ref.binary(), _calling(client, "on_ready", f, ref))
+
+
+def on_freed(ref: ObjectRef[Any], f: Callable[[bytes], object], scope: Literal["process", "cluster"] = "cluster") -> None:
+    """Call ``f(id)`` once no ref to a value is left; ``id`` is what ``ref.binary()`` returns (20 bytes).
+
+    With ``scope="process"`` the refs of this process count. With ``scope="cluster"`` all do that can still lead to the value: refs of any
+    process, arguments of tasks and calls that have not ended, and refs inside values that are needed themselves. A value whose task has
+    not ended counts as needed. ``f`` itself needs nothing: it may be called with the value long gone.
+
+    ``f`` is called once, in the same thread and by the same rules as with ``on_ready``, within about 0.1 s; also if the value has failed,
+    if the daemon was restarted, or if the node that had the value has died. If the value's job ends, nobody can read it any more, and ``f``
+    is called if this process lives on. None is called once this process's own cluster or node has ended.
+
+    Ids that a program stores as bytes are no refs: a value may come back if ``ObjectRef(id)`` is made from one just then. So may the value
+    of a task that is made again for others: ``f`` is not called a second time.
+
+    Raises ArgumentTypeError as ``on_ready``, ValueError for another ``scope``, NotInitializedError if the ref's cluster was shut
+    down, and CallbackLimitExceededError if ``last_callbacks_max`` (a setting; 100,000) wait in this process.
+
+    >>> import zfabric as zf
+    >>> from queue import Queue
+    >>> freed, ref = Queue(), zf.put("value")
+    >>> zf.util.on_freed(ref, freed.put)
+    >>> expected = ref.binary()
+    >>> del ref
+    >>> freed.get() == expected
+    True
+    """
+    client = _checked("on_freed", ref, f)
+    if scope not in ("process", "cluster"):
+        raise ValueError(f'on_freed(): scope is "process" or "cluster", not {scope!r}')
+    client.add_last_callback(ref.binary(), _calling(client, "on_freed", f, ref.binary()), scope == "cluster")
+
+
+class ValueLocation(NamedTuple):
+    """What ``zf.util.locate`` reports of one value.
+
+    ``size`` is its bytes when pickled; None if the value does not exist (yet, or any more), is an error, or is unknown. ``nodes`` are the
+    nodes whose object store has it, with ids as in ``zf.nodes()``. A value up to ``inline_bytes`` (64 KiB) travels in messages and is on
+    none. ``spilled``: whether all these nodes have it on disk only. ``complete``: whether it has an outcome, be it a value or an error.
+    """
+
+    size: int | None
+    nodes: tuple[str, ...]
+    spilled: bool
+    complete: bool
+
+
+def locate(refs: Iterable[ObjectRef[Any]]) -> dict[ObjectRef[Any], ValueLocation]:
+    """Return the size and the nodes of each of these values (``ValueLocation``), without moving any.
+
+    All are asked for at once: one message to each node for up to 10,000 refs. What was dropped or lost has no size and no node. What
+    another node does not report within 2 s is missing, and a warning says so.
+
+    Raises ArgumentTypeError if ``refs`` are no refs, and NotInitializedError if the cluster of one was shut down.
+
+    >>> import zfabric as zf
+    >>> ref = zf.put(bytes(1_000_000))
+    >>> where = zf.util.locate([ref])[ref]
+    >>> where.size > 1_000_000, where.nodes == (zf.nodes()[0]["NodeID"],), where.spilled, where.complete
+    (True, True, False, True)
+    """
+    if isinstance(refs, ObjectRef) or not isinstance(refs, Iterable):
+        raise ArgumentTypeError(f"locate() takes a list of refs, not {a(refs)}; for one ref: locate([ref])")
+    wanted = list(refs)
+    for each in wanted:
+        if not isinstance(each, ObjectRef):
+            raise ArgumentTypeError(f"locate() takes refs, not {a(each)}")
+    clients = {id(client): client for client in map(owner_of, wanted)}
+    found = {}
+    for client in clients.values():  # There is one, unless there is no ref.
+        found = client.locate([each.binary() for each in wanted])
+    return {each: ValueLocation(*found.get(each.binary(), (None, (), False, False))) for each in wanted}
+
+
+def _checked(name: str, ref: ObjectRef[Any], f: Callable[..., object]) -> ClientInterface:
+    """Check the arguments, start the thread that calls back, and return the client of a ref."""
+    if not isinstance(ref, ObjectRef):
+        raise ArgumentTypeError(f"{name}() takes a ref, not {a(ref)}")
+    if not callable(f):
+        raise ArgumentTypeError(f"{name}() takes a function to call, not {a(f)}")
+    begin()
+    return owner_of(ref)
+
+
+def _calling(client: ClientInterface, name: str, f: Callable[[Any], object], about: Any) -> Callable[[bytes], None]:
+    """Return what has the thread of futures call ``f(about)``, unless the cluster was shut down before."""
+
+    def call() -> None:
+        if interface.current() is client:
+            try:
+                f(about)
+            except BaseException:  # Even SystemExit: the thread calls back for others, too.
+                _log.exception("a call back of zf.util.%s() raised", name)
+
+    return lambda _: call_later(call)
