@@ -42,7 +42,8 @@ class Introspection:
         if item is None:
             actors = list(self._worker.mailbox.actors.values())
             if len(actors) == 1:  # Of several, nobody can say whose code it is.
-                item = Item(*actors[0], gpus=self._gpus.places)
+                (row, attempt), *_ = actors
+                item = Item(row, attempt, gpus=self._gpus.places)
         return item
 
     def context(self) -> TaskContext | None:

@@ -48,6 +48,7 @@ _MODULES = (
     "executor",
     "iteration",
     "joblib",
+    "kv",
     "local_cluster",
     "metrics",
     "multiprocessing",

@@ -139,39 +139,39 @@ def list_placement_groups(*, filters: Sequence[Filter] | None = None, limit: int
     return _chosen(rows, filters, limit, "list_placement_groups", ignored)
 
 
-def get_task(id: str) -> StateRow | None:
-    """Return the row of the task with this id (hexadecimal), or None."""
-    return next(iter(list_tasks(filters=[("task_id", "=", id)], limit=1)), None)
+def get_task(id: str, **ignored: Any) -> StateRow | None:
+    """Return the row of the task with this id (hexadecimal), or None. Ray's other arguments are ``ignored``."""
+    return next(iter(list_tasks(filters=[("task_id", "=", id)], limit=1, **ignored)), None)
 
 
-def get_actor(id: str) -> StateRow | None:
-    """Return the row of the actor with this id (hexadecimal), or None."""
-    return next(iter(list_actors(filters=[("actor_id", "=", id)], limit=1)), None)
+def get_actor(id: str, **ignored: Any) -> StateRow | None:
+    """Return the row of the actor with this id (hexadecimal), or None. Ray's other arguments are ``ignored``."""
+    return next(iter(list_actors(filters=[("actor_id", "=", id)], limit=1, **ignored)), None)
 
 
-def get_node(id: str) -> StateRow | None:
-    """Return the row of the node with this id (hexadecimal), or None."""
-    return next(iter(list_nodes(filters=[("node_id", "=", id)], limit=1)), None)
+def get_node(id: str, **ignored: Any) -> StateRow | None:
+    """Return the row of the node with this id (hexadecimal), or None. Ray's other arguments are ``ignored``."""
+    return next(iter(list_nodes(filters=[("node_id", "=", id)], limit=1, **ignored)), None)
 
 
-def get_job(id: str) -> StateRow | None:
-    """Return the row of the job with this id (hexadecimal), or None."""
-    return next(iter(list_jobs(filters=[("job_id", "=", id)], limit=1)), None)
+def get_job(id: str, **ignored: Any) -> StateRow | None:
+    """Return the row of the job with this id (hexadecimal), or None. Ray's other arguments are ``ignored``."""
+    return next(iter(list_jobs(filters=[("job_id", "=", id)], limit=1, **ignored)), None)
 
 
-def get_worker(id: str) -> StateRow | None:
-    """Return the row of the worker with this id (hexadecimal), or None."""
-    return next(iter(list_workers(filters=[("worker_id", "=", id)], limit=1)), None)
+def get_worker(id: str, **ignored: Any) -> StateRow | None:
+    """Return the row of the worker with this id (hexadecimal), or None. Ray's other arguments are ``ignored``."""
+    return next(iter(list_workers(filters=[("worker_id", "=", id)], limit=1, **ignored)), None)
 
 
-def get_placement_group(id: str) -> StateRow | None:
-    """Return the row of the placement group with this id (hexadecimal), or None if there is none, or it was removed."""
-    return next(iter(list_placement_groups(filters=[("placement_group_id", "=", id)], limit=1)), None)
+def get_placement_group(id: str, **ignored: Any) -> StateRow | None:
+    """Return the row of the placement group with this id (hexadecimal), or None if there is none, or it was removed. Ray's other arguments are ``ignored``."""
+    return next(iter(list_placement_groups(filters=[("placement_group_id", "=", id)], limit=1, **ignored)), None)
 
 
-def get_objects(id: str) -> list[StateRow]:
-    """Return the rows of the value with this id (hexadecimal): one, or none."""
-    return list_objects(filters=[("object_id", "=", id)])
+def get_objects(id: str, **ignored: Any) -> list[StateRow]:
+    """Return the rows of the value with this id (hexadecimal): one, or none. Ray's other arguments are ``ignored``."""
+    return list_objects(filters=[("object_id", "=", id)], **ignored)
 
 
 def summarize_tasks(**ignored: Any) -> dict[str, Any]:

@@ -1,5 +1,0 @@
-"""Ray's inside: what zfabric stands in for, else what the user's Ray has."""
-
-from zfabric.as_ray.absent import submodules
-
-__getattr__ = submodules(__name__)

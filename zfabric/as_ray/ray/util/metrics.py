@@ -1,6 +1,0 @@
-"""A program's own metrics (``zfabric.util.metrics``)."""
-
-from zfabric.as_ray.absent import attributes
-from zfabric.util.metrics import Counter, Gauge, Histogram, Metric
-
-__getattr__ = attributes(__name__)

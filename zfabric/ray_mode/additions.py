@@ -1,0 +1,181 @@
+"""What refs, generators, actors and functions have in this mode alone: names of Ray's that its libraries use, and programs hardly.
+
+zfabric's own classes get them, so that values are the same objects in and outside of the libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from zfabric.api.actor import ActorClass, ActorHandle, ActorMethod
+from zfabric.api.context import RuntimeContext
+from zfabric.api.futures import when_done
+from zfabric.api.generators import ObjectRefGenerator
+from zfabric.api.refs import ObjectRef, owner_of
+from zfabric.api.remote_function import RemoteFunction
+from zfabric.exceptions import GetTimeoutError, NotInRayModeError
+from zfabric.ray_mode.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
+from zfabric.util.metrics import Metric
+
+
+def add() -> None:
+    """Give zfabric's classes the names. They keep them as long as the process lives."""
+    kinds: dict[type, dict[str, Any]] = {
+        ObjectRef: {
+            "__bool__": lambda ref: True,
+            "nil": classmethod(lambda kind: NO_REF),
+            "size": classmethod(lambda kind: len(NO_REF.binary())),
+            "from_binary": classmethod(lambda kind, data: kind(data)),
+            "from_hex": classmethod(lambda kind, text: kind(bytes.fromhex(text))),
+            "task_id": _as_id(ObjectRef.task_id, TaskID),
+            "job_id": _as_id(ObjectRef.job_id, JobID),
+            "call_site": lambda ref: "",
+            "owner_address": lambda ref: b"",
+            "_on_completed": _on_completed,
+            "_on_ready": _on_ready,
+        },
+        ObjectRefGenerator: {
+            "_next_sync": _next_sync,
+            "_stream_exhausted": ObjectRefGenerator.is_finished,
+            "_generator_ref": property(ObjectRefGenerator.completed),
+            "_get_next_ref_n": _next_refs,
+            "_consume_next_ref_n": _consume,
+        },
+        RemoteFunction: {"_remote": _remote},
+        ActorClass: {"_remote": _remote, "__ray_metadata__": property(_Metadata)},
+        ActorMethod: {"_remote": _remote},
+        ActorHandle: {
+            "_actor_id": property(lambda handle: ActorID(handle._id)),
+            "_ray_actor_id": property(lambda handle: ActorID(handle._id)),
+            "_ray_is_cross_language": False,
+            "_ray_method_signatures": property(lambda handle: {name: known.signature for name, known in handle._methods.items()}),
+        },
+        Metric: {
+            "_tag_keys": property(lambda metric: metric._keys),
+            "_default_tags": property(lambda metric: dict(metric._defaults)),
+        },
+        RuntimeContext: {
+            "worker": property(lambda context: importlib.import_module("ray._private.worker").global_worker),
+            "job_id": property(lambda context: JobID.from_hex(context.get_job_id())),
+            "node_id": property(lambda context: NodeID.from_hex(context.get_node_id())),
+            "worker_id": property(lambda context: WorkerID.from_hex(context.get_worker_id())),
+            "task_id": property(lambda context: _id_or_none(TaskID, context.get_task_id())),
+            "actor_id": property(lambda context: _id_or_none(ActorID, context.get_actor_id())),
+            "current_placement_group_id": property(lambda context: _id_or_none(PlacementGroupID, context.get_placement_group_id())),
+        },
+    }
+    for kind, names in kinds.items():
+        for name, value in names.items():
+            setattr(kind, name, value)
+
+
+# --- refs -----------------------------------------------------------------------------------------------------------------
+
+
+class _NoRef:
+    """Ray's nil ref: names no value."""
+
+    def is_nil(self) -> bool:
+        return True
+
+    def __bool__(self) -> bool:
+        return False
+
+    def binary(self) -> bytes:
+        return b"\xff" * 20
+
+    def hex(self) -> str:
+        return self.binary().hex()
+
+    def __reduce__(self) -> str:
+        return "NO_REF"
+
+    def __repr__(self) -> str:
+        return "ObjectRef(nil)"
+
+
+NO_REF = _NoRef()
+
+
+def _as_id(method: Callable[[ObjectRef], bytes], kind: type[Any]) -> Callable[[ObjectRef], Any]:
+    return lambda ref: kind(method(ref))
+
+
+def _id_or_none(kind: Any, text: str | None) -> Any:
+    return None if text is None else kind.from_hex(text)
+
+
+def _on_completed(self: ObjectRef, callback: Callable[[Any], None]) -> None:
+    """Call ``callback`` with the value, or with the error that reading it raises."""
+
+    def read() -> None:
+        try:
+            found = self._read()
+        except Exception as error:  # Whatever it is, the callback gets it.
+            found = error
+        callback(found)
+
+    when_done(owner_of(self), self.binary(), read)
+
+
+def _on_ready(self: ObjectRef, callback: Callable[[Any], None]) -> Callable[[], None]:
+    """Call ``callback(None)`` once the value exists, without reading it. Return a function that takes this back."""
+    wanted = [callback]
+
+    def tell() -> None:
+        if wanted:
+            wanted.pop()(None)
+
+    when_done(owner_of(self), self.binary(), tell)
+    return wanted.clear
+
+
+# --- generators -----------------------------------------------------------------------------------------------------------
+
+
+def _next_sync(self: ObjectRefGenerator, timeout_s: float | None = None) -> Any:
+    """Return the next ref, or the nil ref if there is none after ``timeout_s`` (None or -1: wait). Raises StopIteration at the end."""
+    with contextlib.suppress(GetTimeoutError):
+        return self.next(timeout=None if timeout_s is None or timeout_s < 0 else timeout_s)
+    return NO_REF
+
+
+def _next_refs(self: ObjectRefGenerator, count: int) -> list[ObjectRef]:
+    """Return the next ``count`` refs without taking them."""
+    while len(self._window) < count:
+        self._ask()
+    return list(self._window)[:count]
+
+
+def _consume(self: ObjectRefGenerator, count: int) -> None:
+    """Take the next ``count`` refs."""
+    for _ in range(count):
+        self._coming()
+        self._take()
+
+
+# --- functions and actors -------------------------------------------------------------------------------------------------
+
+
+def _remote(self: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """``remote`` with its arguments as two values, and with options."""
+    return (self.options(**options) if options else self).remote(*args, **(kwargs or {}))
+
+
+class _Metadata:
+    """What programs read of a remote class: the class itself, its name and the options that it was declared with."""
+
+    def __init__(self, kind: ActorClass) -> None:
+        self.modified_class = kind._kind
+        self.class_name = kind._kind.__qualname__
+        self._options = kind._options
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("num_cpus", "num_gpus", "memory", "resources", "max_restarts", "max_task_retries", "max_concurrency", "runtime_env"):
+            return self._options.get(name)
+        raise NotInRayModeError(f"ActorClass.__ray_metadata__ has no {name!r} in zfabric (docs/as-ray.md)")

@@ -1,0 +1,43 @@
+"""What the cluster has and what of it is free, as Ray's ``state`` says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zfabric.api.cluster import nodes
+from zfabric.api.lifecycle import connected
+from zfabric.util import placement_group_table
+
+
+def totals_by_node() -> dict[str, dict[str, float]]:
+    """The resources of each living node, by its id."""
+    return {node["NodeID"]: dict(node["Resources"]) for node in nodes()}
+
+
+def available_by_node() -> dict[str, dict[str, float]]:
+    """What is free on each living node, by its id."""
+    return {str(status["node"]): dict(status["available"]) for status in connected().query("statuses")}
+
+
+class GlobalState:
+    """``ray._private.state.state``."""
+
+    def placement_group_table(self, placement_group_id: Any) -> dict[str, Any]:
+        """Describe a placement group, by its id. Raises KeyError if there is none."""
+        name = placement_group_id.hex() if isinstance(placement_group_id, bytes) else str(placement_group_id)
+        found: dict[str, Any] = placement_group_table()[name]
+        return found
+
+    def node_table(self) -> list[dict[str, Any]]:
+        """The living nodes."""
+        return nodes()
+
+    def get_draining_nodes(self) -> dict[str, int]:
+        """Nodes that are about to end, with their deadlines: none, since zfabric moves what runs there by itself."""
+        return {}
+
+    def get_cluster_config(self) -> None:
+        """None: no autoscaler is attached."""
+
+    def get_max_resources_from_cluster_config(self) -> None:
+        """None: no autoscaler is attached."""

@@ -1,0 +1,93 @@
+"""Ray's client of its control service: the cluster's key-value store, and its nodes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from zfabric.api.cluster import nodes
+from zfabric.ray_mode.absent import Incomplete
+from zfabric.ray_mode.cluster import available_by_node, totals_by_node
+from zfabric.ray_mode.ids import NodeID
+from zfabric.util import kv
+
+Text = bytes | str
+
+
+class ControlClient(Incomplete):
+    """``ray._raylet.GcsClient``."""
+
+    STANDS_FOR = "ray._raylet.GcsClient"
+
+    def __init__(self, address: str | None = None, *args: Any, **options: Any) -> None:
+        self.address = address
+
+    def internal_kv_get(self, key: Text, namespace: Text | None = None, timeout: float | None = None) -> bytes | None:
+        """The value of a key; None if there is none."""
+        return kv.get(key, namespace=_text(namespace))
+
+    def internal_kv_put(
+        self, key: Text, value: Text, overwrite: bool = False, namespace: Text | None = None, timeout: float | None = None
+    ) -> int:
+        """Store a value. Return 1 if the key is new, else 0."""
+        return int(not put(key, value, overwrite, namespace))
+
+    def internal_kv_del(self, key: Text, del_by_prefix: bool = False, namespace: Text | None = None, timeout: float | None = None) -> int:
+        """Delete a key, or all that begin with it. Return how many there were."""
+        return kv.delete(key, namespace=_text(namespace), prefix=del_by_prefix)
+
+    def internal_kv_exists(self, key: Text, namespace: Text | None = None, timeout: float | None = None) -> bool:
+        """Whether there is a key."""
+        return kv.exists(key, namespace=_text(namespace))
+
+    def internal_kv_keys(self, prefix: Text, namespace: Text | None = None, timeout: float | None = None) -> list[bytes]:
+        """The keys that begin with ``prefix``."""
+        return kv.list(prefix, namespace=_text(namespace))
+
+    def get_all_node_info(self, *args: Any, **options: Any) -> dict[NodeID, Any]:
+        """The living nodes, by id."""
+        return {
+            NodeID.from_hex(node["NodeID"]): SimpleNamespace(
+                node_id=bytes.fromhex(node["NodeID"]),
+                node_name=node["NodeName"],
+                node_manager_address=node["NodeManagerAddress"],
+                node_manager_port=node["NodeManagerPort"],
+                instance_id="",
+                state=0,  # ALIVE
+                labels=node["Labels"],
+                resources_total=node["Resources"],
+            )
+            for node in nodes()
+        }
+
+    def get_all_resource_usage(self, timeout: float | None = None) -> Any:
+        """What each living node has and what of it is free."""
+        totals, free = totals_by_node(), available_by_node()
+        batch = [
+            SimpleNamespace(node_id=bytes.fromhex(node), resources_total=amounts, resources_available=free.get(node, {}))
+            for node, amounts in totals.items()
+        ]
+        return SimpleNamespace(resource_usage_data=SimpleNamespace(batch=batch))
+
+    def check_alive(self, node_ids: list[bytes], timeout: float | None = None) -> list[bool]:
+        """Whether each of these nodes lives."""
+        living = {node["NodeID"] for node in nodes()}
+        return [each.hex() in living for each in node_ids]
+
+    def get_draining_nodes(self, *args: Any, **options: Any) -> dict[NodeID, int]:
+        """Nodes that are about to end, with their deadlines: none, since zfabric moves what runs there by itself."""
+        return {}
+
+
+def put(key: Text, value: Text, overwrite: bool, namespace: Text | None) -> bool:
+    """Store a value that outlives the job, as Ray's does. Return whether the key was there already."""
+    data = value.encode() if isinstance(value, str) else value
+    if kv.put(key, data, namespace=_text(namespace), overwrite=False, keep=True):
+        return False
+    if overwrite:
+        kv.put(key, data, namespace=_text(namespace), overwrite=True, keep=True)
+    return True
+
+
+def _text(namespace: Text | None) -> str:
+    return namespace.decode() if isinstance(namespace, bytes) else namespace or ""

@@ -1,0 +1,56 @@
+"""Enters the mode in which ``import ray`` is zfabric."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+from zfabric.exceptions import AlreadyInitializedError
+from zfabric.ray_mode.additions import add
+from zfabric.ray_mode.finder import Finder
+from zfabric.ray_mode.installed import TESTED, Installed, find
+from zfabric.runtime import interface
+
+PRELUDE = "zfabric.as_ray"
+"""What workers of a job in this mode import first."""
+
+
+def enter() -> None:
+    """Make ``ray`` the name of zfabric in this process. Has no effect if called again.
+
+    Raises AlreadyInitializedError if Ray itself is imported, or if this process is connected to a cluster without the mode: what it has
+    exported by then, workers would load without it.
+    """
+    if any(isinstance(each, Finder) for each in sys.meta_path):
+        return
+    if "ray" in sys.modules:
+        where = getattr(sys.modules["ray"], "__file__", None)
+        raise AlreadyInitializedError(
+            f"Ray itself is imported in this process ({where}): run the program by `zfabric submit --as-ray`, or put "
+            "`import zfabric.as_ray` before whatever imports ray (docs/as-ray.md)"
+        )
+    if interface.current() is not None and interface.prelude != PRELUDE:
+        raise AlreadyInitializedError(
+            "this process is connected to a cluster already, and not as a program of Ray: put `import zfabric.as_ray` first "
+            "(docs/as-ray.md)"
+        )
+    ray = find()
+    if interface.current() is None:  # A worker's driver has said so.
+        _warn(ray)
+    add()
+    warnings.filterwarnings("ignore", message="max_calls=", category=RuntimeWarning)  # Ray's libraries ask for it where they are imported.
+    interface.prelude = PRELUDE
+    sys.meta_path.insert(0, Finder(ray))
+    if ray is not None:
+        sys.path.append(os.path.join(ray.directory, "thirdparty_files"))  # Last: what the user has installed comes first.
+
+
+def _warn(ray: Installed | None) -> None:
+    if ray is not None and not ray.version.startswith(tuple(f"{version}." for version in TESTED)):
+        tested = ", ".join(TESTED)
+        warnings.warn(
+            f"the libraries of Ray {ray.version} are not tested on zfabric ({tested} is): what they need of Ray's inside may be missing "
+            "(docs/as-ray.md)",
+            stacklevel=4,
+        )

@@ -1,0 +1,23 @@
+"""Ray's inside, asked for its state."""
+
+from typing import Any
+
+from zfabric import ObjectRef
+from zfabric.ray_mode.absent import Absent, attributes
+
+memory_summary = Absent("ray._private.internal_api.memory_summary", "`zfabric memory` shows it")
+get_memory_info_reply = Absent("ray._private.internal_api.get_memory_info_reply", "ray.util.state.summarize_objects() has sizes")
+get_state_from_address = Absent("ray._private.internal_api.get_state_from_address")
+store_stats_summary = Absent("ray._private.internal_api.store_stats_summary")
+
+
+def free(object_refs: ObjectRef | list[ObjectRef], local_only: bool = False) -> None:
+    """Nothing: a value is freed when its last ref is gone, and not before."""
+
+
+def get_local_ongoing_lineage_reconstruction_tasks() -> list[Any]:
+    """None: zfabric runs a task again without telling the program."""
+    return []
+
+
+__getattr__ = attributes(__name__)

@@ -1,0 +1,23 @@
+"""Where this node is."""
+
+from typing import Any
+
+from zfabric.ray_mode.absent import Absent, attributes
+from zfabric.util import get_node_ip_address as _address
+
+ProcessInfo = Absent("ray._private.services.ProcessInfo")
+canonicalize_bootstrap_address_or_die = Absent("ray._private.services.canonicalize_bootstrap_address_or_die")
+start_ray_client_server = Absent("ray._private.services.start_ray_client_server")
+
+
+def get_node_ip_address(address: str | None = None, **ignored: Any) -> str:
+    """The address at which others reach the node of this process."""
+    return _address()
+
+
+def get_node_instance_id() -> str:
+    """Empty: zfabric does not know an instance of a cloud."""
+    return ""
+
+
+__getattr__ = attributes(__name__)

@@ -1,0 +1,29 @@
+"""Ray's view of the whole cluster."""
+
+from typing import Any
+
+from zfabric import available_resources, cluster_resources, nodes, timeline
+from zfabric.ray_mode.absent import attributes
+from zfabric.ray_mode.cluster import GlobalState, available_by_node, totals_by_node
+
+state = GlobalState()
+total_resources_per_node = totals_by_node
+available_resources_per_node = available_by_node
+
+
+def actors(actor_id: str | None = None, **ignored: Any) -> dict[str, Any]:
+    """What ``ray.util.state`` lists of actors, by id; of one, if ``actor_id`` names it."""
+    from zfabric.util.state import get_actor, list_actors
+
+    if actor_id is not None:
+        found = get_actor(actor_id)
+        return {} if found is None else dict(found)
+    return {row["actor_id"]: dict(row) for row in list_actors(limit=10_000)}
+
+
+def node_ids() -> list[str]:
+    """The resource ``node:...`` of each node."""
+    return [name for node in nodes() for name in node["Resources"] if name.startswith("node:")]
+
+
+__getattr__ = attributes(__name__)

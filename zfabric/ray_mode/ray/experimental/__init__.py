@@ -1,0 +1,18 @@
+"""What is new in Ray, from zfabric or the user's Ray."""
+
+from typing import Any
+
+from zfabric.ray_mode.absent import submodules
+from zfabric.ray_mode.core_worker import locations as get_local_object_locations
+
+_load = submodules(__name__)
+
+
+def get_object_locations(obj_refs: list[Any], timeout_ms: int = -1) -> dict[Any, dict[str, Any]]:
+    """For each ref the size of its value in bytes, the ids of nodes that have it, and whether it is on disk."""
+    return get_local_object_locations(obj_refs)
+
+
+def __getattr__(name: str) -> Any:
+    """Modules, on first use."""
+    return _load(name)

@@ -1,0 +1,12 @@
+"""Ray's inside, for its users."""
+
+from zfabric.ray_mode.absent import Absent, submodules
+
+memory_summary = Absent("ray.internal.memory_summary", "`zfabric memory` shows it")
+
+
+def free(object_refs: object, local_only: bool = False) -> None:
+    """Nothing: a value is freed when its last ref is gone, and not before."""
+
+
+__getattr__ = submodules(__name__)

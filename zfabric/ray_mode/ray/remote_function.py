@@ -1,0 +1,6 @@
+"""Remote functions."""
+
+from zfabric import RemoteFunction
+from zfabric.ray_mode.absent import attributes
+
+__getattr__ = attributes(__name__)

@@ -1,0 +1,18 @@
+"""What warns once."""
+
+from zfabric.ray_mode.absent import Absent, attributes
+from zfabric.util import log_once
+
+Suspect = Absent("ray.util.debug.Suspect")
+_test_some_code_for_memory_leaks = Absent("ray.util.debug._test_some_code_for_memory_leaks")
+
+
+def disable_log_once_globally() -> None:
+    """Nothing: each message is logged once."""
+
+
+def enable_periodic_logging() -> None:
+    """Nothing: each message is logged once."""
+
+
+__getattr__ = attributes(__name__)

@@ -1,0 +1,16 @@
+"""A program's own serializers."""
+
+from typing import Any
+
+from zfabric.ray_mode.absent import attributes
+from zfabric.util import deregister_serializer, register_serializer
+
+
+class StandaloneSerializationContext:
+    """Registers serializers where there is no cluster yet: zfabric's need none."""
+
+    def _register_cloudpickle_serializer(self, cls: type, custom_serializer: Any, custom_deserializer: Any) -> None:
+        register_serializer(cls, serializer=custom_serializer, deserializer=custom_deserializer)
+
+
+__getattr__ = attributes(__name__)

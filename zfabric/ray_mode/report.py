@@ -1,0 +1,62 @@
+"""``python -m zfabric.as_ray --check``: what of Ray is here."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+
+from zfabric.ray_mode.absent import Absent
+from zfabric.ray_mode.finder import OWN
+from zfabric.ray_mode.installed import NEWEST, TESTED, find
+
+LIBRARIES = ("data", "train", "tune", "rllib", "serve")
+
+
+def report() -> int:
+    """Print Ray's version, which libraries can be imported, and which names cannot be used. Return 1 if a library cannot be imported."""
+    ray = find()
+    tested = ", ".join(TESTED)
+    if ray is None:
+        print(f"Ray: not installed (ray.__version__ is {NEWEST}); programs that use its core alone run without it")
+    else:
+        known = "tested" if ray.version.startswith(tuple(f"{version}." for version in TESTED)) else f"not tested: {tested} is"
+        print(f"Ray: {ray.version} ({known}) in {os.path.dirname(ray.directory)}")
+    failed = 0
+    print("\nlibraries:")
+    for library in LIBRARIES:
+        problem = _problem(f"ray.{library}")
+        failed += bool(problem)
+        print(f"  ray.{library:<8} {problem or 'can be imported'}")
+    print("\nnames that exist and raise NotInRayModeError where they are used:")
+    for module in modules():
+        if _problem(module):
+            print(f"  {module}: cannot be imported")
+        elif names := sorted(name for name, value in vars(sys.modules[module]).items() if type(value) is Absent):
+            print(f"  {module}: {', '.join(names)}")
+    return int(failed > 0 and ray is not None)
+
+
+def modules() -> Iterator[str]:
+    """The modules of ``ray`` that zfabric has itself."""
+    for directory, folders, files in os.walk(OWN):
+        folders[:] = sorted(folder for folder in folders if folder != "__pycache__")
+        below = os.path.relpath(directory, OWN)
+        package = "ray" if below == os.curdir else f"ray.{below.replace(os.sep, '.')}"
+        for name in sorted(file.removesuffix(".py") for file in files if file.endswith(".py")):
+            yield package if name == "__init__" else f"{package}.{name}"
+
+
+def _problem(module: str) -> str:
+    """Why a module cannot be imported; empty if it can be."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(module)
+    except Exception as error:  # Whatever the library raises is what is to be shown.
+        return f"{type(error).__name__}: {error}"
+    return ""
