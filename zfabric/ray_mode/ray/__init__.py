@@ -59,12 +59,6 @@ ObjectID = ObjectRef
 logger = _logging.getLogger("ray")
 
 
-class Language:
-    """The languages of tasks: Python alone."""
-
-    PYTHON = 0
-
-
 class LoggingConfig:
     """How Ray would write its logs. zfabric's are as they are; ``log_level`` is that of the logger ``ray``."""
 
@@ -84,6 +78,8 @@ _load = _submodules(__name__)
 
 def __getattr__(name: str) -> _Any:
     """Modules below ``ray``, on first use."""
-    if name in ("worker", "state"):
+    if name == "Language":
+        return _load("_raylet").Language
+    if name in ("worker", "state", "ray_constants"):
         name = f"_private.{name}"  # Their place of former versions.
     return _load(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from zfabric import ObjectRef, ObjectRefGenerator, YieldStatistics
+from zfabric import DynamicObjectRefGenerator, ObjectRef, ObjectRefGenerator, YieldStatistics
 from zfabric.api.cluster import node_ip_address
 from zfabric.ray_mode.absent import Absent, attributes
 from zfabric.ray_mode.control import ControlClient as GcsClient
@@ -25,15 +25,36 @@ GRPC_STATUS_CODE_DEADLINE_EXCEEDED, GRPC_STATUS_CODE_RESOURCE_EXHAUSTED = 4, 8
 GRPC_STATUS_CODE_UNIMPLEMENTED, GRPC_STATUS_CODE_UNAVAILABLE = 12, 14
 async_task_id: ContextVar[Any] = ContextVar("async_task_id", default=None)
 
-Config = Absent("ray._raylet.Config")
-CoreWorker = Absent("ray._raylet.CoreWorker")
 Count = Absent("ray._raylet.Count", "ray.util.metrics.Counter counts")
 Gauge = Absent("ray._raylet.Gauge", "ray.util.metrics.Gauge is here")
 Histogram = Absent("ray._raylet.Histogram", "ray.util.metrics.Histogram is here")
 Sum = Absent("ray._raylet.Sum", "ray.util.metrics.Counter sums up")
-RayEvent = Absent("ray._raylet.RayEvent")
-SerializedObject = Absent("ray._raylet.SerializedObject")
 GlobalStateAccessor = Absent("ray._raylet.GlobalStateAccessor", "ray.util.state lists what there is")
+for _name in (
+    "AuthenticationMode", "AuthenticationTokenLoader", "Config", "CoreWorker", "CppFunctionDescriptor", "EventRecorder", "GcsClientOptions",
+    "JavaFunctionDescriptor", "MessagePackSerializedObject", "Pickle5SerializedObject", "Pickle5Writer", "PythonFunctionDescriptor",
+    "RawSerializedObject", "RayEvent", "RayletClient", "STREAMING_GENERATOR_RETURN", "SerializedObject", "SerializedRayObject",
+    "StreamRedirector", "del_key_prefix_from_storage", "get_authentication_mode", "get_port_filename", "get_session_key_from_storage",
+    "merge_instantaneous_total_cython", "persist_port", "raise_sys_exit_with_custom_error_message", "split_buffer",
+    "unpack_pickle5_buffers", "validate_authentication_token", "wait_for_persisted_port",
+):  # fmt: skip
+    globals()[_name] = Absent(f"ray._raylet.{_name}")
+DASHBOARD_AGENT_LISTEN_PORT_NAME, METRICS_AGENT_PORT_NAME = "dashboard_agent_listen_port", "metrics_agent_port"
+METRICS_EXPORT_PORT_NAME, GCS_SERVER_PORT_NAME, RUNTIME_ENV_AGENT_PORT_NAME = (
+    "metrics_export_port",
+    "gcs_server_port",
+    "runtime_env_agent_port",
+)
+GCS_PID_KEY, RAY_INTERNAL_NAMESPACE_PREFIX, RAY_INTERNAL_DASHBOARD_NAMESPACE = "gcs_pid", "_ray_internal_", "_ray_internal_dashboard"
+WORKER_PROCESS_SETUP_HOOK_KEY_NAME_GCS = "FunctionsToRun"
+ObjectID = ObjectRef
+ObjectRefStreamEndOfStreamError = StopIteration
+
+
+class Language:
+    """The languages of tasks: Python alone."""
+
+    PYTHON = 0
 
 
 def is_ipv6(host: str) -> bool:
@@ -110,9 +131,6 @@ def time_weighted_average_cython(
         if span > 0:
             total, weight = total + value * span, weight + span
     return total / weight if weight > 0 else None
-
-
-merge_instantaneous_total_cython = Absent("ray._raylet.merge_instantaneous_total_cython")
 
 
 class MessagePackSerializer:

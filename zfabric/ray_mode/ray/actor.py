@@ -13,4 +13,8 @@ class ActorProxy(Generic[T]):
     """The type that Ray's annotations give handles."""
 
 
+class ActorClassInheritanceException(TypeError):
+    """A remote class was derived from. zfabric raises TypeError."""
+
+
 __getattr__ = attributes(__name__)

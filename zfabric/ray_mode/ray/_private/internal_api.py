@@ -9,6 +9,8 @@ memory_summary = Absent("ray._private.internal_api.memory_summary", "`zfabric me
 get_memory_info_reply = Absent("ray._private.internal_api.get_memory_info_reply", "ray.util.state.summarize_objects() has sizes")
 get_state_from_address = Absent("ray._private.internal_api.get_state_from_address")
 store_stats_summary = Absent("ray._private.internal_api.store_stats_summary")
+global_gc = Absent("ray._private.internal_api.global_gc")
+node_stats = Absent("ray._private.internal_api.node_stats", "`zfabric status` shows them")
 
 
 def free(object_refs: ObjectRef | list[ObjectRef], local_only: bool = False) -> None:

@@ -7,7 +7,8 @@ from zfabric.util import get_node_ip_address as _address
 
 ProcessInfo = Absent("ray._private.services.ProcessInfo")
 canonicalize_bootstrap_address_or_die = Absent("ray._private.services.canonicalize_bootstrap_address_or_die")
-start_ray_client_server = Absent("ray._private.services.start_ray_client_server")
+for _name in ("get_address", "get_node", "get_node_with_retry", "get_ray_jars_dir", "serialize_config", "start_ray_client_server"):
+    globals()[_name] = Absent(f"ray._private.services.{_name}")
 
 
 def get_node_ip_address(address: str | None = None, **ignored: Any) -> str:

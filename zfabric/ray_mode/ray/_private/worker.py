@@ -22,6 +22,7 @@ from zfabric import (
     wait,
 )
 from zfabric.api.cluster import node_ip_address as _node_ip_address
+from zfabric.api.lifecycle import ClusterContext
 from zfabric.ray_mode.absent import Incomplete, attributes
 from zfabric.ray_mode.control import ControlClient
 from zfabric.ray_mode.core_worker import CoreWorkerClient
@@ -209,6 +210,9 @@ def _mode(worker: ThisProcess = global_worker) -> int | None:
 
 class BaseContext:
     """What Ray's contexts have in common."""
+
+
+Worker, RayContext = ThisProcess, ClusterContext
 
 
 def get_dashboard_url() -> None:
