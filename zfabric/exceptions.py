@@ -211,10 +211,6 @@ class OutOfDiskError(ObjectStoreError):
     """The disk that objects spill to, or that the control store writes to, is full."""
 
 
-class CallbackLimitExceededError(FabricError):
-    """As many call backs of ``zf.util.on_freed`` wait in this process as may."""
-
-
 class ObjectLostError(ObjectStoreError):
     """Every copy of the object is gone and it cannot be made again; the text says why."""
 
@@ -225,6 +221,10 @@ class ObjectFreedError(ObjectLostError):
 
 class LineageEvictedError(ObjectLostError):
     """The object could be made again, but a task's row was deleted at the lineage cap, or what an actor's stream yielded is gone."""
+
+
+class CallbackLimitExceededError(FabricError):
+    """As many call backs of ``zf.util.on_freed`` wait in this process as may."""
 
 
 # Ray's names for the same things.

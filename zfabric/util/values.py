@@ -41,16 +41,17 @@ def on_ready(ref: ObjectRef[Any], f: Callable[[ObjectRef[Any]], object]) -> None
 def on_freed(ref: ObjectRef[Any], f: Callable[[bytes], object], scope: Literal["process", "cluster"] = "cluster") -> None:
     """Call ``f(id)`` once no ref to a value is left; ``id`` is what ``ref.binary()`` returns (20 bytes).
 
-    With ``scope="process"`` the refs of this process count. With ``scope="cluster"`` all do that can still lead to the value: refs of any
-    process, arguments of tasks and calls that have not ended, and refs inside values that are needed themselves. A value whose task has
-    not ended counts as needed. ``f`` itself needs nothing: it may be called with the value long gone.
+    With ``scope="process"`` the refs of this process count, with those inside values to which it has refs. With ``scope="cluster"`` all
+    refs count that lead to the value: those of all processes, in arguments of tasks and calls that have not ended, and inside values that
+    are needed themselves. A value whose task has not ended counts as needed. To wait for it retains nothing.
 
-    ``f`` is called once, in the same thread and by the same rules as with ``on_ready``, within about 0.1 s; also if the value has failed,
-    if the daemon was restarted, or if the node that had the value has died. If the value's job ends, nobody can read it any more, and ``f``
-    is called if this process lives on. None is called once this process's own cluster or node has ended.
+    ``f`` is called once, in the same thread and by the same rules as with ``on_ready``: also if the value has failed, if a daemon was
+    restarted, or if the node that had the value has died. It is called within about 0.1 s. A ref that was passed on in a value, or in
+    arguments, counts for up to 2 s longer. If the value's job ends, nobody can read it any more, and ``f`` is called. None is called once
+    this process's own node has ended.
 
-    Ids that a program stores as bytes are no refs: a value may come back if ``ObjectRef(id)`` is made from one just then. So may the value
-    of a task that is made again for others: ``f`` is not called a second time.
+    Not covered: an id that a program stores as bytes is no ref, so ``ObjectRef(id)`` may be made after the call, and may even find the
+    value if others' rebuilds retain it. ``f`` is not called again then.
 
     Raises ArgumentTypeError as ``on_ready``, ValueError for another ``scope``, NotInitializedError if the ref's cluster was shut
     down, and CallbackLimitExceededError if ``last_callbacks_max`` (a setting; 100,000) wait in this process.

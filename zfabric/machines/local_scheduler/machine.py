@@ -828,6 +828,7 @@ class LocalScheduler:
             **self.blocks.statistics(),
             "tasks": len(self.tables.tasks),
             "objects": len(self.tables.objects),
+            "watches": len(self.tables.watches),
             "queued": queued,
             "workers": len(self.tables.workers),
             "processes": len(self.tables.processes),

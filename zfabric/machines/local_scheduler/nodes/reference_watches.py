@@ -97,7 +97,10 @@ class ReferenceWatches:
         record = self.tables.find(object_id)
         if self.references.paused or not self._has_taken_over(watch.former):
             self.undecided[object_id] = None
-        elif isinstance(record, BorrowedRecord):
+            return
+        if watch.former:  # What other nodes need of that one they have reported.
+            watch.former, watch.searched = b"", True
+        if isinstance(record, BorrowedRecord):
             self._ask_home(record, watch)
         elif record is not None:
             self.tables.spare.append(record)  # It may have been freed before, and retained for rows that name it.
