@@ -150,7 +150,7 @@ def names_objects(row: tuple[Any, ...]) -> bool:
     if row[3]:
         return True
     if len(row) > 4:
-        for name, value in row[4]:
+        for name, value in row[4] or ():
             if name == "contains":
                 return bool(value)
     return False
