@@ -183,6 +183,7 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
     questions = st.tuples(pool.tokens, demand, pool.numbers, seconds, many(st.tuples(pool.nodes, pool.tokens), 2))
     members = st.tuples(pool.nodes, st.integers(0, NODE_NUMBER_MAX), texts, texts, texts, exactly(KEY_BYTES), amounts, labels, pool.numbers)
     small = st.integers(0, 3)
+    writers = st.tuples(pool.jobs, pool.nodes, exactly(INCARNATION_BYTES), numbers, numbers)
     bundle = st.sampled_from([(("CPU", 5000),), (("CPU", 10_000),), (("nothing", 7),), ()])
     bundles = st.lists(st.tuples(small, bundle), min_size=1, max_size=3, unique_by=lambda row: row[0]).map(tuple)
     return {
@@ -234,6 +235,16 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         ),
         "DeleteRows": st.builds(m.DeleteRows, numbers, st.just(WRITE_TABLE), pool.jobs, pool.jobs),
         "Read": st.builds(m.Read, numbers, st.sampled_from(sorted(READ_TABLES)), many(st.one_of(pool.nodes, payloads), 3)),
+        "PutKey": st.builds(m.PutKey, numbers, writers, texts, payloads, payloads, small, st.booleans(), st.booleans()),
+        "PutPart": st.builds(
+            lambda token, writer, part: m.PutPart(token, writer, 0, len(part), part), numbers, writers, st.binary(min_size=1)
+        ),
+        "DropUpload": st.builds(m.DropUpload, numbers, writers),
+        "DeleteKeys": st.builds(m.DeleteKeys, numbers, writers, texts, payloads, st.booleans()),
+        "GetKey": st.builds(m.GetKey, numbers, texts, payloads, payloads, st.integers(-1, 3)),
+        "ListKeys": st.builds(m.ListKeys, numbers, texts, payloads, payloads),
+        "EndKeys": st.builds(m.EndKeys, numbers, pool.jobs),
+        "KeyAnswer": st.builds(m.KeyAnswer, numbers, many(st.booleans() | payloads, 3), texts, texts),
         "FindActors": st.builds(m.FindActors, tasks),
         "ActorLocations": st.builds(m.ActorLocations, many(locations, 3)),
         "ClaimName": st.builds(m.ClaimName, pool.tasks, texts, texts),

@@ -69,7 +69,7 @@ class Node:
         """The control store is always at hand; while it is ``full``, it writes nothing."""
         if isinstance(message, m.NewJob) and not self.full:
             self.send(b"S" + OWN, m.JobNumber(message.token, 1))
-        elif isinstance(message, m.NewJob | m.Write) and message.token:
+        elif isinstance(message, m.NewJob | m.Write | m.EndKeys) and message.token:
             self.send(b"S" + OWN, m.Written(message.token, not self.full, self.full))
 
     def driver(self) -> None:

@@ -254,6 +254,8 @@ def longer(message: Any) -> Any:
     """The same with longer texts and lists."""
     if isinstance(message, m.Completed | m.Delegate | m.Ended | m.StopDelegated | m.StopRelayed | m.Join):
         return message
+    if isinstance(message, m.PutKey | m.DeleteKeys | m.PutPart | m.DropUpload):  # The only list is who asks.
+        return message._replace(key=b"k" * 300) if hasattr(message, "key") else message
     if isinstance(message, m.PrepareBundles | m.GroupState):
         last = message.rows[-1:]
         more = tuple((row[0] + index if type(row[0]) is int else row[0], row[1]) for row in last for index in range(4, 20))

@@ -211,6 +211,8 @@ class Config:
     """"process": survives kill -9 of everything; "power": survives power loss, at the price of a sync per commit."""
     control_store_bytes: int = 16 * GiB
     """Size of the address range LMDB maps: an upper bound of the control table, not memory."""
+    kv_bytes: int = 1 * GiB
+    """Bytes of the key-value store of the cluster, as the head has this setting: of all keys and values, and 256 more for each key."""
     events_bytes: int = 64 * MiB
     """Timeline events that each node retains; past it the oldest are deleted."""
     commit_rows: int = 4096

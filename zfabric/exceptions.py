@@ -211,6 +211,10 @@ class OutOfDiskError(ObjectStoreError):
     """The disk that objects spill to, or that the control store writes to, is full."""
 
 
+class KeyValueStoreFullError(FabricError):
+    """The key-value store of the cluster has no room for the value: config ``kv_bytes`` of the head is its limit."""
+
+
 class ObjectLostError(ObjectStoreError):
     """Every copy of the object is gone and it cannot be made again; the text says why."""
 

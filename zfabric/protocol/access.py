@@ -148,9 +148,24 @@ FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
             m.JobNumber,
             m.Written,
             m.Found,
+            m.KeyAnswer,
         }
     ),
-    CONTROL_STORE: frozenset({m.NewJob, m.Read, m.Write, m.DeleteRows}),
+    CONTROL_STORE: frozenset(
+        {
+            m.NewJob,
+            m.Read,
+            m.Write,
+            m.DeleteRows,
+            m.PutKey,
+            m.PutPart,
+            m.DropUpload,
+            m.DeleteKeys,
+            m.GetKey,
+            m.ListKeys,
+            m.EndKeys,
+        }
+    ),
     GLOBAL_SCHEDULER: frozenset({m.Heartbeat, m.Place}),
     REGISTRY: frozenset({m.Join, m.RenewLease, m.Leave, m.Complain, m.PairsProbed}),
     MEMBER: frozenset({m.Joined, m.Refused, m.NodeTable, m.LeaseRenewed, m.Expelled, m.ProbePairs}),

@@ -20,7 +20,8 @@ import msgpack
 from zfabric.config import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
 from zfabric.protocol.fields import ROW_CHECKS
 from zfabric.protocol.fields import MalformedFrame as MalformedFrame
-from zfabric.protocol.messages import MESSAGES, Envelope
+from zfabric.protocol.ids import LOCAL_SCHEDULER
+from zfabric.protocol.messages import MESSAGES, Envelope, Message
 from zfabric.protocol.node_fields import NODE_CHECKS
 from zfabric.protocol.pieces import Piece, divided
 from zfabric.protocol.refusals import Unread
@@ -214,6 +215,11 @@ def _envelopes(body: Any) -> list[Envelope]:
     if type(body) is not tuple or len(body) > MESSAGES_MAX:
         raise MalformedFrame("a frame is [sequence, acknowledged, messages]")
     return [_envelope(item) for item in body]
+
+
+def check_message(message: Message) -> None:
+    """Check a message that was made of what a process sent, as if it had come in a frame. Raises MalformedFrame."""
+    _envelope((LOCAL_SCHEDULER, LOCAL_SCHEDULER, type(message).__name__, tuple(message)))
 
 
 def _envelope(item: Any) -> Envelope:

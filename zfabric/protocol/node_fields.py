@@ -44,6 +44,7 @@ from zfabric.protocol.ids import (
     TASK_BYTES,
 )
 from zfabric.protocol.messages import CLOSE, GROUP_STATES, LOST, OK, STAYS
+from zfabric.protocol.messages.key_values import KEY_LENGTH_MAX, NAMESPACE_LENGTH_MAX, PART_BYTES
 from zfabric.protocol.names import NAME_BYTES_MAX
 from zfabric.protocol.options import STREAM_VALUES_MAX
 
@@ -346,6 +347,71 @@ def _read(name: str, fields: tuple[Any, ...]) -> None:
     _numbers(name, fields[0])
     if len(fields[2]) > READ_MAX or not set(map(type, fields[2])) <= BYTES:
         _refuse(name, f"at most {READ_MAX} keys are bytes")
+
+
+def _writer(name: str, row: Any) -> None:
+    columns = check_columns(name, (row,), {5}, (BYTES, BYTES, BYTES, INT, INT))
+    check_ids(name, columns[0], JOB_BYTES)
+    check_ids(name, columns[1], NODE_BYTES)
+    check_ids(name, columns[2], INCARNATION_BYTES)
+    _numbers(name, *columns[3], *columns[4])
+
+
+def _key(name: str, namespace: str, key: bytes) -> None:
+    if len(key) > KEY_LENGTH_MAX or len(namespace.encode("utf-8", "surrogatepass")) > NAMESPACE_LENGTH_MAX:
+        _refuse(name, f"a key has at most {KEY_LENGTH_MAX} bytes, a namespace {NAMESPACE_LENGTH_MAX}")
+
+
+def _put_key(name: str, fields: tuple[Any, ...]) -> None:
+    token, writer, namespace, key, value, upload, _, _ = fields
+    _numbers(name, token, upload)
+    _writer(name, writer)
+    _key(name, namespace, key)
+    _part(name, value)
+
+
+def _put_part(name: str, fields: tuple[Any, ...]) -> None:
+    token, writer, place, size, part = fields
+    _numbers(name, token, place, size)
+    _writer(name, writer)
+    _part(name, part)
+    if not 0 < len(part) == min(PART_BYTES, size - place * PART_BYTES):
+        _refuse(name, f"each part of a value has {PART_BYTES} bytes, the last one those that are left")
+
+
+def _part(name: str, part: bytes) -> None:
+    if len(part) > PART_BYTES:
+        _refuse(name, f"a part has at most {PART_BYTES} bytes")
+
+
+def _drop_upload(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+    _writer(name, fields[1])
+
+
+def _delete_keys(name: str, fields: tuple[Any, ...]) -> None:
+    token, writer, namespace, key, _ = fields
+    _numbers(name, token)
+    _writer(name, writer)
+    _key(name, namespace, key)
+
+
+def _get_key(name: str, fields: tuple[Any, ...]) -> None:
+    token, namespace, key, _, place = fields
+    _numbers(name, token, place + 1)
+    _key(name, namespace, key)
+
+
+def _list_keys(name: str, fields: tuple[Any, ...]) -> None:
+    token, namespace, prefix, after = fields
+    _numbers(name, token)
+    _key(name, namespace, prefix)
+    _key(name, "", after)
+
+
+def _end_keys(name: str, fields: tuple[Any, ...]) -> None:
+    _numbers(name, fields[0])
+    check_ids(name, fields[1:], JOB_BYTES)
 
 
 def _nodes(name: str, fields: tuple[Any, ...]) -> None:
@@ -689,6 +755,14 @@ NODE_CHECKS: dict[str, Check] = {
     "ReleaseRows": _object_ids,
     "Read": _read,
     "DeleteRows": _delete_rows,
+    "PutKey": _put_key,
+    "PutPart": _put_part,
+    "DropUpload": _drop_upload,
+    "DeleteKeys": _delete_keys,
+    "GetKey": _get_key,
+    "ListKeys": _list_keys,
+    "EndKeys": _end_keys,
+    "KeyAnswer": _number,
     "RelayedCalls": _relayed,
     "RelayedReceipt": _receipt,
     "StopRelayed": _stop_relayed,

@@ -142,6 +142,7 @@ class NodeMachines:
         """Start as a node's first daemon. ``former_jobs`` says whether the store has jobs of a former node."""
         if former_jobs:
             self.scheduler.former_jobs.ask()
+            self.scheduler.key_requests.end_orphaned()
         self.scheduler.workers.prestart(now)
 
     def recover(self, now: float, found: m.ArenaFound) -> None:

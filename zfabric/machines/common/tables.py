@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-TABLES = ("meta", "task", "function", "object", "actor", "name", "node", "job", "event", "log", "checkpoint", "member", "group")
+TABLES = ("meta", "task", "function", "object", "actor", "name", "node", "job", "event", "log", "checkpoint", "member", "group", "kv")
 """Every table. "meta" is the control store's own; keys of "event" begin with the time, so that the first are the oldest; those of
 "log" and "checkpoint" with the actor and the number of a call, so that an actor's calls are in the order in which they ran. "node" has
 what a node reports of itself, in its own store; "member" the living nodes of a cluster, in the store of the head. "group" has
-placement groups, in the store of their home."""
+placement groups, in the store of their home, and "kv" the cluster's key-value store, in the store of the head."""
 KEY_BYTES_MAX = 511
 """Longest key; the shortest has one byte. (What LMDB 0.9 allows.)"""
 

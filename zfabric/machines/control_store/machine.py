@@ -16,6 +16,8 @@ always marked urgent, since its waiting is done.
 **Read-only.** After a rollback (in practice because the disk is full) the store is read-only: whoever puts rows receives False at once.
 Deletes are not dropped, though their senders have received False: nobody repeats them, and they may make room. Every
 ``store_retry_every`` seconds they are tried again, with one tiny row. The first put that commits ends this state.
+
+**The key-value store of the cluster** is one table, with requests of its own (``key_values``).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import msgpack
 from zfabric.config import Config
 from zfabric.machines.common import lineage_blocks
 from zfabric.machines.common.tables import KEY_BYTES_MAX, TABLES, Reader
+from zfabric.machines.control_store import key_values
+from zfabric.machines.control_store.key_values import KeyValues
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Log, Send, Store
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, TOOL, WORKER, Address
@@ -35,6 +39,8 @@ from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import Message, Row
 
 META, EVENT = "meta", "event"
+OWN_TABLES = (META, key_values.TABLE)
+"""Tables that nobody writes to by rows."""
 JOBS_KEY, PROBE_KEY = b"jobs", b"probe"
 SCAN_ROWS_MAX = 10_000
 """Most rows in one answer to a ``Scan``: a few megabytes; the asker continues after the last."""
@@ -46,7 +52,7 @@ EVENTS_KEPT = 7 / 8
 """Share of ``events_bytes`` left after the oldest events were dropped, so that it happens rarely."""
 _PROCESSES = (CLIENT, WORKER, CONTROL, ACTOR, TOOL)
 
-Question = m.Read | m.Scan | m.ReadBlocks
+Question = m.Read | m.Scan | m.ReadBlocks | key_values.Question
 
 
 class _Transaction:
@@ -95,6 +101,7 @@ class ControlStore:
         """Committed rows whose deletion waits until the store can write."""
         self._effects: list[Effect] = []
         self._events_bytes = self._count_events()
+        self._keys = KeyValues(config, reader, self._current, self._pending, self._write)
         self._counts = dict.fromkeys(("commits", "rows_put", "rows_deleted", "rows_dropped", "rolled_back", "refused"), 0)
         self.handlers = Handlers(self._counts, self._accepted())
 
@@ -128,6 +135,8 @@ class ControlStore:
         self._answer_reads(now)
         gathered = self._gathered
         if self._in_flight is None:
+            if self._keys.ending and not self._read_only:
+                self._end_keys(now)
             if not gathered.rows:
                 self._answer_waiters(gathered)
             elif (
@@ -189,7 +198,8 @@ class ControlStore:
 
     def on_delete_rows(self, now: float, source: Address, message: m.DeleteRows) -> None:
         """Delete a range of rows; the answer, if wanted, follows the commit."""
-        refusal = "" if message.table in TABLES and message.table != META else f"there is no table {message.table!r} to write to"
+        writable = message.table in TABLES and message.table not in OWN_TABLES
+        refusal = "" if writable else f"there is no table {message.table!r} to write to"
         if refusal:
             self._refuse(source, message.token, refusal)
             return
@@ -228,6 +238,30 @@ class ControlStore:
         number = (msgpack.unpackb(counted) if counted else 0) + 1
         self._write(now, META, JOBS_KEY, msgpack.packb(number))
         self._wait(source, message.token, m.JobNumber(message.token, number))
+
+    def on_key_change(self, now: float, source: Address, message: key_values.Change) -> None:
+        """Change keys of the key-value store; the answer follows the commit."""
+        if self._read_only:
+            self._send(source, m.Written(message.token, False, self._read_only))
+        else:
+            self._wait(source, message.token, self._keys.change(now, message))
+
+    def on_end_keys(self, now: float, source: Address, message: m.EndKeys) -> None:
+        """Delete the keys of a job that has ended, in as many transactions as it takes."""
+        self._keys.end(message.job, source, message.token)
+        if self._read_only:
+            self._fail_ends(self._read_only)
+
+    def _end_keys(self, now: float) -> None:
+        """Begin or go on to delete the keys of ended jobs. All that changes keys is committed first."""
+        if not self._gathered.touches(key_values.TABLE):
+            for who, token in self._keys.go_on_ending(now):
+                self._send(who, m.Written(token, True, ""))
+        self._gathered.urgent |= bool(self._gathered.rows)
+
+    def _fail_ends(self, error: str) -> None:
+        for who, token in self._keys.take_waiting():
+            self._send(who, m.Written(token, False, error))
 
     def on_committed(self, now: float, source: Address, message: m.Committed) -> None:
         """End the transaction in flight, committed or rolled back."""
@@ -276,8 +310,10 @@ class ControlStore:
         elif isinstance(question, m.ReadBlocks):
             rows = tuple(lineage_blocks.read_rows(question.task_ids, self._reader.floor))
             self._send(asker, m.Found(question.token, rows, False))
-        else:
+        elif isinstance(question, m.Scan):
             self._send(asker, self._scan(question))
+        else:
+            self._send(asker, self._keys.answer(question))
 
     def _scan(self, question: m.Scan) -> m.Found:
         limit = min(question.limit, SCAN_ROWS_MAX)
@@ -325,6 +361,11 @@ class ControlStore:
                 return transaction.rows[table, key]
         return self._reader.get(table, key)
 
+    def _pending(self, table: str) -> list[bytes]:
+        """The keys of rows of a table that are put or deleted, and not committed."""
+        under_way = (each for each in (self._gathered, self._in_flight) if each is not None and each.touches(table))
+        return [key for transaction in under_way for other, key in transaction.rows if other == table]
+
     def _hand_over(self, transaction: _Transaction) -> None:
         self._bound_events(transaction)
         self._sequence += 1
@@ -360,8 +401,11 @@ class ControlStore:
             for who, token, _ in failed.waiters:
                 self._send(who, m.Written(token, False, error))
             self._gathered.reads += failed.reads
+        self._fail_ends(error)
 
     def _owe(self, deletes: Iterable[tuple[str, bytes]]) -> None:
+        """Note deletes that nobody repeats. Those of keys depend on rows that were not written either."""
+        deletes = (row for row in deletes if row[0] not in OWN_TABLES)
         self._owed.update((table, key) for table, key in deletes if self._reader.get(table, key) is not None)
 
     def _answer_waiters(self, transaction: _Transaction) -> None:
@@ -410,7 +454,7 @@ class ControlStore:
     def _misfit(rows: Iterable[tuple[str, bytes]]) -> str:
         """Why one of these rows cannot be written; empty if all can."""
         for table, key in rows:
-            if table not in TABLES or table == META:
+            if table not in TABLES or table in OWN_TABLES:
                 return f"there is no table {table!r} to write to"
             if not 0 < len(key) <= KEY_BYTES_MAX:
                 return f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}"
@@ -431,15 +475,24 @@ class ControlStore:
             m.Create: self.on_create,
             m.Swap: self.on_swap,
             m.NewJob: self.on_new_job,
+            m.PutKey: self.on_key_change,
+            m.PutPart: self.on_key_change,
+            m.DropUpload: self.on_key_change,
+            m.DeleteKeys: self.on_key_change,
+            m.EndKeys: self.on_end_keys,
             m.Committed: self.on_committed,
             m.Read: self.on_question,
             m.Scan: self.on_question,
             m.ReadBlocks: self.on_question,
+            m.GetKey: self.on_question,
+            m.ListKeys: self.on_question,
         }
 
 
 def _table_of(question: Question) -> str:
-    return lineage_blocks.TABLE if isinstance(question, m.ReadBlocks) else question.table
+    if isinstance(question, m.Read | m.Scan):
+        return question.table
+    return lineage_blocks.TABLE if isinstance(question, m.ReadBlocks) else key_values.TABLE
 
 
 def _size(key: bytes, value: bytes | None) -> int:

@@ -47,6 +47,7 @@ from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
 from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
+from zfabric.machines.local_scheduler.nodes.key_requests import KeyRequests
 from zfabric.machines.local_scheduler.nodes.locality import Locality
 from zfabric.machines.local_scheduler.nodes.lone_tasks import Finders, LoneTasks
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
@@ -303,6 +304,7 @@ class LocalScheduler:
         self.heartbeats = Heartbeats(node, self.tables, self.pool)
         self.reclaiming = Reclaiming(self.tables, self.pool, self.outcomes)
         self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
+        self.key_requests = KeyRequests(self.tables, self.requests)
         self.cluster_queries = ClusterQueries(self.tables, self.requests, node)
         self.failover = Failover(
             self.tables,
@@ -410,7 +412,7 @@ class LocalScheduler:
             self.stopping,
             self.sampling,
             self.statistics,
-            self.creation.queries,
+            {**self.creation.queries, **self.key_requests.queries},
         )
         self.receivers: dict[type[Any], Callable[[Any], None]] = {
             ActorTaskEnded: self.actors.on_task_ended,
@@ -433,7 +435,7 @@ class LocalScheduler:
             StreamWanted: self.streams.on_wanted,
             NodeFoundDead: self._node_found_dead,
             AgentReady: self.copies.on_agent_ready,
-            Recovered: self.peer_recovery.on_recovered,
+            Recovered: self._recovered,
             NodeReady: self.peers.on_node_ready,
             NodeGone: self._node_gone,
             JobOver: self._job_over,
@@ -728,7 +730,7 @@ class LocalScheduler:
         if worker is not None:
             self.events.calls_ended(now, worker, message)
 
-    # -- placement groups --
+    # -- deaths and ends that concern several parts --
 
     def _node_gone(self, gone: NodeGone) -> None:
         self.guests.node_died(gone.node)
@@ -737,11 +739,16 @@ class LocalScheduler:
         self.group_tasks.node_died(gone.node)
         if self.tables.watches:
             self.watches.node_died(gone.node)
+        self.key_requests.end_orphaned()
 
     def _node_found_dead(self, found: NodeFoundDead) -> None:
         self.fetching.on_node_found_dead(found)
         if self.tables.watches:
             self.watches.node_died(found.node)
+
+    def _recovered(self, recovered: Recovered) -> None:
+        self.peer_recovery.on_recovered(recovered)
+        self.key_requests.end_orphaned()
 
     def _job_over(self, over: JobOver) -> None:
         self.guests.job_ended(over.job)
@@ -947,6 +954,7 @@ class LocalScheduler:
             m.Written: self.requests.on_answer,
             m.JobNumber: self.requests.on_answer,
             m.Found: self.requests.on_answer,
+            m.KeyAnswer: self.requests.on_answer,
             m.Placed: self.spilling.on_placed,
             m.NodeTable: self.peers.on_node_table,
             m.RegisterNode: self.peers.on_register_node,

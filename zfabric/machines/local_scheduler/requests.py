@@ -9,7 +9,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 
-Answer = m.Written | m.JobNumber | m.Found | m.Answer
+Answer = m.Written | m.JobNumber | m.Found | m.KeyAnswer | m.Answer
 Continuation = Callable[[float, Any, Any], None]
 """Receives an answer: (now, what the request was about, the answer)."""
 

@@ -30,6 +30,7 @@ from zfabric.protocol.messages import (
     delegation,
     failover,
     groups,
+    key_values,
     node,
     placement,
     queries,
@@ -164,6 +165,14 @@ from zfabric.protocol.messages.groups import NodeRoom as NodeRoom
 from zfabric.protocol.messages.groups import PrepareBundles as PrepareBundles
 from zfabric.protocol.messages.groups import RoomGrew as RoomGrew
 from zfabric.protocol.messages.groups import WatchGroup as WatchGroup
+from zfabric.protocol.messages.key_values import DeleteKeys as DeleteKeys
+from zfabric.protocol.messages.key_values import DropUpload as DropUpload
+from zfabric.protocol.messages.key_values import EndKeys as EndKeys
+from zfabric.protocol.messages.key_values import GetKey as GetKey
+from zfabric.protocol.messages.key_values import KeyAnswer as KeyAnswer
+from zfabric.protocol.messages.key_values import ListKeys as ListKeys
+from zfabric.protocol.messages.key_values import PutKey as PutKey
+from zfabric.protocol.messages.key_values import PutPart as PutPart
 from zfabric.protocol.messages.node import MemoryPressure as MemoryPressure
 from zfabric.protocol.messages.node import ProcessDied as ProcessDied
 from zfabric.protocol.messages.node import ProcessTable as ProcessTable
@@ -282,6 +291,7 @@ SECTIONS: tuple[ModuleType, ...] = (
     delegation,
     failover,
     groups,
+    key_values,
     relays,
     cluster,
     transfer,

@@ -169,7 +169,7 @@ class Jobs:
         # Its events are durable with its end, so that a timeline can be read as soon as the driver has exited.
         status = ("job", job.id, self.row(job, "ended"))
         deletes += self._oldest_tombstone(job.number)
-        statuses = (status,) if not job.home else (_tombstone(job.id, job.number),) if tables.is_head else ()
+        statuses = (status,) if not job.home else (tombstone(job.id, job.number),) if tables.is_head else ()
         if not statuses:
             deletes.append(("job", job.id))
         ends = _LastRows(job, (*puts, *self.events.take(), *statuses), statuses, (*deletes, *more))
@@ -224,11 +224,18 @@ class Jobs:
 
     def _write_end(self, ends: _LastRows) -> None:
         """Write that a job has ended. Its tombstone is the last that is written of it, on any node."""
+        if ends.job.home:
+            self._write_tombstone(ends)
+        else:
+            self.requests.ask_head(m.EndKeys, ends.job.id, then=self._keys_ended, about=ends)
+
+    def _keys_ended(self, now: float, ends: _LastRows, answer: m.Written) -> None:
+        """The head has none of the keys of an ended job any more. (If its disk is full, it deletes them later.)"""
         job, next_job = ends.job, job_id(ends.job.number + 1)
-        if self._in_cluster and not job.home and not self.tables.is_head:
+        if self._in_cluster and not self.tables.is_head:
             self.requests.ask_head(m.DeleteRows, "object", job.id, next_job, then=self._values_deleted, about=ends)
             return
-        if self._in_cluster and not job.home:  # Nodes that have died may have put durable values.
+        if self._in_cluster:  # Nodes that have died may have put durable values.
             self.tables.send(self.tables.control_address, m.DeleteRows(0, "object", job.id, next_job))
         self._write_tombstone(ends)
 
@@ -251,7 +258,7 @@ class Jobs:
             self.actors.remote_ended(message.job, None)
         if job is None and self.tables.is_head:
             number = unpack_counter(message.job)[0]
-            rows = (_tombstone(message.job, number),), tuple(self._oldest_tombstone(number))
+            rows = (tombstone(message.job, number),), tuple(self._oldest_tombstone(number))
             self.tables.send(self.tables.control_address, m.Write(0, *rows))
         if job is None or job.home != source[1:]:  # Its home receives the answer once all is gone. Others know now that it ends here.
             self.tables.send_to_node(source[1:], m.JobGone(message.job))
@@ -365,7 +372,7 @@ class Jobs:
         return self.tombstones[0][0] if self.tombstones else None
 
 
-def _tombstone(job: bytes, number: int) -> m.Row:
+def tombstone(job: bytes, number: int) -> m.Row:
     """The row by which the head remembers a job of another node that has ended, as ``puts`` of ``Write``."""
     return ("job", job, pack_row({"number": number, "status": "ended"}))
 

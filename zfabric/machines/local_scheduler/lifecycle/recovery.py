@@ -99,7 +99,7 @@ HELD = frozenset(
     }
 )
 """Messages that wait until all processes have registered."""
-HELD_QUERIES = ("actor", "actor log", "create actor", "create group", "remove group", "nothing")
+HELD_QUERIES = ("actor", "actor log", "create actor", "create group", "remove group", "keys", "nothing")
 """Queries that wait as well: their answers depend on names, or on messages that are not handled yet."""
 _AFTERWARDS = (
     m.TakenBack, m.Unblocked, m.FindActors, m.LogAppended, m.Checkpoint, m.ReplayProgress, m.CallCounts, m.CallOutcomes,
