@@ -2,8 +2,8 @@
 
     python scripts/ray_tests.py RESULTS.json --python ENVIRONMENT/bin/python [--first N] [--again] DIRECTORY...
 
-Ray's wheels have no tests: copy those of the same release into the installed package (``ray/tune/tests`` and so on), and name these
-directories, or files. ``--first N`` takes the first N files of each directory in the order of a hash of their names. Each file runs in a process
+Ray's wheels have no tests: copy those of the release into the installed package (``ray/tune/tests`` and so on), and name these directories,
+or files. ``--first N`` takes the first N files of each directory in the order of a hash of their names. Each file runs in a process
 of its own, first on Ray, with a limit for each test and for the file; what passes there is written down before zfabric is asked, and is
 not asked again without ``--again``. A test that hangs, and one that is not reached, has failed.
 """
@@ -77,12 +77,13 @@ def files_of(places: list[str], first: int | None) -> list[Path]:
     """The files of tests in these places, those of a directory in the order of a hash of their names."""
     found = []
     for place in map(Path, places):
-        files = sorted(place.rglob("test_*.py"), key=lambda file: hashlib.sha256(file.name.encode()).digest()) if place.is_dir() else [place]
-        found += files[:first]
+        files = place.rglob("test_*.py") if place.is_dir() else [place]
+        found += sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())[:first]
     return found
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--python", required=True)

@@ -13,7 +13,7 @@
 ``inline``              False: never run on top of another task
 ``paths``               where the program that exported the function finds its modules (functions only; set by clients that joined a node)
 ``directory``           the working directory of that program, and of its functions if it exists (functions only; set as ``paths`` is)
-``prelude``             a module that a worker imports before it loads the function (functions only; ``as_ray`` has workers be as the program is)
+``prelude``             a module that a worker imports before it loads the function (functions only; see ``zfabric.ray_mode``)
 ``modules``             the state of the files of the program's own modules, once one has changed (functions only)
 ``deterministic``       True: its values may be dropped and rebuilt instead of spilled
 ``strategy``            where tasks may run: rows (rank, label, "in" or "not in", values), rank "hard", "soft" or "spread" (``accepts``);

@@ -165,7 +165,10 @@ def get_worker(id: str, **ignored: Any) -> StateRow | None:
 
 
 def get_placement_group(id: str, **ignored: Any) -> StateRow | None:
-    """Return the row of the placement group with this id (hexadecimal), or None if there is none, or it was removed. Ray's other arguments are ``ignored``."""
+    """Return the row of the placement group with this id (hexadecimal), or None if there is none, or it was removed.
+
+    Ray's other arguments are ``ignored``.
+    """
     return next(iter(list_placement_groups(filters=[("placement_group_id", "=", id)], limit=1, **ignored)), None)
 
 

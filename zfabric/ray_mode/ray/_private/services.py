@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from zfabric.api.cluster import node_ip_address as _address
 from zfabric.ray_mode.absent import Absent, attributes
-from zfabric.util import get_node_ip_address as _address
 
 ProcessInfo = Absent("ray._private.services.ProcessInfo")
 canonicalize_bootstrap_address_or_die = Absent("ray._private.services.canonicalize_bootstrap_address_or_die")
