@@ -447,7 +447,13 @@ def test_options_of_ray_without_meaning_here_are_accepted(client):
     with pytest.warns(RuntimeWarning, match="max_calls=1 has no effect: a worker goes on"):
         add.options(max_calls=1)
     remote = add.options(
-        memory=100, max_calls=0, scheduling_strategy="DEFAULT", accelerator_type=None, label_selector={}, _metadata={}, num_cpus=None
+        object_store_memory=100,
+        max_calls=0,
+        scheduling_strategy="DEFAULT",
+        accelerator_type=None,
+        label_selector={},
+        _metadata={},
+        num_cpus=None,
     )
     assert zf.get(remote.remote(1)) == 11
     assert client.rows[0][4] is None
@@ -928,6 +934,7 @@ def test_init_passes_on_its_arguments(starts):
         num_gpus=1,
         resources={"disk": 2},
         object_store_memory=10**8,
+        _memory=2**30,
         namespace="n",
         config={"max_retries": 1},
         log_to_driver=False,
@@ -941,6 +948,7 @@ def test_init_passes_on_its_arguments(starts):
         "num_gpus": 1,
         "resources": {"disk": 2},
         "object_store_memory": 10**8,
+        "memory": 2**30,
         "namespace": "n",
         "log_to_driver": False,
         "labels": (("disk", "ssd"), ("zone", "a")),
@@ -959,7 +967,14 @@ def test_addresses(starts, monkeypatch):
     monkeypatch.setenv(lifecycle.ADDRESS_VARIABLE, "tcp://two:2")
     zf.init()
     zf.shutdown()
-    for given in ({"num_cpus": 1}, {"num_gpus": 0}, {"resources": {}}, {"object_store_memory": 10**8}, {"config": {"max_retries": 1}}):
+    for given in (
+        {"num_cpus": 1},
+        {"num_gpus": 0},
+        {"resources": {}},
+        {"object_store_memory": 10**8},
+        {"_memory": 0},
+        {"config": {"max_retries": 1}},
+    ):
         with pytest.raises(ValueError, match=r'address="local"'):
             zf.init(**given)
     zf.init("local", num_cpus=1)
@@ -983,6 +998,9 @@ def test_init_refuses_impossible_arguments(starts):
         ({"num_cpus": -1}, ValueError, "num_cpus"),
         ({"num_cpus": 1.5}, ValueError, "num_cpus"),
         ({"object_store_memory": "1"}, ValueError, "object_store_memory"),
+        ({"_memory": "2GiB"}, ValueError, r"init: _memory is a number of bytes from 0, not '2GiB'; write 2 \* 2\*\*30"),
+        ({"_memory": 2**50}, ValueError, "memory is at most 562949953421312 bytes"),
+        ({"resources": {"memory": 1}}, ValueError, r"init\(_memory=\)"),
         ({"resources": {"x": -1}}, ValueError, "negative"),
         ({"config": {"max_retry": 1}}, ValueError, "did you mean 'max_retries'"),
         ({"config": 5}, TypeError, "config"),

@@ -255,11 +255,12 @@ def test_submit_sets_the_size_of_the_cluster_unless_the_program_does(place: Plac
         """)
     )
     options = ["--num-cpus", 3, "--num-gpus", 1, "--resources", '{"tpu": 0.5}', "--config", "worker-idle-seconds=7"]
-    options += ["--config", "prefetch_tasks=9", "--config", "preload=json,csv", "--object-store-memory", "100MiB"]
+    options += ["--config", "prefetch_tasks=9", "--config", "preload=json,csv", "--object-store-memory", "100MiB", "--memory", "1GiB"]
     output = json.loads(place.run("submit", *options, "p.py").stdout)
-    assert output == [{"CPU": 3, "GPU": 1, "tpu": 0.5}, 7, 9, ["json", "csv"]]
+    own = {"node:127.0.0.1": 1, "node:__internal_head__": 1, "object_store_memory": 100 * 2**20}
+    assert output == [{"CPU": 3, "GPU": 1, "memory": 2**30, "tpu": 0.5, **own}, 7, 9, ["json", "csv"]]
     output = json.loads(place.run("submit", *options, "p.py", "own").stdout)
-    assert output == [{"CPU": 1, "GPU": 1, "own": 1}, 7, 5, ["json", "csv"]]
+    assert output == [{"CPU": 1, "GPU": 1, "memory": 2**30, "own": 1, **own}, 7, 5, ["json", "csv"]]
 
 
 BUSY = """
@@ -338,11 +339,12 @@ def test_ctrl_c_ends_the_job_on_a_cluster_that_goes_on(place: Place) -> None:
 
 def test_start_and_stop_twice(place: Place) -> None:
     for _ in range(2):
-        facts = place.json("start", "--num-cpus", 1, "--resources", '{"disk": 2}', "--object-store-memory", "64MiB")
-        assert facts["resources"] == {"CPU": 1, "disk": 2}
+        facts = place.json("start", "--num-cpus", 1, "--resources", '{"disk": 2}', "--object-store-memory", "64MiB", "--memory", "1GiB")
+        own = {"node:127.0.0.1": 1, "node:__internal_head__": 1, "object_store_memory": 64 * 2**20}
+        assert facts["resources"] == {"CPU": 1, "disk": 2, "memory": 2**30, **own}
         assert not gone(facts["pid"])
         status = place.json("status")
-        assert (status["kind"], status["session"], status["resources"]) == ("started", facts["session"], {"CPU": 1, "disk": 2})
+        assert (status["kind"], status["session"], status["resources"]) == ("started", facts["session"], facts["resources"])
         assert status["store"]["capacity"] <= 64 * 2**20
         refused = place.run("start", code=1)
         assert "is running already" in refused.stderr

@@ -116,7 +116,8 @@ def test_status(live: LiveCluster) -> None:
     status = live.json("status")
     counts = {name: count for name, count in status["tasks"].items() if count}
     assert counts == {"running": 2, "queued": 3, "infeasible": 1, "waiting": 1, "finished": 3, "failed": 1}
-    assert (status["resources"], status["available"]) == ({"CPU": 2}, {"CPU": 0})
+    assert (status["resources"]["CPU"], status["available"]["CPU"]) == (2, 0)
+    assert status["available"]["object_store_memory"] == status["resources"]["object_store_memory"] - status["store"]["used"]
     assert status["kind"] == "embedded"
     assert status["store"]["objects"] == 1
     assert 8 * 10**6 <= status["store"]["pinned"] < 9 * 10**6
@@ -124,6 +125,8 @@ def test_status(live: LiveCluster) -> None:
     assert (job["number"], job["pid"], job["submitted"], job["ended"]) == (1, live.running.pid, 13, False)
     printed = live.run("status").stdout
     assert re.search(r"^CPU +2 +2 ", printed, flags=re.MULTILINE)
+    assert re.search(r"^memory +0 B +[\d.]+ [MG]iB ", printed, flags=re.MULTILINE)
+    assert "node:" not in printed, "every node has one of itself"
     assert "2 running, 3 queued, 1 infeasible, 1 waiting, 3 finished, 1 failed" in printed
     assert f"program {live.running.pid}" in printed
 

@@ -362,6 +362,7 @@ def test_nodes_leave_in_order_and_the_end_of_the_head_is_that_of_the_others() ->
         ({"labels": {"zone": 3}}, "labels map names to text, not {'zone': 3}"),
         ({"labels": ["zone"]}, "labels map names to text, not ['zone']"),
         ({"resources": ["disk"]}, "resources is a dict of names and amounts, not ['disk']"),
+        ({"memory": -1}, "memory is a number of bytes, not -1"),
         ({"object_store_memory": "1GiB"}, "object_store_memory is a number of bytes, not '1GiB'"),
     ],
 )
@@ -488,7 +489,7 @@ def _join_as_said(place: Place, head: Any, config: dict[str, str]) -> None:
     assert f"run chmod 600 {keys}" in place.run(*join, code=2, **config).stderr
     keys.chmod(0o600)
     assert "there is no key file" in place.run(*join, "--key-file", "missing", code=2, **config).stderr
-    assert " as second, with 1 CPU." in place.run(*join, "--key-file", keys).stdout
+    assert " as second, with 1 CPU, 100 MiB memory." in place.run(*join, "--memory", "100MiB", "--key-file", keys).stdout
     again = json.loads(place.run(*join, "--key-file", keys, "--json").stdout)
     assert again["name"] == "second-3", "another node has the name that it asked for"
     place.run("stop", "--address", again["address"])

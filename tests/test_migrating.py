@@ -91,7 +91,7 @@ def test_options_are_taken_as_the_page_says() -> None:
     same = section("The same")
     honoured, effectless = same.split("Options of functions that are honoured:")[1].split("Options that are taken and have no effect")
     of_functions, of_classes = honoured.split("Options of classes:")
-    assert len(options_in(of_functions)) == 10
+    assert len(options_in(of_functions)) == 11
     for name in (*options_in(of_functions), *options_in(effectless)):
         checked({name: VALUES[name]})
     for name in (*options_in(of_classes), *options_in(effectless)):

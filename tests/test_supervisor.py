@@ -572,7 +572,8 @@ def test_a_started_session_outlives_its_launcher_and_is_found_and_stopped(monkey
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
     program = (
         "from zfabric.runtime.launch import launch\n"
-        "launch(kind='started', arena_size=0, daemon='supervised:daemon', imports=('supervised',), resources={'CPU': 2.0}).detach()"
+        "resources = {'CPU': 2.0, 'memory': 1.0}\n"
+        "launch(kind='started', arena_size=0, daemon='supervised:daemon', imports=('supervised',), resources=resources).detach()"
     )
     assert started_session() is None
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)  # EOF shows that nothing holds the pipe
@@ -581,7 +582,7 @@ def test_a_started_session_outlives_its_launcher_and_is_found_and_stopped(monkey
         until(session.daemon)
         description = session.describe()
         assert description["kind"] == STARTED
-        assert description["resources"] == {"CPU": 2.0}
+        assert description["resources"] == {"CPU": 2.0, "memory": 1.0}
         assert description["started"] == processes.start_ticks(description["supervisor"])
         assert session.config() == Config()
     finally:

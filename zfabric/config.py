@@ -244,7 +244,9 @@ class Config:
     log_files: int = 3
     """Rotated logs retained per worker and stream."""
     memory_limit: int = 0
-    """If all workers together use more memory than this, the largest is killed; 0 is 95 % of the machine's memory (or the cgroup's)."""
+    """If all workers together use more memory than this, the one with the most beyond its reservation (``memory=``) is killed; 0 is 95 % of
+    the machine's memory (or the cgroup's).
+    """
     memory_check_every: float = 0.25
     """How often the memory of busy workers is read, which takes some 20 µs a worker."""
 

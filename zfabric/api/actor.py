@@ -79,7 +79,7 @@ def _of_instances(kind: type, function: FunctionType) -> Callable[..., Any]:
 class ActorClass(Generic[Parameters, Instance_co]):
     """A class whose instances are actors. Made by ``zf.remote``.
 
-    - ``num_cpus``, ``num_gpus``, ``resources`` (a dict): the demand, held until the actor ends.
+    - ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` (a dict): the demand, held until the actor ends.
 
     - ``name``, ``namespace``, ``get_if_exists``: for ``zf.get_actor``. ``lifetime="detached"``: outlive all handles and the program.
 

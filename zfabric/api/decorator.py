@@ -54,7 +54,8 @@ def remote(*args: Any, **options: Any) -> Any:
     ``options`` of functions:
 
     - ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict): the demand of a call while it runs. Fractions are rounded down to multiples of
-      0.0001: three tasks with ``num_gpus=1 / 3`` share a GPU.
+      0.0001: three tasks with ``num_gpus=1 / 3`` share a GPU. ``memory``: bytes that it reserves on its node; it may take more, but if
+      memory runs short there, the worker with the most beyond its reservation is ended first.
     - ``num_returns`` (1): the number of values. "streaming" returns an ObjectRefGenerator that is consumed while the function runs, at most
       ``max_buffered`` values behind it; generator functions use it by default. "dynamic" returns a ref to a generator of all values.
       Both take ``async def`` functions.

@@ -60,7 +60,6 @@ _IGNORED = {
     "_temp_dir",
     "_node_ip_address",
     "_driver_object_store_memory",
-    "_memory",
     "_redis_password",
     "_redis_username",
     "_metrics_export_port",
@@ -169,6 +168,7 @@ def init(
     include_dashboard: bool | None = None,
     dashboard_host: str = "127.0.0.1",
     dashboard_port: int | None = None,
+    _memory: float | None = None,
     **ignored: Any,
 ) -> ClusterContext:
     """Join the cluster at ``address``, or start one inside this program. Returns a context manager.
@@ -186,10 +186,13 @@ def init(
     A program that never calls ``init`` does so on its first use of a cluster.
 
     ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes), ``labels`` of the node (for ``label_selector``) and
-    ``config`` (limits of ``zfabric.config`` by name) apply to a new cluster. Every function inherits ``runtime_env`` unless it sets its
-    own. Names of actors are looked up in ``namespace``: by default that of ``zfabric start --namespace``, else the empty one, which
-    programs share. Without ``log_to_driver`` the output of workers is not shown. Other keywords of Ray's ``init`` that only say how Ray
-    itself runs (``ignored``: ``logging_level``, ``_temp_dir``, …) are accepted and have no effect.
+    ``config`` (limits of ``zfabric.config`` by name) apply to a new cluster. So does ``_memory``: the bytes that tasks and actors with
+    ``memory=`` may reserve there, by default 70 % of what the machine, or its control group, has beside the object store.
+
+    Every function inherits ``runtime_env`` unless it sets its own. Names of actors are looked up in ``namespace``: by default that of
+    ``zfabric start --namespace``, else the empty one, which programs share. Without ``log_to_driver`` the output of workers is not
+    shown. Other keywords of Ray's ``init`` that only say how Ray itself runs (``ignored``: ``logging_level``, ``_temp_dir``, …) are
+    accepted and have no effect.
 
     With ``include_dashboard``, a page shows the cluster in a browser while this program is connected (extra "page"). It is served at
     ``dashboard_host`` and ``dashboard_port`` (by default a free port of this machine). Its address is printed to standard error, and is the
@@ -240,6 +243,7 @@ def init(
             "num_gpus": num_gpus,
             "resources": resources,
             "object_store_memory": object_store_memory,
+            "_memory": _memory,
             "labels": labels,
         }
         given = [name for name, value in wanted.items() if value is not None] + ["config"] * bool(config)
@@ -248,9 +252,10 @@ def init(
         num_gpus = submitted.get("num_gpus") if num_gpus is None else num_gpus
         resources = submitted.get("resources") if resources is None else resources
         object_store_memory = submitted.get("object_store_memory") if object_store_memory is None else object_store_memory
+        _memory = submitted.get("memory") if _memory is None else _memory
         if not isinstance(config, Config) and (config is None or isinstance(config, dict)):
             config = {**submitted.get("config", {}), **(config or {})}
-        settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, namespace, config)
+        settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, _memory, namespace, config)
         environment = inherited(runtime_env or {}, environment_of(submitted.get("runtime_env") or {}))
         running = address == AUTO  # Any cluster that runs. As in Ray, the address in the environment comes first.
         where = (None if running else address) or os.environ.get(ADDRESS_VARIABLE)
@@ -276,6 +281,7 @@ def init(
                 num_gpus=num_gpus,
                 resources=resources,
                 object_store_memory=None if object_store_memory is None else int(object_store_memory),
+                memory=_memory,
                 namespace=namespace or "",
                 config=settings,
                 log_to_driver=log_to_driver,
@@ -315,7 +321,9 @@ def _say(text: str) -> None:
             print(f"zfabric: {text}", file=sys.stderr)
 
 
-def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_store_memory: Any, namespace: Any, config: Any) -> Config:
+def _checked(
+    address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_store_memory: Any, memory: Any, namespace: Any, config: Any
+) -> Config:
     from zfabric.machines.common.resources import demand_of  # Not needed to import zfabric.
 
     if not (address is None or isinstance(address, str)):
@@ -327,12 +335,13 @@ def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_
         raise ConfigError('init: "" is not a namespace; leave it out (or None) for the one that programs share which name none')
     if namespace and not is_text(namespace):
         raise ConfigError(f"init: namespace is text, and {namespace!r} is not (it has no UTF-8)")
-    for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus), ("object_store_memory", object_store_memory)):
-        whole = name != "object_store_memory"  # Sizes are often computed as a share of memory: a fraction of a byte does not matter.
+    counts = {"num_cpus": num_cpus, "num_gpus": num_gpus, "object_store_memory": object_store_memory, "_memory": memory}
+    for name, count in counts.items():
+        whole = name.startswith("num_")  # Sizes are often computed as a share of memory: a fraction of a byte does not matter.
         if count is not None and not _is_amount(count, whole):
             what = "whole number" if whole else "number of bytes"
             raise ConfigError(f"init: {name} is a {what} from 0, not {count!r}{'' if whole else _bytes_meant(count)}")
-    demand_of(num_cpus, num_gpus, resources)
+    demand_of(num_cpus, num_gpus, resources, memory)
     if isinstance(config, Config):
         return config
     if not (config is None or isinstance(config, dict)):

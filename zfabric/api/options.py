@@ -2,7 +2,7 @@
 
 Ray options that do not change what a program computes are accepted, so that Ray programs run:
 
-- ``memory`` and ``object_store_memory``: the node watches real memory instead of adding up promises;
+- ``object_store_memory``: a node has one store for all its tasks, and writes to disk what does not fit;
 - ``max_calls``, with a warning: workers do not exit after a number of calls;
 - ``allow_out_of_order_execution``: calls of one caller begin in order, and in actors that run several calls at once, no call waits for the
   arguments of another;
@@ -25,8 +25,9 @@ from zfabric.api.errors import near
 from zfabric.api.packages import sent
 from zfabric.api.strategies import check_selector, check_strategy, strategy_of
 from zfabric.exceptions import OptionError, OptionTypeError
-from zfabric.machines.common.resources import demand_of
+from zfabric.machines.common.resources import amount_of, demand_of, named_demand
 from zfabric.protocol.names import check_length, is_text
+from zfabric.protocol.options import ONE_CPU, STORE_MEMORY, Demand
 
 Pairs = tuple[tuple[str, Any], ...]
 
@@ -140,14 +141,8 @@ def _demand(name: str) -> Callable[[Any], None]:
     return check
 
 
-def _bytes(name: str) -> Callable[[Any], None]:
-    def check(value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise OptionTypeError(f"{name} is a number of bytes, not {value!r}")
-        if not float(value) >= 0:
-            raise OptionError(f"{name} is a number of bytes from 0, not {value!r}")
-
-    return check
+def _store_bytes(value: Any) -> None:
+    amount_of(STORE_MEMORY, value)
 
 
 def _runtime_env(value: Any) -> None:
@@ -190,7 +185,8 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "deterministic": _flag("deterministic"),
     "scheduling_strategy": check_strategy,
     "label_selector": check_selector,
-    **{name: _bytes(name) for name in ("memory", "object_store_memory")},
+    "memory": _demand("memory"),
+    "object_store_memory": _store_bytes,
     "max_calls": _max_calls,
     **dict.fromkeys(("enable_task_events", "_metadata", "_labels"), _anything),
     "_generator_backpressure_num_objects": _whole("_generator_backpressure_num_objects", -1, BUFFERED_MAX),
@@ -342,8 +338,8 @@ def group_in(group: Any, groups: Collection[str], whose: str) -> None:
 def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
     """Raise OptionError if a lightweight actor cannot have one of these options, or be of that class."""
     name = kind.__qualname__
-    if demand_of(options.get("num_cpus") or 0, options.get("num_gpus"), options.get("resources")):
-        text = "holds no resources, since it shares its process: leave num_cpus, num_gpus and resources out"
+    if named_demand({**options, "num_cpus": options.get("num_cpus") or 0}):
+        text = "holds no resources, since it shares its process: leave num_cpus, num_gpus, resources and memory out"
     elif (options.get("max_concurrency") or 1) > 1:
         text = "runs its calls one after the other, with those of the actors it shares a process with: leave max_concurrency out"
     elif _asyncs(kind):
@@ -358,7 +354,7 @@ def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
 def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: RuntimeEnv = NO_RUNTIME_ENV) -> Pairs:
     """Encode checked options of a class, with the blueprint of its handles, and without ``NAMING``."""
     plain = {name: value for name, value in options.items() if name in _CHECKS and name not in NAMING}
-    found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env)]
+    found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env, usual=())]
     if options.get("max_restarts") is not None:
         found.append(("max_restarts", options["max_restarts"]))
     if options.get("concurrency_groups"):
@@ -448,15 +444,16 @@ def mode_of(options: Mapping[str, Any]) -> str:
     return returns if isinstance(returns, str) else ""
 
 
-def pairs_of(options: Mapping[str, Any], default_env: RuntimeEnv = NO_RUNTIME_ENV) -> Pairs:
-    """Encode the checked options that are set. A ``runtime_env`` extends ``default_env``."""
+def pairs_of(options: Mapping[str, Any], default_env: RuntimeEnv = NO_RUNTIME_ENV, usual: Demand = ONE_CPU) -> Pairs:
+    """Encode the checked options that are set. A ``runtime_env`` extends ``default_env``; ``usual`` is the demand without options."""
 
     def value(name: str) -> Any:
         return options.get(name)
 
     found: list[tuple[str, Any]] = []
-    if any(value(name) is not None for name in ("num_cpus", "num_gpus", "resources")):
-        found.append(("demand", demand_of(value("num_cpus"), value("num_gpus"), value("resources"))))
+    demand = named_demand(options, usual)
+    if demand is not None:
+        found.append(("demand", demand))
     if value("retry_exceptions"):
         found.append(("retry_errors", True))
     if mode_of(options) == "streaming":

@@ -12,14 +12,12 @@ from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import made
 from zfabric.api.strategies import PlacementGroupSchedulingStrategy
 from zfabric.exceptions import OptionError, OptionTypeError
-from zfabric.machines.common.resources import demand_of
-from zfabric.protocol.options import GROUP_POLICIES, RESOURCE_UNIT, WHOLE_GROUP, Demand, group_of
+from zfabric.machines.common.resources import CPU, GPU, demand_of
+from zfabric.protocol.options import GROUP_POLICIES, MEMORY, RESOURCE_UNIT, STORE_MEMORY, WHOLE_GROUP, Demand, group_of
 from zfabric.runtime import interface
 
 BUNDLES_MAX = 500
 """Most bundles of a group."""
-_NOT_RESERVED = ("memory", "object_store_memory")
-"""Resources that options accept without effect."""
 
 
 class PlacementGroup:
@@ -106,6 +104,8 @@ def placement_group(
 ) -> PlacementGroup:
     """Reserve bundles of resources on the nodes of the cluster, all or nothing. Return at once: ``ready`` says when they are reserved.
 
+    A bundle maps names to amounts: "CPU", "GPU", "memory" (bytes) and others.
+
     ``strategy`` is "PACK" (as few nodes as possible), "SPREAD" (as many as possible), "STRICT_PACK" (one node) or "STRICT_SPREAD" (a node
     for each bundle). Tasks and actors run in a group by ``PlacementGroupSchedulingStrategy``. It is freed when its job ends; one with
     the ``lifetime`` "detached" by ``remove_placement_group``, or when the node of the driver that made it ends. A group for which no
@@ -150,12 +150,12 @@ def check_arguments(bundles: Any, strategy: Any, lifetime: Any, unsupported: Map
 def _demand(index: int, bundle: Any) -> Demand:
     if not isinstance(bundle, Mapping) or not bundle:
         raise OptionTypeError(f"placement_group: bundle {index} is a dict such as {{'CPU': 1}}, not {bundle!r}")
-    rest = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", *_NOT_RESERVED)}
+    rest = {name: amount for name, amount in bundle.items() if name not in (CPU, GPU, MEMORY, STORE_MEMORY)}
     try:
-        demand = demand_of(bundle.get("CPU", 0), bundle.get("GPU"), rest)
+        demand = demand_of(bundle.get(CPU, 0), bundle.get(GPU), rest, bundle.get(MEMORY))
     except OptionError as error:
         raise type(error)(f"placement_group: bundle {index}: {error}") from None
-    if not demand and not any(name in bundle for name in _NOT_RESERVED):
+    if not demand and STORE_MEMORY not in bundle:  # That option has no effect.
         raise OptionError(f"placement_group: bundle {index} asks for nothing: {bundle!r}")
     return demand
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
-from zfabric.machines.common.resources import covers, demand_of, describe
+from zfabric.machines.common.resources import covers, describe, named_demand
 from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import ANY_BUNDLE, NODE_ID, SPREAD, Demand, GroupTerm, Strategy, group_strategy
 from zfabric.runtime.interface import ClientInterface
@@ -223,8 +223,8 @@ def check_place(options: Mapping[str, Any], client: ClientInterface, name: str, 
     """
     strategy = options.get("scheduling_strategy")
     if isinstance(strategy, PlacementGroupSchedulingStrategy):
-        wanted = [options.get(option) for option in ("num_cpus", "num_gpus", "resources")]
-        _check_bundles(strategy, usual if all(each is None for each in wanted) else demand_of(*wanted), name)
+        wanted = named_demand(options, usual)
+        _check_bundles(strategy, usual if wanted is None else wanted, name)
     if not isinstance(strategy, NodeAffinitySchedulingStrategy) or strategy.soft or strategy.node_id == client.node.hex():
         return
     if not any(dict(row)["node"] == strategy.node_id for row in client.query("nodes")):

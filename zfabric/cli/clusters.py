@@ -15,13 +15,14 @@ import click
 
 from zfabric.adapters.journal import Journal
 from zfabric.cli.options import WholeNumber, address_option, cluster_options, json_option
-from zfabric.cli.output import amount, console, echo, print_json, print_table
+from zfabric.cli.output import amount, console, echo, node_amounts, print_json, print_table
 from zfabric.cli.sessions import about, chosen_session, connected
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError
 from zfabric.protocol.messages.queries import PENDING_STATES
 from zfabric.protocol.names import is_text
-from zfabric.protocol.wording import size, span
+from zfabric.protocol.options import MEMORY, is_shared
+from zfabric.protocol.wording import amount_text, size, span
 from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, drain_node, node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
@@ -92,6 +93,7 @@ def start(
     num_cpus: int | None,
     num_gpus: int | None,
     resources: dict[str, float] | None,
+    memory: int | None,
     object_store_memory: int | None,
     config: dict[str, Any],
     store: str | None,
@@ -118,7 +120,7 @@ def start(
         launched = launch(
             kind=STARTED,
             config=settings,
-            resources=node_resources(num_cpus, num_gpus, resources),
+            resources=node_resources(num_cpus, num_gpus, resources, memory),
             namespace=namespace,
             store=store or "",
             arena_size=-1 if object_store_memory is None else object_store_memory,
@@ -129,7 +131,7 @@ def start(
     if as_json:
         print_json(facts)
         return
-    has = ", ".join(f"{amount(count)} {name}" for name, count in facts["resources"].items())
+    has = node_amounts(facts["resources"])
     if cluster is not None and not cluster.head:
         echo(f"This node has joined the cluster at {cluster.address} as {facts['name']}, with {has}. It is at {facts['address']}.")
         return
@@ -402,15 +404,17 @@ def _document(session: Session, description: dict[str, Any], found: dict[str, An
 
 
 def _node_rows(nodes: list[dict[str, Any]]) -> list[tuple[object, ...]]:
-    """A row for each node: its CPUs, the memory of its workers, its object store, and tasks that wait or run there."""
+    """A row for each node: its CPUs, the memory that is reserved and that its workers have, its object store, tasks that wait or run."""
     rows: list[tuple[object, ...]] = []
     for each in nodes:
-        cpus, free = each["resources"].get("CPU", 0.0), each["available"].get("CPU", 0.0)
+        cpus, memory = (each["resources"].get(name, 0.0) for name in ("CPU", MEMORY))
+        free, unreserved = (each["available"].get(name, 0.0) for name in ("CPU", MEMORY))
         store, tasks = each["store"], each["tasks"]
         rows.append(
             (
                 each.get("name") or each["node"],
                 f"{amount(cpus - free)} of {amount(cpus)}",
+                f"{size(memory - unreserved)} of {size(memory)}",
                 size(int(each["statistics"].get("memory_used", 0))),
                 f"{size(store['used'] + store['granted'])} of {size(store['capacity'])}" if store else "-",
                 sum(tasks[state] for state in PENDING_STATES) - each["elsewhere"],
@@ -434,12 +438,14 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
         echo("its daemon was restarted and waits for every process to register again")
     echo()
     if len(nodes) > 1:
-        print_table(("node", ">CPUs in use", ">memory of workers", ">object store", ">pending", ">running", ">workers"), _node_rows(nodes))
+        columns = ">CPUs in use", ">memory reserved", ">memory of workers", ">object store", ">pending", ">running", ">workers"
+        print_table(("node", *columns), _node_rows(nodes))
         echo("\nof this node:")
     total, free = found["resources"], found["available"]
     rows: list[tuple[object, ...]] = [
-        (name, amount(count - free.get(name, 0.0)), amount(count), _bar(count - free.get(name, 0.0), count))
+        (name, amount_text(name, count - free.get(name, 0.0)), amount_text(name, count), _bar(count - free.get(name, 0.0), count))
         for name, count in total.items()
+        if is_shared(name)
     ]
     store = found["store"]
     if store:

@@ -11,7 +11,7 @@ import click
 
 from zfabric.adapters.processes import resident_bytes
 from zfabric.cli.options import WholeNumber, address_option, json_option
-from zfabric.cli.output import amounts, echo, print_json, print_table
+from zfabric.cli.output import amounts, echo, node_amounts, print_json, print_table
 from zfabric.cli.sessions import chosen_session, connected, session_option, tables_of
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages.queries import ENDED_STATES, LIST_LIMIT, PENDING_STATES, TASK_STATES
@@ -125,7 +125,7 @@ def nodes(address: str | None, as_json: bool) -> None:
             "head" if row.get("head") else "",
             row.get("address") or "-",
             row.get("pid") or "-",
-            amounts(row["resources"]),
+            node_amounts(row["resources"]),
             ", ".join(f"{name}={value}" for name, value in row.get("labels", {}).items()) or "-",
         )
         for row in rows

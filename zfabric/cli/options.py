@@ -106,7 +106,7 @@ def setting(name: str, text: str) -> Any:
 
 
 def cluster_options(function: Function) -> Function:
-    """Add the options of a new cluster: ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory``, ``config``."""
+    """Add the options of a new cluster: ``num_cpus``, ``num_gpus``, ``resources``, ``memory``, ``object_store_memory``, ``config``."""
     for decorate in (
         click.option(
             "--config", callback=_settings, multiple=True, metavar="NAME=VALUE", help="A setting of zfabric.config; may be repeated."
@@ -116,6 +116,12 @@ def cluster_options(function: Function) -> Function:
             callback=_size,
             metavar="SIZE",
             help="Shared memory for values, such as 2GiB; by default 30% of the memory.",
+        ),
+        click.option(
+            "--memory",
+            callback=_size,
+            metavar="SIZE",
+            help="Memory that tasks may reserve, such as 8GiB; by default 70% of what there is beside the object store.",
         ),
         click.option("--resources", callback=_resources, metavar="JSON", help="""Further resources, such as '{"tpu": 2}'."""),
         click.option("--num-gpus", type=WholeNumber("number of GPUs", 0), metavar="N", help="GPUs; by default all of this machine."),

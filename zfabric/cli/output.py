@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zfabric.protocol.options import is_shared
+from zfabric.protocol.wording import quantity
 from zfabric.runtime.lines import shown, visible
 
 if TYPE_CHECKING:
@@ -125,4 +127,9 @@ def amount(count: float) -> str:
 
 def amounts(demand: dict[str, float]) -> str:
     """Format a demand."""
-    return ", ".join(f"{amount(count)} {name}" for name, count in sorted(demand.items())) or "-"
+    return ", ".join(quantity(name, count) for name, count in sorted(demand.items())) or "-"
+
+
+def node_amounts(resources: dict[str, float]) -> str:
+    """Format what a node has: without its address and its object store, which listings show elsewhere."""
+    return amounts({name: count for name, count in resources.items() if is_shared(name)})

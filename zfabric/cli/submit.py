@@ -53,6 +53,7 @@ def submit(
     num_cpus: int | None,
     num_gpus: int | None,
     resources: dict[str, float] | None,
+    memory: int | None,
     object_store_memory: int | None,
     config: dict[str, Any],
     keep: bool,
@@ -75,6 +76,7 @@ def submit(
         "num_cpus": num_cpus,
         "num_gpus": num_gpus,
         "resources": resources,
+        "memory": memory,
         "object_store_memory": object_store_memory,
         "config": config or None,
     }

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zfabric.cli.options import WholeNumber, address_option
-from zfabric.cli.output import amounts, console, echo
+from zfabric.cli.output import console, echo, node_amounts
 from zfabric.cli.sessions import chosen_session, connected
 from zfabric.exceptions import FabricError
 from zfabric.page.views import Views
@@ -94,13 +94,13 @@ def _head(now: dict[str, Any]) -> Panel:
     lines = [
         f"tasks     {now['rate']:,.0f}/s, {tasks['running']:,} running, {tasks['blocked']:,} blocked, {waiting:,} waiting, "
         f"{now['ended']:,} ended, {failed:,} of them without success",
-        f"in use    {amounts(used)} of {amounts(now['resources'])}",
+        f"in use    {node_amounts(used)} of {node_amounts(now['resources'])}",
         f"machine   {machine['cpu']:.0%} of its CPUs, {size(machine['memory'])} of {size(machine['memory_total'])} memory",
         f"store     {size(store.get('used', 0))} of {size(store.get('capacity', 0))}, {size(store.get('spilled', 0))} on disk",
         f"actors    {', '.join(f'{count} {state}' for state, count in now['actors'].items()) or 'none'}",
     ]
     if len(now["nodes"]) > 1:
-        lines.append("nodes     " + ", ".join(f"{shown(node['name'])} ({amounts(node['resources'])})" for node in now["nodes"]))
+        lines.append("nodes     " + ", ".join(f"{shown(node['name'])} ({node_amounts(node['resources'])})" for node in now["nodes"]))
     return Panel(Text("\n".join(lines)), title=f"zfabric {now['session']}", title_align="left")
 
 

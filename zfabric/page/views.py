@@ -615,7 +615,7 @@ def _problems_of(status: dict[str, Any]) -> list[dict[str, str]]:
             "memory_kills",
             "worker was killed for want of memory",
             "workers were killed for want of memory",
-            "demand memory for large tasks: @zf.remote(memory=…)",
+            "reserve what large tasks need, so that fewer run at once: @zf.remote(memory=…)",
         ),
         ("lost_with_nodes", "task ran again because its node died", "tasks ran again because their node died", "see the nodes"),
     ):

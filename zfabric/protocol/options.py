@@ -42,6 +42,13 @@ from typing import Any, NamedTuple
 RESOURCE_UNIT = 10_000
 """Fixed point: resource amounts are integers in 1/10,000, so that fractions add up."""
 
+MEMORY, STORE_MEMORY = "memory", "object_store_memory"
+"""Resources of nodes that are counted in bytes: what tasks may reserve, and the size of the object store."""
+NODE_RESOURCE = "node:"
+"""Begins the resource by which a node is asked for by its address, such as ``node:10.0.0.7``: each node has one unit of its own."""
+HEAD_RESOURCE = f"{NODE_RESOURCE}__internal_head__"
+"""The resource that the head alone has, by Ray's name."""
+
 Demand = tuple[tuple[str, int], ...]
 Environment = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
 
@@ -138,6 +145,15 @@ def option(pairs: tuple[tuple[str, Any], ...] | None, name: str, default: Any = 
         if key == name:
             return value
     return default
+
+
+def is_shared(name: str) -> bool:
+    """Whether tasks compete for a resource of a node: not for the node's address, nor for the size of its object store.
+
+    >>> is_shared("memory"), is_shared("node:10.0.0.7")
+    (True, False)
+    """
+    return name != STORE_MEMORY and not name.startswith(NODE_RESOURCE)
 
 
 def is_strategy_alone(options: tuple[tuple[str, Any], ...]) -> bool:

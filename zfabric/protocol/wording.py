@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zfabric.protocol.options import MEMORY, STORE_MEMORY
+
 
 def span(seconds: float) -> str:
     """A time span.
@@ -31,6 +33,24 @@ def size(count: float) -> str:
             break
         count /= 1024
     return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+
+
+def quantity(name: str, amount: float) -> str:
+    """An amount of a resource; of memory, in units of bytes.
+
+    >>> quantity("CPU", 0.5), quantity("memory", 2**31)
+    ('0.5 CPU', '2.0 GiB memory')
+    """
+    return f"{amount_text(name, amount)} {name}"
+
+
+def amount_text(name: str, amount: float) -> str:
+    """An amount of a resource without the resource's name.
+
+    >>> amount_text("CPU", 2.0), amount_text("memory", 2**31)
+    ('2', '2.0 GiB')
+    """
+    return size(amount) if name in (MEMORY, STORE_MEMORY) else f"{amount:g}"
 
 
 def counted(number: int, one: str, several: str = "") -> str:

@@ -25,16 +25,15 @@ from typing import NamedTuple
 from zfabric._version import __version__
 from zfabric.adapters.node_transport import JOIN_BYTES_MAX
 from zfabric.exceptions import ConfigError, ConnectionLostError
-from zfabric.machines.common.resources import amount_of
+from zfabric.machines.common.resources import OWN_RESOURCES, amount_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.names import is_text
 from zfabric.protocol.node_fields import LABELS_MAX
 from zfabric.runtime.keys import ClusterKeys, create_keys, create_server_pair, read_keys, read_server_pair, replace_role
-from zfabric.runtime.session import HEAD_SUFFIX, TCP, ClusterSettings, Session, find_sessions, is_cluster_address
+from zfabric.runtime.session import HEAD_SUFFIX, LOOPBACK, TCP, ClusterSettings, Session, find_sessions, is_cluster_address
 
 clock = time.monotonic
 
-LOOPBACK = "127.0.0.1"
 KEY_SUFFIX = ".key"
 """Ends the name of a key file, by habit."""
 HEAD_PORT = 6790
@@ -133,9 +132,9 @@ def head_address(settings: ClusterSettings) -> str:
 
 def check_facts(settings: ClusterSettings, resources: Mapping[str, float]) -> None:
     """Raise ConfigError if a node has more labels and resources than the head would read of one that joins."""
-    for what, many in (("labels", len(settings.labels)), ("resources", len(resources))):
-        if many > LABELS_MAX:
-            raise ConfigError(f"a node of a cluster has at most {LABELS_MAX:,} {what}, not {many:,}")
+    for what, many, most in (("labels", len(settings.labels), LABELS_MAX), ("resources", len(resources), LABELS_MAX - OWN_RESOURCES)):
+        if many > most:
+            raise ConfigError(f"a node of a cluster has at most {most:,} {what}, not {many:,}")
     texts = (settings.name, *chain.from_iterable(settings.labels), *resources)
     size = sum(len(text.encode(errors="replace")) + FACT_BYTES for text in texts)
     if size > FACTS_BYTES_MAX:

@@ -8,6 +8,7 @@ from typing import Any
 
 from zfabric.adapters.curve import Context
 from zfabric.adapters.node_transport import NodeTransport
+from zfabric.machines.common.resources import own_resources
 from zfabric.machines.common.row_format import pack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_NODES
@@ -36,7 +37,7 @@ class ClusterConnection:
     """One daemon's connections with other nodes. ``part`` is what its machines need to know."""
 
     def __init__(
-        self, context: Context, session: Session, settings: ClusterSettings, daemon: bytes, daemons: int, resources: Mapping[str, float]
+        self, context: Context, session: Session, settings: ClusterSettings, daemon: bytes, daemons: int, arena_bytes: int
     ) -> None:
         self._session = session
         self._settings = settings
@@ -59,9 +60,12 @@ class ClusterConnection:
             (cluster.node.public,) if settings.head else (),
         )
         self.address = own_address(settings, parse_address(self.transport.address)[1], settings.advertised)
+        own = own_resources(parse_address(self.address)[0], settings.head, arena_bytes)
+        self.resources: dict[str, float] = {**own, **session.describe()["resources"]}
+        """The node's resources: those that it has of itself, and those that were declared."""
         number = before.number if before is not None else 0
         self.part = ClusterPart(
-            join_message(session, settings, pair.public, number, self.address, resources),
+            join_message(session, settings, pair.public, number, self.address, self.resources),
             settings.head,
             before.node_table() if before is not None else None,
             session.lease_until(),

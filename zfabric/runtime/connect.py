@@ -14,6 +14,7 @@ from zfabric.config import Config
 from zfabric.exceptions import ConfigError, ConnectionLostError, FabricError, NodeDiedError, VersionMismatchError
 from zfabric.protocol.effects import DRAINED
 from zfabric.protocol.names import is_text
+from zfabric.protocol.options import MEMORY
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.programs import this_program
@@ -112,6 +113,7 @@ def start(
     num_gpus: float | None,
     resources: dict[str, float] | None,
     object_store_memory: int | None,
+    memory: float | None,
     namespace: str,
     config: Config,
     log_to_driver: bool,
@@ -120,7 +122,7 @@ def start(
     """Start an embedded cluster and connect to it."""
     from zfabric.runtime.launch import launch  # Programs that join a cluster start sooner without it.
 
-    total = node_resources(num_cpus, num_gpus, resources)
+    total = node_resources(num_cpus, num_gpus, resources, memory)
     settings = dict(config.pairs())
     settings["log_to_driver"] = log_to_driver and config.log_to_driver
     arena_size = -1 if object_store_memory is None else object_store_memory
@@ -137,8 +139,13 @@ def start(
     return client
 
 
-def node_resources(num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None) -> dict[str, float]:
-    """Return a node's resources: the given ones, else those of the machine."""
+def node_resources(
+    num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None, memory: float | None
+) -> dict[str, float]:
+    """Return a node's resources: the given ones, else those of the machine.
+
+    Without ``memory`` the node's supervisor adds a share of what the machine has beside the object store, whose size it chooses.
+    """
     from zfabric.adapters.processes import cpu_count, gpu_count, visible_gpus  # Only needed where a cluster is started.
 
     total = {"CPU": float(cpu_count() if num_cpus is None else num_cpus)}
@@ -149,6 +156,8 @@ def node_resources(num_cpus: float | None, num_gpus: float | None, resources: di
             raise ConfigError(f"num_gpus is {gpus:g}, and CUDA_VISIBLE_DEVICES names {len(visible)} ({', '.join(visible)})")
         total["GPU"] = float(gpus)
     total.update({name: float(amount) for name, amount in (resources or {}).items()})
+    if memory is not None:
+        total[MEMORY] = float(int(memory))
     return total
 
 

@@ -32,7 +32,7 @@ from zfabric.adapters.processes import (
 )
 from zfabric.adapters.sockets import Transport
 from zfabric.exceptions import ConnectionLostError, FabricError
-from zfabric.machines.common.resources import amount_of
+from zfabric.machines.common.resources import amount_of, own_resources
 from zfabric.machines.local_scheduler import JobRecord, Measured, WorkerRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -41,7 +41,7 @@ from zfabric.protocol.messages import Envelope
 from zfabric.protocol.names import brief
 from zfabric.runtime.lines import CRASH
 from zfabric.runtime.logs import LogRow, LogTailer, log, note_worker
-from zfabric.runtime.session import Session, new_incarnation
+from zfabric.runtime.session import LOOPBACK, Session, new_incarnation
 from zfabric.runtime.slots import Slots
 from zfabric.runtime.storage import Storage
 from zfabric.runtime.supervision import Supervision
@@ -131,7 +131,6 @@ class Daemon:
         self._restarted = daemons > 0
         self._memory_limit = self.config.memory_limit or int(memory_total() * 0.95)
 
-        total = tuple(sorted((name, amount_of(name, amount)) for name, amount in description["resources"].items()))
         self.journal = Journal.open(
             description.get("store") or f"{session.directory}/store",
             self.config.control_store_bytes,
@@ -145,8 +144,13 @@ class Daemon:
         spill = description.get("spill") or f"{session.directory}/spill"
         self._disks = session.directory, spill
         self.storage = Storage(str(description["arena"]), capacity, spill, self._from_thread)
-        self.cluster = self._join_cluster(daemons, description["resources"])
-        node, part = bytes.fromhex(description["node"]), self.cluster.part if self.cluster is not None else None
+        self.cluster = self._join_cluster(daemons, capacity)
+        if self.cluster is not None:
+            part, resources = self.cluster.part, self.cluster.resources
+        else:
+            part, resources = None, {**own_resources(LOOPBACK, True, capacity), **description["resources"]}
+        total = tuple(sorted((name, amount_of(name, amount)) for name, amount in resources.items()))
+        node = bytes.fromhex(description["node"])
         self.core = NodeMachines(self.incarnation, node, self.config, total, capacity, self.journal, daemons, part)
         self.scheduler = self.core.scheduler
         self.scheduler.tables.labels |= dict(description["labels"])  # Those of a node of a cluster come with the node table.
@@ -171,14 +175,14 @@ class Daemon:
         else:
             self.core.start(clock(), former_jobs=bool(self.journal.scan("job", limit=1)))
 
-    def _join_cluster(self, daemons: int, resources: dict[str, float]) -> ClusterConnection | None:
+    def _join_cluster(self, daemons: int, arena_bytes: int) -> ClusterConnection | None:
         """Make the connections to other nodes, if the session is a node of a cluster of several. No other session has a TCP port."""
         settings = self.session.cluster()
         if settings is None:
             return None
         from zfabric.runtime.cluster_connection import ClusterConnection  # Most sessions do not need it.
 
-        return ClusterConnection(self.context, self.session, settings, self.incarnation, daemons, resources)
+        return ClusterConnection(self.context, self.session, settings, self.incarnation, daemons, arena_bytes)
 
     def _connect(self, effect: e.ConnectNodes) -> None:
         if self.cluster is not None and not self.stopping:  # Else the others are about to be notified of the end.

@@ -23,7 +23,17 @@ from zfabric.config import Config
 from zfabric.exceptions import ConfigError, FabricError, OptionError, OutOfDiskError
 from zfabric.protocol.names import check_length
 from zfabric.runtime.logs import tail
-from zfabric.runtime.session import EMBEDDED, KEEP_VARIABLE, STARTED, ClusterSettings, Session, Specification, is_cluster_address, sweep
+from zfabric.runtime.session import (
+    EMBEDDED,
+    KEEP_VARIABLE,
+    LOOPBACK,
+    STARTED,
+    ClusterSettings,
+    Session,
+    Specification,
+    is_cluster_address,
+    sweep,
+)
 
 DAEMON_ENTRY = "zfabric.runtime.daemon:run"
 WORKER_ENTRY = "zfabric.runtime.worker:run"
@@ -311,10 +321,8 @@ def _checked_cluster(cluster: ClusterSettings, resources: Mapping[str, float]) -
 
     _check_length("the name of a node", cluster.name)
     joining.check_facts(cluster, resources)
-    if cluster.head:
-        local = joining.LOOPBACK
-    else:
-        local = joining.reach(cluster.address) if is_cluster_address(cluster.address) else joining.LOOPBACK
+    remote = not cluster.head and is_cluster_address(cluster.address)
+    local = joining.reach(cluster.address) if remote else LOOPBACK
     cluster = cluster._replace(host=cluster.host or local)
     for port in (cluster.port, cluster.transfer_port):
         joining.check_free(cluster.host, port)

@@ -37,6 +37,7 @@ from zfabric.config import Config
 from zfabric.exceptions import FabricError
 from zfabric.machines.supervisor import RestartPolicy
 from zfabric.protocol.messages import PROTOCOL_VERSION
+from zfabric.protocol.options import MEMORY
 from zfabric.runtime import template, worker_process
 from zfabric.runtime.logs import log, log_path, tail
 from zfabric.runtime.session import EMBEDDED, TCP, Session, Specification, new_incarnation
@@ -52,6 +53,8 @@ AGENT_BACKLOG = 128
 ARENA_ALIGNMENT = 2 * 2**20
 ARENA_SHARE = 0.3
 ARENA_BYTES_MIN = 64 * 2**20
+RESERVABLE_SHARE = 0.7
+"""The share of the memory beside the arena that tasks may reserve. The rest is for daemons, and for tasks that reserve none."""
 
 DAEMON, TEMPLATE, AGENT = "daemon", "template", "transfer"
 AGENT_ENTRY = "zfabric.runtime.transfer:run"
@@ -167,7 +170,7 @@ class Supervisor:
             "launcher": specification.launcher,
             "created": time.time(),
             "config": dict(specification.config),
-            "resources": dict(specification.resources),
+            "resources": {MEMORY: float(reservable_bytes(size)), **dict(specification.resources)},
             "labels": dict(specification.labels),
             "namespace": specification.namespace,
             "keep": specification.keep,
@@ -587,6 +590,11 @@ def arena_bytes(config: Config) -> int:
             size = min(size, int(0.9 * status.f_bavail * status.f_frsize))
         size = max(size, ARENA_BYTES_MIN)
     return _aligned(size)
+
+
+def reservable_bytes(arena_bytes: int, nodes: int = 1) -> int:
+    """Return how many bytes of memory tasks may reserve on each of ``nodes`` nodes that share this machine, with an arena each."""
+    return int(RESERVABLE_SHARE * max(0, processes.memory_total() - nodes * arena_bytes)) // nodes
 
 
 def _aligned(size: int) -> int:

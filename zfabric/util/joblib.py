@@ -21,6 +21,8 @@ from zfabric import api as zf
 from zfabric.adapters.serialization import serialize
 from zfabric.api.refs import owner_of
 from zfabric.exceptions import FabricError, OptionError
+from zfabric.machines.common.resources import named_demand
+from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
 from zfabric.util.initializers import Initializer
 from zfabric.util.large_arrays import StoredArrays, pack, unpack
 
@@ -125,9 +127,8 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     def _slots(self) -> int:
         """How many batches the cluster can run at a time."""
         total = zf.cluster_resources()
-        options = self._options
-        demand = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
-        found = [int(total.get(name, 0) / amount) for name, amount in demand.items() if amount]
+        demand = named_demand(self._options) or ONE_CPU
+        found = [int(total.get(name, 0) * RESOURCE_UNIT // amount) for name, amount in demand]
         return min(found, default=0) or max(1, int(total.get("CPU", 1)))
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:

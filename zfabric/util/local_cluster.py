@@ -95,9 +95,10 @@ class LocalNode:
 class LocalCluster:
     """A cluster of ``nodes`` nodes on this machine, each with ``cpus_per_node`` CPUs. A context manager; the nodes end with this program.
 
-    ``object_store_memory`` is that of each node in bytes; by default the nodes share what one node would have. ``resources``, ``config``
-    (limits of ``zfabric.config``) and ``labels`` are those of each node. This program joins it by ``zf.init()``; others join at its
-    ``address``, through the first node, or at the ``address`` of one of ``nodes``. Raises ConfigError or OptionError for invalid settings.
+    ``object_store_memory`` is that of each node in bytes, and ``memory`` what tasks and actors may reserve there; by default the nodes
+    share what one node would have. ``resources``, ``config`` (limits of ``zfabric.config``) and ``labels`` are those of each node. This
+    program joins it by ``zf.init()``; others join at its ``address``, through the first node, or at the ``address`` of one of ``nodes``.
+    Raises ConfigError or OptionError for invalid settings.
 
     >>> import zfabric as zf
     >>> with zf.LocalCluster(nodes=2, cpus_per_node=1) as cluster:
@@ -113,10 +114,13 @@ class LocalCluster:
         cpus_per_node: int = 1,
         *,
         object_store_memory: float | None = None,
+        memory: float | None = None,
         resources: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
+        from zfabric.runtime.supervisor import arena_bytes, reservable_bytes  # Its other parts are not needed here.
+
         if not isinstance(nodes, int) or nodes < 1:
             raise ConfigError(f"LocalCluster: nodes is a whole number from 1, not {nodes!r}")
         self.nodes: list[LocalNode] = []
@@ -129,7 +133,8 @@ class LocalCluster:
         self._count = 0
         settings = {"memory_limit": int(processes.memory_total() * MEMORY_SHARE) // nodes, **(config or {})}
         self._config = Config.of(settings)
-        self._arena_size = _bytes(object_store_memory, _arena_bytes(self._config) // nodes)
+        self._arena_size = _bytes("object_store_memory", object_store_memory, 1, arena_bytes(self._config) // nodes)
+        self._memory = _bytes("memory", memory, 0, reservable_bytes(self._arena_size, nodes))
         try:
             for index in range(nodes):
                 self._launch(index == 0)
@@ -173,13 +178,15 @@ class LocalCluster:
         resources: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         object_store_memory: float | None = None,
+        memory: float | None = None,
     ) -> LocalNode:
         """Start one more node and return it once it and the others have registered with each other.
 
-        It has ``num_cpus`` CPUs, ``num_gpus`` GPUs, further ``resources``, ``labels``, and an object store of ``object_store_memory``
-        bytes; for what is None it is like the other nodes. Raises ConfigError or OptionError for invalid settings.
+        It has ``num_cpus`` CPUs, ``num_gpus`` GPUs, further ``resources``, ``labels``, an object store of ``object_store_memory`` bytes,
+        and ``memory`` bytes that tasks and actors may reserve; for what is None it is like the other nodes. Raises ConfigError or
+        OptionError for invalid settings.
         """
-        node = self._launch(False, num_cpus, num_gpus, resources, labels, object_store_memory)
+        node = self._launch(False, num_cpus, num_gpus, resources, labels, object_store_memory, memory)
         try:
             node._wait()
             self._await_registered()
@@ -234,6 +241,7 @@ class LocalCluster:
         resources: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         object_store_memory: float | None = None,
+        memory: float | None = None,
     ) -> LocalNode:
         from zfabric.runtime.connect import node_resources  # These load ZeroMQ, which no program needs before its cluster.
         from zfabric.runtime.launch import launch
@@ -242,14 +250,16 @@ class LocalCluster:
         labels = self._labels if labels is None else labels
         check_labels("LocalCluster: labels", labels)
         resources = self._resources if resources is None else resources
-        demand_of(self._cpus if num_cpus is None else num_cpus, num_gpus, resources)
+        cpus = self._cpus if num_cpus is None else num_cpus
+        memory = _bytes("memory", memory, 0, self._memory)
+        demand_of(cpus, num_gpus, resources, memory)
         address, key_file = ("", "") if head else (self.address or self.nodes[0].session_directory, self.key_file)
         self._count += 1
         name = f"node{self._count}"
         launched = launch(
             config=self._config,
-            resources=node_resources(self._cpus if num_cpus is None else num_cpus, num_gpus, dict(resources)),
-            arena_size=_bytes(object_store_memory, self._arena_size),
+            resources=node_resources(cpus, num_gpus, dict(resources), memory),
+            arena_size=_bytes("object_store_memory", object_store_memory, 1, self._arena_size),
             cluster=self._reached(ClusterSettings(head, "", 0, address, key_file, name, tuple(sorted(labels.items())), "")),
         )
         node = LocalNode(launched, name)
@@ -262,19 +272,13 @@ class LocalCluster:
         return settings
 
 
-def _bytes(size: float | None, usual: int) -> int:
+def _bytes(name: str, size: float | None, least: int, usual: int) -> int:
     """A size that was given in bytes; a share of memory may have a fraction."""
     if size is None:
         return usual
-    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < float("inf"):
-        raise ConfigError(f"LocalCluster: object_store_memory is a number of bytes, not {size!r}")
+    if isinstance(size, bool) or not isinstance(size, int | float) or not least <= size < float("inf"):
+        raise ConfigError(f"LocalCluster: {name} is a number of bytes, not {size!r}")
     return int(size)
-
-
-def _arena_bytes(config: Config) -> int:
-    from zfabric.runtime.supervisor import arena_bytes  # Its other parts are not needed here.
-
-    return arena_bytes(config)
 
 
 def _signal(pid: int, number: int) -> None:

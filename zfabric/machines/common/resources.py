@@ -16,11 +16,25 @@ from typing import Any
 from zfabric.exceptions import OptionError, OptionTypeError
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.names import check_length, is_text
-from zfabric.protocol.options import RESOURCE_UNIT, Demand
+from zfabric.protocol.options import (
+    HEAD_RESOURCE,
+    MEMORY,
+    NODE_RESOURCE,
+    ONE_CPU,
+    RESOURCE_UNIT,
+    STORE_MEMORY,
+    Demand,
+    is_shared,
+)
+from zfabric.protocol.wording import quantity
 
 CPU, GPU = "CPU", "GPU"
 AMOUNT_MAX = 10**9
 """Most of one resource that can be asked for, in whole units: amounts stay far inside what msgpack carries as an integer."""
+BYTES_MAX = 2**49
+"""The same of what is counted in bytes: 512 TiB, which in 1/10,000 is still an integer of 63 bits."""
+OWN_RESOURCES = 4
+"""Most resources that a node has beside CPUs, GPUs and what was declared: ``own_resources``, and memory."""
 _ROUNDING = 1e-7
 """How far a number may be from a multiple of 1/10,000, as a part of itself, and still be taken to mean it: 0.1 * 3 and
 ``numpy.float32(0.3)`` are 0.3.
@@ -32,21 +46,39 @@ _ROUNDING_MIN, _ROUNDING_MAX = 1e-6, 1e-3
 def amount_of(name: str, value: Any) -> int:
     """``value`` of the resource or option ``name`` in 1/10,000, rounded down; OptionError says what is wrong with it.
 
-    >>> amount_of("num_cpus", 0.5), amount_of("num_gpus", 1 / 3)
-    (5000, 3333)
+    >>> amount_of("num_cpus", 0.5), amount_of("num_gpus", 1 / 3), amount_of("memory", 1.5)
+    (5000, 3333, 10000)
     """
-    return _scaled(name, value)[0]
+    return _bytes(name, value) if name in (MEMORY, STORE_MEMORY) else _scaled(name, value)[0]
+
+
+def _bytes(name: str, value: Any) -> int:
+    """Return a number of bytes in 1/10,000: a size is often computed as a share of another, and rounded down to whole bytes."""
+    number = _finite(name, value, "number of bytes")
+    if number > BYTES_MAX:
+        raise OptionError(f"{name} is at most {BYTES_MAX} bytes (2**49), not {value!r}")
+    if 0 < number < 1:
+        raise OptionError(f"{name} is a number of bytes, 0 or at least 1, not {value!r}; write for example 2 * 2**30 for 2 GiB")
+    return int(value) * RESOURCE_UNIT
+
+
+def _finite(name: str, value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise OptionTypeError(f"{name} is a {what}, not {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:  # An int may be larger than any float.
+        number = math.inf
+    if not math.isfinite(number):
+        raise OptionError(f"{name} is a finite {what}, not {value!r}")
+    if number < 0:
+        raise OptionError(f"{name} cannot be negative: {value!r}")
+    return number
 
 
 def _scaled(name: str, value: Any) -> tuple[int, bool]:
     """Return the amount that ``value`` means, and whether that is exact."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise OptionTypeError(f"{name} is a number, not {value!r}")
-    number = float(value)
-    if not math.isfinite(number):
-        raise OptionError(f"{name} is a finite number, not {value!r}")
-    if number < 0:
-        raise OptionError(f"{name} cannot be negative: {value!r}")
+    number = _finite(name, value, "number")
     if number > AMOUNT_MAX:
         raise OptionError(f"{name} is at most {AMOUNT_MAX}, not {value!r}")
     scaled = number * RESOURCE_UNIT
@@ -59,8 +91,8 @@ def _scaled(name: str, value: Any) -> tuple[int, bool]:
     return amount, exact
 
 
-def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str, Any] | None = None) -> Demand:
-    """The demand that these options mean: one CPU unless ``num_cpus`` says otherwise, zeros left out.
+def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str, Any] | None = None, memory: Any = None) -> Demand:
+    """The demand that these options mean: one CPU unless ``num_cpus`` says otherwise, zeros left out. ``memory`` is in bytes.
 
     >>> demand_of(num_cpus=2, resources={"disk": 0.5})
     (('CPU', 20000), ('disk', 5000))
@@ -80,8 +112,44 @@ def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str
             raise OptionError(f"resources: a name is text, and {name!r} is not (it has no UTF-8)")
         if name in (CPU, GPU):
             raise OptionError(f"resources: {name!r} is asked for with num_{name.lower()}s=")
+        if name == MEMORY:
+            raise OptionError("resources: 'memory' is asked for with memory=, and a node is given it by init(_memory=) or --memory")
+        if name == STORE_MEMORY:
+            raise OptionError("resources: 'object_store_memory' is the size of a node's store: init(object_store_memory=) sets it")
         amounts[name] = amount_of(f"resources[{name!r}]", value)
+    if memory is not None:
+        amounts[MEMORY] = amount_of(MEMORY, memory)
     return tuple(sorted((name, amount) for name, amount in amounts.items() if amount))
+
+
+def named_demand(options: Mapping[str, Any], usual: Demand = ONE_CPU) -> Demand | None:
+    """The demand that the options of a task or an actor name; None if they name none, and have the ``usual`` one.
+
+    ``memory`` alone is added to the usual demand: an actor that names no CPUs holds none.
+
+    >>> named_demand({"memory": 100}), named_demand({"memory": 100}, ())
+    ((('CPU', 10000), ('memory', 1000000)), (('memory', 1000000),))
+    """
+    cpus, gpus, resources, memory = map(options.get, ("num_cpus", "num_gpus", "resources", "memory"))
+    if cpus is gpus is resources is None:
+        if memory is None:
+            return None
+        cpus = dict(usual).get(CPU, 0) / RESOURCE_UNIT
+    return demand_of(cpus, gpus, resources, memory)
+
+
+def own_resources(host: str, head: bool, arena_bytes: int) -> dict[str, float]:
+    """What a node has without being told: itself by its address, the head by its role, and the bytes of its object store.
+
+    >>> own_resources("10.0.0.7", False, 2**21)
+    {'node:10.0.0.7': 1.0, 'object_store_memory': 2097152.0}
+    """
+    found = {f"{NODE_RESOURCE}{host}": 1.0}
+    if head:
+        found[HEAD_RESOURCE] = 1.0
+    if arena_bytes:
+        found[STORE_MEMORY] = float(arena_bytes)
+    return found
 
 
 def covers(total: Mapping[str, int], demand: Demand) -> bool:
@@ -90,8 +158,13 @@ def covers(total: Mapping[str, int], demand: Demand) -> bool:
 
 
 def describe(demand: Demand) -> str:
-    """A demand as people read it, such as "1 CPU, 0.5 GPU"."""
-    return ", ".join(f"{amount / RESOURCE_UNIT:g} {name}" for name, amount in demand) or "nothing"
+    """A demand as people read it, such as "1 CPU, 2.0 GiB memory"."""
+    return ", ".join(quantity(name, amount / RESOURCE_UNIT) for name, amount in demand) or "nothing"
+
+
+def describe_node(amounts: Demand) -> str:
+    """What a node has, or has free, as people read it: without its object store and its own address, for which few ask."""
+    return describe(tuple((name, amount) for name, amount in amounts if is_shared(name)))
 
 
 class ResourcePool:

@@ -123,6 +123,7 @@ from zfabric.protocol.effects import Effect, KillProcess, Send
 from zfabric.protocol.ids import Address, first_attempt
 from zfabric.protocol.machine import Diagnosis, Handler, Handlers
 from zfabric.protocol.options import Demand
+from zfabric.protocol.wording import size
 
 
 class LocalScheduler:
@@ -806,19 +807,28 @@ class LocalScheduler:
         """Do nothing: the shell has already collected the output that a worker reports (``LogLines``)."""
 
     def on_memory_pressure(self, now: float, source: Address, message: m.MemoryPressure) -> None:
-        """Kill the worker that uses most memory, since the node runs short."""
+        """Kill the worker furthest over its reservation of memory, since the node runs short.
+
+        A worker that has reserved nothing is over by all that it has.
+        """
         if any(worker.kill_reason == "memory" for worker in self.tables.workers.values()):
             return
-        for pid, resident in sorted(message.usage, key=lambda row: -row[1]):
-            worker = self.tables.by_pid.get(pid)
-            if isinstance(worker, WorkerRecord) and worker.state in (LEASED, HOSTING, IDLE):
-                worker.kill_reason = "memory"
-                if worker.state == IDLE:
-                    worker.state = ENDING
-                reason = f"it had the most memory, {resident / 2**20:.0f} MiB, when the node ran short"
-                self.tables.effects.append(KillProcess(pid, reason))
-                self.tables.counts["memory_kills"] += 1
-                return
+        workers = ((self.tables.by_pid.get(pid), resident) for pid, resident in message.usage)
+        over = [
+            (resident - worker.reserved_bytes, resident, worker)
+            for worker, resident in workers
+            if isinstance(worker, WorkerRecord) and worker.state in (LEASED, HOSTING, IDLE)
+        ]
+        if not over:
+            return
+        _, resident, worker = max(over, key=lambda row: row[0])
+        worker.kill_reason = "memory"
+        if worker.state == IDLE:
+            worker.state = ENDING
+        reserved = f"{size(worker.reserved_bytes)} reserved" if worker.reserved_bytes else "none reserved"
+        reason = f"it had the most memory beyond its reservation, {size(resident)} with {reserved}, when the node ran short"
+        self.tables.effects.append(KillProcess(worker.pid, reason))
+        self.tables.counts["memory_kills"] += 1
 
     # -- the state as a whole --
 

@@ -31,6 +31,7 @@ from zfabric.protocol.ids import (
 )
 from zfabric.protocol.messages import Row, Rows
 from zfabric.protocol.options import (
+    MEMORY,
     NO_ENVIRONMENT,
     ONE_CPU,
     RESOURCE_UNIT,
@@ -946,6 +947,11 @@ class WorkerRecord:
 
     remote = False
     """Whether it is on another node."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """How much memory its actor, or the task that it runs, has reserved."""
+        return dict(self.demand).get(MEMORY, 0) // RESOURCE_UNIT
 
     @property
     def behind(self) -> bool:

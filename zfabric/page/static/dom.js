@@ -123,7 +123,12 @@ export function jobName(number) {
 }
 
 export function demand(amounts) {
-  return Object.entries(amounts).map(([name, amount]) => `${amount} ${name}`).join(", ") || "–";
+  return Object.entries(amounts).map(([name, amount]) => `${name === "memory" ? bytes(amount) : amount} ${name}`).join(", ") || "–";
+}
+
+// What a node has: without its address and its object store, which other columns show.
+export function resources(amounts) {
+  return demand(Object.fromEntries(Object.entries(amounts).filter(([name]) => name !== "object_store_memory" && !name.startsWith("node:"))));
 }
 
 // A colour for a name, the same everywhere on the page, dark enough for white text on it, and light enough for dark ground. The next name has

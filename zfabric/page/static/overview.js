@@ -1,7 +1,7 @@
 // The first screen: what is wrong, how the program does as lines over time, and what each worker does. Below are the same as tables.
 
 import { Chart, roundUp } from "./charts.js";
-import { ask, bytes, colour, count, demand, detailsLink, el, jobName, percent, rate, renew, seconds, svg, table } from "./dom.js";
+import { ask, bytes, colour, count, detailsLink, el, jobName, percent, rate, renew, resources, seconds, svg, table } from "./dom.js";
 
 const SHOWN = 8, FUNCTIONS = 6, AGAIN = 4, LEAST = 60;
 const RANGES = [[1, 600, "10 minutes"], [10, 7200, "2 hours"]];
@@ -216,12 +216,13 @@ export const overview = {
       ["address", (row) => row.address?.replace("tcp://", "") || "this machine only"],
       ["state", (row) => (row.silent ? el("span", { class: "state-failed" }, "does not answer") : "answers")],
       ["CPUs in use", answered((row) => { const all = row.resources.CPU ?? 0; return `${+(all - (row.available.CPU ?? 0)).toFixed(2)} of ${all}`; }), "right"],
+      ["memory reserved", answered((row) => { const all = row.resources.memory ?? 0, used = all - (row.available.memory ?? 0); return used ? `${bytes(used)} of ${bytes(all)}` : "–"; }), "right"],
       ["running", answered((row) => count(row.running)), "right"],
       ["pending", answered((row) => count(row.pending)), "right"],
       ["memory of workers", answered((row) => bytes(row.memory)), "right"],
       ["object store", answered((row) => `${bytes(row.store_used)} of ${bytes(row.store_capacity)}`), "right"],
       ["from other nodes", answered((row) => (row.copying === null ? "–" : `${bytes(row.copying)}/s`)), "right"],
-      ["resources", (row) => demand(row.resources)],
+      ["resources", (row) => resources(row.resources)],
       ["labels", (row) => Object.entries(row.labels ?? {}).map(([name, value]) => `${name}=${value}`).join(", ") || "–"],
     ], now.nodes), now.nodes);
     const jobs = table(`${now.jobs.length} ${now.jobs.length === 1 ? "job" : "jobs"}`, useful([

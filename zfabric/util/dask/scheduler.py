@@ -11,6 +11,8 @@ from dask.sizeof import sizeof
 
 from zfabric import api as zf
 from zfabric.exceptions import FabricError, OptionError, TaskError
+from zfabric.machines.common.resources import named_demand
+from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
 from zfabric.util.dask.batches import GraphBatch, Planner
 from zfabric.util.dask.graphs import Graph, Step, StoredValue, stored_value
 from zfabric.util.dask.running import Work, run, unpacked
@@ -175,8 +177,8 @@ class Computation:
 def _slots(options: Mapping[str, Any]) -> int:
     """How many batches the cluster can run at a time."""
     total = zf.cluster_resources()
-    demand = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
-    found = [int(total.get(name, 0) / amount) for name, amount in demand.items() if amount]
+    demand = named_demand(options) or ONE_CPU
+    found = [int(total.get(name, 0) * RESOURCE_UNIT // amount) for name, amount in demand]
     return max(1, min(found, default=int(total.get("CPU", 1))))
 
 

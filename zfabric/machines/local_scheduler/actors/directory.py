@@ -45,6 +45,7 @@ from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short, tries_of
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 from zfabric.protocol.names import brief
+from zfabric.protocol.wording import size
 
 RETIRE_SECONDS = 30.0
 """Seconds that an actor without handles may take to finish its calls, and one that ends itself to end."""
@@ -675,7 +676,7 @@ def how_it_died(worker: WorkerRecord, died: m.ProcessDied) -> tuple[str, str, Fa
     how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
     cause = f"its process ended with {how}"
     if worker.kill_reason == "memory":
-        cause = f"the node ran out of memory and its process had the most, {died.peak / 2**20:.0f} MiB"
+        cause = f"the node ran out of memory, and its process had the most beyond its reservation: {size(died.peak)} in all"
     facts = (("pid", worker.pid), ("signal", died.signal), ("exit_code", died.exit_code), ("peak", died.peak))
     return cause, died.stderr, facts
 

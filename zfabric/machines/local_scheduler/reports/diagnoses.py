@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zfabric.machines.common.resources import ResourcePool, covers, describe
+from zfabric.machines.common.resources import ResourcePool, covers, describe, describe_node
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
@@ -179,7 +179,7 @@ class Diagnoses:
         if where:
             why = "actors leave no room there now" if queue.infeasible_since is None else "no living node that may run it has that"
             return f"waits for {describe(queue.demand)} {where}: {why}"
-        total = describe(tuple(sorted(self.pool.total.items())))
+        total = describe_node(tuple(sorted(self.pool.total.items())))
         if not self.pool.fits_total(queue.demand):
             able = [node.name for node in self.tables.nodes.values() if covers(node.resources, queue.demand)]
             if able:
@@ -189,7 +189,7 @@ class Diagnoses:
         if self.tables.recovering:
             return "the node's daemon restarted and waits for every process to register again"
         if not self.pool.fits(queue.demand):
-            return f"waits for {describe(queue.demand)}: free now is {describe(self.pool.available())} of {total}; {self._holders()}"
+            return f"waits for {describe(queue.demand)}: free now is {describe_node(self.pool.available())} of {total}; {self._holders()}"
         starting = sum(1 for worker in self.tables.workers.values() if WORKER_STATES[worker.state] == "starting")
         made = any(not worker.pid and worker.environment == queue.environment for worker in self.tables.workers.values())
         first = ", and the environment that it asks for is being made" if made and queue.environment != NO_ENVIRONMENT else ""

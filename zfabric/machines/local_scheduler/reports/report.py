@@ -44,7 +44,7 @@ from zfabric.protocol.ids import CLIENT, CONTROL, OBJECT_BYTES, TASK_BYTES, Addr
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import JOB_RUNNER, matcher
-from zfabric.protocol.options import NODE_ID, RESOURCE_UNIT, Demand
+from zfabric.protocol.options import NODE_ID, RESOURCE_UNIT, STORE_MEMORY, Demand
 
 PAGE_MAX = 1000
 """Most rows of the control store in one answer."""
@@ -57,7 +57,13 @@ ERROR_MOST = 8192
 """Most failed tasks in an answer, and most bytes of an error: enough for its kind, text and traceback."""
 FOUND_MAX = 20
 """Most things that one text may name."""
-FROM_STORE = {"status": "statistics", "statuses": "statistics", "objects": "entries", "locate": "entries"}
+FROM_STORE = {
+    "status": "statistics",
+    "statuses": "statistics",
+    "available_resources": "statistics",
+    "objects": "entries",
+    "locate": "entries",
+}
 """Reports that the object store completes, with the query that it receives."""
 ON_DISK = ("spilled", "waiting", "restoring", "checking")
 """States of the object store's entries whose value is not in memory."""
@@ -212,10 +218,12 @@ class Reports:
         """The object store answered: send the report that it completes."""
         source, token, what, payload = about
         known: Any = answer.payload
-        if what == "status":
-            payload["store"] = known
-        elif what == "statuses":
-            payload[0]["store"] = known
+        if what == "available_resources":
+            _take_used(payload, known)
+        elif what in ("status", "statuses"):
+            status = payload if what == "status" else payload[0]
+            status["store"] = known
+            _take_used(status["available"], known)
         elif what == "locate":
             here = (self.node.hex(),)
             for object_id, (state, *_) in known.items():
@@ -605,6 +613,12 @@ def _group_row(record: GroupRecord) -> dict[str, Any]:
         "bundles": [amounts(bundle) for bundle in record.bundles],
         "places": [place.hex() for place in record.places],
     }
+
+
+def _take_used(available: dict[str, float], store: Mapping[str, float]) -> None:
+    """Take what the object store has in use from what is available of it."""
+    if STORE_MEMORY in available:
+        available[STORE_MEMORY] = max(0.0, available[STORE_MEMORY] - store["used"] - store["granted"])
 
 
 def amounts(demand: Demand) -> dict[str, float]:

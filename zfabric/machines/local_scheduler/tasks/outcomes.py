@@ -40,6 +40,7 @@ from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, LOST, OK, RETRY, STAYS
 from zfabric.protocol.names import brief
 from zfabric.protocol.trace import marked
+from zfabric.protocol.wording import size
 
 _SMALL = frozenset((bytes,))
 """The types of values that travel with an outcome."""
@@ -754,7 +755,7 @@ class Outcomes:
         memory = died.memory
         how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
         if memory:
-            how = f"the node ran out of memory and this worker had the most, {died.peak / 2**20:.0f} MiB"
+            how = f"the node ran out of memory, and this worker had the most beyond its reservation: {size(died.peak)} in all"
         rare.history.append(f"attempt {tries_of(task.attempt) + 1}: worker {died.pid}: {how}")
         if rare.alone >= self.tables.config.poison_kills:
             kind = "PoisonedTaskError"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zfabric.machines.common.resources import ResourcePool, describe
+from zfabric.machines.common.resources import ResourcePool, describe, describe_node
 from zfabric.machines.local_scheduler.records import READY, ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -80,7 +80,7 @@ class PlacementRequests:
                 where = describe_strategy(queue.strategy)
                 text = (
                     f"{task.name} asks for {describe(queue.demand)}{where and ' '}{where}, which no node has "
-                    f"(this one has {describe(tuple(sorted(self.pool.total.items())))}); it stays pending until one joins that does. "
+                    f"(this one has {describe_node(tuple(sorted(self.pool.total.items())))}); it stays pending until one joins that does. "
                     "Ask for less, add a node that has it, or set config infeasible='raise' to get an error instead."
                 )
                 self.tables.send_to_client(driver, m.Notice("warning", text))
