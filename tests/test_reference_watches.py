@@ -220,6 +220,16 @@ def test_the_home_of_the_job_answers_once_it_has_taken_over(held: bool) -> None:
     assert of_kind(m.Unreferenced, node.told(HOME_A)) == [m.Unreferenced((OTHER,))]
 
 
+def test_the_home_of_the_job_that_knows_nothing_of_an_object_answers_once_no_node_can_report_it_any_more() -> None:
+    node = Nodes()
+    node.hear(HOME_A, m.WatchReferences((OTHER,), HOME_C))
+    assert node.told(HOME_A) == [], "it may have yet to learn of a death"
+    members(node, 2, HOME_A)
+    assert of_kind(m.Unreferenced, node.told(HOME_A)) == [], "and then of what the others have"
+    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    assert m.Unreferenced((OTHER,)) in node.told(HOME_A)
+
+
 def test_all_nodes_are_asked_about_what_a_restarted_scheduler_does_not_know() -> None:
     node = Restarted()
     members(node, 1, HOME_A, HOME_C)

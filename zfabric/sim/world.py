@@ -88,8 +88,8 @@ class World(Agenda):
     daemons die; with ``drains``, nothing but that some are drained. With ``bare``, the driver's node has no CPUs, and others join late.
     With ``detached``, programs make detached actors, and another driver looks for them. With ``groups``, some tasks run in placement
     groups; with ``streams``, some yield; with ``durable``, values are put that outlive their nodes; with ``elsewhere``, the driver submits
-    tasks to certain nodes, one after the other. ``reduced`` replaces the faults and the program of the seed by fewer (``shrinking``);
-    all else remains the seed's.
+    tasks to certain nodes, one after the other. With ``watches``, processes watch for the last refs of what they drop. ``reduced``
+    replaces the faults and the program of the seed by fewer (``shrinking``); all else remains the seed's.
     """
 
     def __init__(

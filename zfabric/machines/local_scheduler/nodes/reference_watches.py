@@ -69,9 +69,8 @@ class ReferenceWatches:
                 self._decide(object_id, watch)
 
     def on_object_unreferenced(self, transition: ObjectUnreferenced) -> None:
-        """Nothing needs an object of this node. Other nodes may have yet to answer, if this one has become its home since."""
-        watch = self.tables.watches.get(transition.object_id)
-        if watch is not None and not watch.asked:
+        """Nothing needs an object of this node."""
+        if transition.object_id in self.tables.watches:
             self._conclude(transition.object_id)
 
     # -- what decides --
