@@ -49,6 +49,7 @@ SECTIONS = {
         "get_node_ip_address",
         "log_once",
     ),
+    "zfabric.util.kv": ("zfabric.util.kv", "put", "get", "exists", "delete", "list"),
     "zfabric.util.queue": ("zfabric.util.queue", "Queue", "Empty", "Full"),
     "zfabric.util.multiprocessing": (
         "zfabric.util.multiprocessing",

@@ -92,6 +92,19 @@ def test_logs_of_actors_are_shown_call_by_call_and_checkpoints_by_their_parts(tm
     ]
 
 
+def test_keys_of_the_key_value_store_are_shown_without_their_values():
+    row_key, job = b"k" + bytes((1,)) + b"n" + b"key", b"job1"
+    rows = [(row_key, msgpack.packb((b"key", b"v" * 16, 10**6, job))), (b"v" + bytes(24), BOMB), (b"k", b"\xc1 odd"), (b"h" + job, b"home")]
+    shown = list(describe_rows("kv", rows))
+    json.dumps(shown)
+    assert shown == [
+        {"table": "kv", "key": "key", "namespace": "n", "job": job.hex(), "value": "<1000000 bytes>"},
+        {"table": "kv", "key": (b"v" + bytes(24)).hex(), "value": f"<{len(BOMB)} bytes>"},
+        {"table": "kv", "key": b"k".hex(), "value": plain(b"\xc1 odd")},
+        {"table": "kv", "key": (b"h" + job).hex(), "value": plain(b"home")},
+    ]
+
+
 def test_one_table_and_a_limit(tmp_path):
     begin(tmp_path).close()
     assert [row["key"] for row in dump(str(tmp_path), "task", 1)] == [TASK.hex()]

@@ -382,6 +382,10 @@ def test_every_cut_is_found_out_before_the_file_is_mapped(tmp_path):
         ("function", b"job1" + bytes(16), msgpack.packb(7)),
         ("log", bytes(24), b""),
         ("checkpoint", bytes(28), msgpack.packb(["one", [], b""])),
+        ("kv", b"k\0key", msgpack.packb([b"key", b"version", "large", b""])),
+        ("kv", b"jjob1aprocess-", msgpack.packb([1, [[2, "stored"]]])),
+        ("kv", b"jjob1uversion", b""),
+        ("meta", b"kv bytes", msgpack.packb(1.5)),
     ],
 )
 def test_rows_that_no_daemon_could_take_in_are_damage_too(tmp_path, table, key, value):

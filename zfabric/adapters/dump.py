@@ -51,6 +51,8 @@ def describe_rows(table: str, rows: Iterable[Pair]) -> Iterator[dict[str, Any]]:
             yield from _calls(key, value)
         elif table == CHECKPOINT:
             yield _checkpoint(key, value)
+        elif table == "kv":
+            yield _key_value(key, value)
         else:
             yield {"table": table, "key": _key(table, key), "value": _decoded(value)}
 
@@ -115,6 +117,20 @@ def _checkpoint(key: bytes, value: bytes) -> dict[str, Any]:
         parts, _, data = _unpacked(value)
         number, part = int.from_bytes(key[TASK_BYTES:-4], "big"), int.from_bytes(key[-4:], "big")
         return {**row, "number": number, "part": f"{part + 1} of {plain(parts)}", "value": f"<{len(data)} bytes>"}
+    except _UNREADABLE:
+        return {**row, "value": plain(value)}
+
+
+def _key_value(key: bytes, value: bytes) -> dict[str, Any]:
+    """Describe a key of the key-value store, or another row of it (``machines/control_store/key_values.py``)."""
+    row: dict[str, Any] = {"table": "kv", "key": key.hex()}
+    try:
+        if key[:1] == b"k":
+            name, _, size, job = _unpacked(value)
+            namespace = key[2 : 2 + key[1]].decode(errors="backslashreplace")
+            row["key"] = name.decode(errors="backslashreplace")
+            return {**row, "namespace": namespace, "job": plain(job), "value": f"<{plain(size)} bytes>"}
+        return {**row, "value": f"<{len(value)} bytes>" if key[:1] == b"v" else plain(value)}
     except _UNREADABLE:
         return {**row, "value": plain(value)}
 

@@ -193,7 +193,7 @@ def _unpacked(value: bytes) -> Any:
 
 
 def _meta(key: bytes, value: bytes) -> bool:
-    return key != b"jobs" or type(_unpacked(value)) is int
+    return key not in (b"jobs", b"kv bytes") or type(_unpacked(value)) is int
 
 
 def _job(key: bytes, value: bytes) -> bool:
@@ -235,6 +235,19 @@ def _checkpoint(key: bytes, value: bytes) -> bool:
     return len(key) == TASK_BYTES + 12 and type(count) is int and _are_objects(refs) and type(part) is bytes
 
 
+def _key_value(key: bytes, value: bytes) -> bool:
+    kind, rest = key[:1], key[1:]
+    if kind == b"j" and rest[JOB_BYTES : JOB_BYTES + 1] == b"u":
+        return type(_unpacked(value)) is int
+    if kind == b"j" and rest[JOB_BYTES : JOB_BYTES + 1] == b"a":
+        oldest, answers = _unpacked(value)
+        return type(oldest) is int and all(type(number) is int and type(payload) is tuple for number, payload in answers)
+    if kind != b"k":
+        return True
+    name, version, size, job = _unpacked(value)
+    return type(name) is type(version) is type(job) is bytes and type(size) is int and size >= 0
+
+
 def _are_objects(ids: Any) -> bool:
     return type(ids) is tuple and all(type(each) is bytes and len(each) == OBJECT_BYTES for each in ids)
 
@@ -250,4 +263,5 @@ _CHECKS: dict[str, Callable[[bytes, bytes], bool]] = {
     "task": _task,
     "log": _log,
     "checkpoint": _checkpoint,
+    "kv": _key_value,
 }

@@ -1,6 +1,6 @@
 """Types of Ray's client: nothing is an instance of them."""
 
-from zfabric.ray_mode.absent import attributes
+from zfabric.ray_mode.absent import Absent, attributes
 
 
 class ClientObjectRef:
@@ -12,5 +12,10 @@ class ClientActorHandle:
 
 
 INT32_MAX = 2**31 - 1
+for _name in (
+    "CLIENT_SERVER_MAX_THREADS", "ClientActorClass", "ClientActorRef", "ClientRemoteFunc", "ClientRemoteMethod", "ClientServerHandle",
+    "ClientStub", "GRPC_OPTIONS", "InProgressSentinel", "OptionWrapper", "OrderedResponseCache", "ResponseCache", "remote_decorator",
+):  # fmt: skip
+    globals()[_name] = Absent(f"ray.util.client.common.{_name}", "a program joins a cluster by ray.init(address), from one of its machines")
 
 __getattr__ = attributes(__name__)
