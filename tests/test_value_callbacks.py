@@ -323,7 +323,7 @@ class TestOneNode:
 
     def test_many_are_located_by_one_message(self, monkeypatch: pytest.MonkeyPatch) -> None:
         refs = [array.remote(10_000) for _ in range(300)]
-        zf.wait(refs, num_returns=300, timeout=PATIENCE, fetch_local=False)
+        assert len(zf.wait(refs, num_returns=300, timeout=PATIENCE, fetch_local=False)[0]) == 300
         client: Any = interface.current()
         asked: list[str] = []
         right = client.machine.queries.ask

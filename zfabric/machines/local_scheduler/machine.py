@@ -551,7 +551,7 @@ class LocalScheduler:
             self.jobs.end_of_turn(now)
         if tables.node_table:
             self._send_to_nodes(now)
-        if self.watches.is_due:
+        if self.watches.to_ask or self.watches.to_notify:
             self.watches.end_of_turn()
         if self.actors.to_write:
             self.actors.end_of_turn()

@@ -32,9 +32,9 @@ class ReferenceWatches:
         self.unknown_nodes = unknown_nodes
         self.undecided: dict[bytes, None] = {}
         """Watched objects of which it is not known yet which node decides about them."""
-        self._to_ask: defaultdict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)
+        self.to_ask: defaultdict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)
         """Objects about which nodes are to be asked: by the node, and ``former`` as in ``WatchReferences``."""
-        self._to_notify: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        self.to_notify: defaultdict[bytes, list[bytes]] = defaultdict(list)
         """Objects that nothing needs any more, by watcher."""
 
     # -- messages --
@@ -130,28 +130,23 @@ class ReferenceWatches:
     def _ask(self, object_id: bytes, watch: ReferenceWatch, node: bytes, former: bytes = b"") -> None:
         if node not in watch.asked:
             watch.asked.add(node)
-            self._to_ask[node, former].append(object_id)
+            self.to_ask[node, former].append(object_id)
 
     def _conclude(self, object_id: bytes) -> None:
         watch = self.tables.watches.pop(object_id)
         for watcher in watch.watchers:
-            self._to_notify[watcher].append(object_id)
+            self.to_notify[watcher].append(object_id)
         self.references.choose()
 
     # -- the end of a turn --
 
-    @property
-    def is_due(self) -> bool:
-        """Whether anything is to be sent: behind the holds of this turn, so that the homes know the objects."""
-        return bool(self._to_ask or self._to_notify)
-
     def end_of_turn(self) -> None:
-        """Ask other nodes, and notify watchers."""
-        for (node, former), object_ids in self._to_ask.items():
+        """Ask other nodes, behind the holds of this turn: so the homes know the objects. Notify watchers."""
+        for (node, former), object_ids in self.to_ask.items():
             for start in range(0, len(object_ids), ROWS_MAX):
                 self.unknown_nodes.send(node, m.WatchReferences(tuple(object_ids[start : start + ROWS_MAX]), former))
-        self._to_ask.clear()
-        for watcher, object_ids in sorted(self._to_notify.items()):
+        self.to_ask.clear()
+        for watcher, object_ids in sorted(self.to_notify.items()):
             process = self.tables.processes.get(watcher)
             for start in range(0, len(object_ids) if process is not None else 0, ROWS_MAX):
                 message = m.Unreferenced(tuple(object_ids[start : start + ROWS_MAX]))
@@ -159,7 +154,7 @@ class ReferenceWatches:
                     self.tables.send_to_node(watcher, message)
                 elif process is not None:
                     self.tables.send_to_client(process, message)
-        self._to_notify.clear()
+        self.to_notify.clear()
 
     # -- nodes and jobs --
 
