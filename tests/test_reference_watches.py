@@ -13,6 +13,7 @@ from zfabric.machines.client.machine import Client
 from zfabric.machines.local_scheduler.records import BorrowedRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, LOCAL_SCHEDULER, MEMBER
+from zfabric.sim.world import World
 
 __all__ = ["client"]
 
@@ -257,3 +258,25 @@ def test_a_process_that_is_gone_is_notified_of_nothing() -> None:
     assert node.scheduler.tables.watches == {}
     node.send(CLIENT + worker, WATCH)
     assert node.scheduler.tables.watches == {}
+
+
+# --- worlds -----------------------------------------------------------------------------------------------------------------------
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"actors": True},
+    {"nodes": 3},
+    {"nodes": 3, "actors": True},
+    {"nodes": 3, "restarts": True},
+    {"nodes": 3, "elsewhere": True},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(kind) or "one node")
+def test_in_worlds_a_process_is_notified_once_no_process_has_a_ref_and_of_all_that_it_watches(kind: dict[str, Any]) -> None:
+    called = 0
+    for seed in range(4):
+        outcome = World(seed, watches=True, **kind).run()
+        assert outcome.failure == "", seed
+        called += outcome.states["last ref dropped"]
+    assert called > 10

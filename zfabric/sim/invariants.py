@@ -380,6 +380,7 @@ class Invariants:
             left += [f"lineage {short(each)} of {process.name}" for each in machine.retained.lineage]
             left += [f"pin on {short(each)} of {process.name}" for each in machine.pins.counts]
             left += [f"a reservation of {process.name}" for _ in machine.reservations.answers]
+            left += [f"{process.name} waits for the last ref to {short(each)}" for each in machine.last.everywhere]
         return [*left, *self.world.calls.left()]
 
     def _files(self, node: Node) -> list[str]:

@@ -16,7 +16,7 @@ from zfabric.machines.client import Client
 from zfabric.machines.worker import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, Address, is_call, short
+from zfabric.protocol.ids import CLIENT, TASK_BYTES, Address, is_call, short
 from zfabric.protocol.inside import refs_in, with_refs, without_refs
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
@@ -490,7 +490,9 @@ class Process:
         self.garbage.clear()
 
     def drop(self, identifier: bytes) -> None:
-        """Drop one ref."""
+        """Drop one ref, and perhaps watch for the last one."""
+        if self.world.watches and not crc32(identifier) % 2 and identifier[:TASK_BYTES] not in self.machine.calls.targets:
+            self.machine.last.add(identifier, self.world.last_dropped, True)
         self.machine.dropped.append(identifier)
 
     def copy(self, identifier: bytes, place: tuple[int, int]) -> bytes | None:

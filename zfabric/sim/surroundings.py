@@ -125,6 +125,8 @@ class Surroundings(Time, Protocol):
     """Decides the order in which frames to several receivers are sent."""
     frame_rows: int
     """Rows after which a process begins another frame. It may die between any two frames."""
+    watches: bool
+    """Whether processes watch for the last refs of what they drop."""
     circling: bool
     """Whether actors of the program may wait for each other in circles."""
     cancel_forgotten: bool
@@ -183,6 +185,9 @@ class Surroundings(Time, Protocol):
 
     def refused_by(self, name: str, sender: bytes, message: m.Message) -> None:
         """Observe a message that the process ``name`` has refused."""
+
+    def last_dropped(self, identifier: bytes) -> None:
+        """Observe that a process was notified: no ref to this object is left."""
 
     def lives(self, pid: int) -> bool:
         """Whether a process with this pid lives."""

@@ -17,7 +17,7 @@ from zfabric.config import Config, MiB
 from zfabric.machines.local_scheduler import ALONE_AFTER, ASSIGNED, LEASED, TaskRecord
 from zfabric.machines.worker import Invocation, Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import INCARNATION_BYTES, Address, control_of, is_control
+from zfabric.protocol.ids import FIRST_RETURN, INCARNATION_BYTES, TASK_BYTES, Address, control_of, is_control, is_put, short
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.messages import Envelope
 from zfabric.shell.process import FRAME_ROWS
@@ -114,6 +114,7 @@ class World(Agenda):
         durable: bool = False,
         elsewhere: bool = False,
         detached: bool = False,
+        watches: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         super().__init__()
@@ -122,6 +123,7 @@ class World(Agenda):
         self.shape = random.Random(f"{seed}/shape")
         self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"), seed, actors)
         self.circling = circles
+        self.watches = watches
         self.cpus = cpus or (random.Random(f"{seed}/cpus").choice((1, 1, 2)) if circles or nodes > 1 else self.shape.choice((1, 2, 2, 3)))
         quiesce = random.Random(f"{seed}/quiesce").choice((0.0, 0.01, 0.1))
         apart = {"quiesce_seconds": quiesce, **_direct_submission(random.Random(f"{seed}/introductions"))}
@@ -397,6 +399,19 @@ class World(Agenda):
             self.invariants.came_to_nothing(message)
         if self.observer is not None:
             self.observer(self.now, _place(self, source), _place(self, to), message)
+
+    def last_dropped(self, identifier: bytes) -> None:
+        """Fail if a process was notified that no ref to an object is left, and another living process has one.
+
+        A value that a stream has yielded may be freed by one reader of the stream while another one requests it.
+        """
+        self.states["last ref dropped"] += 1
+        is_over = self.driver.machine.farewell is not None or not self.driver.alive
+        may_be_yielded = self.states["Yielded"] and identifier[TASK_BYTES:] != FIRST_RETURN and not is_put(identifier)
+        for process in self.processes() if not (is_over or may_be_yielded) else ():
+            entry = process.machine.objects.entry(identifier)
+            if entry is not None and entry.refs > process.machine.dropped.count(identifier):
+                self.fail(f"no ref to {short(identifier)} is left, and {process.name} has {entry.refs}")
 
     def refused(self, sender: bytes, to: bytes, message: m.Message) -> None:
         """Fail if a living process sent a message that the daemon refuses. Frames of a process that has died may arrive later."""

@@ -51,7 +51,8 @@ def on_freed(ref: ObjectRef[Any], f: Callable[[bytes], object], scope: Literal["
     this process's own node has ended.
 
     Not covered: an id that a program stores as bytes is no ref, so ``ObjectRef(id)`` may be made after the call, and may even find the
-    value if others' rebuilds retain it. ``f`` is not called again then.
+    value if others' rebuilds retain it. And where two processes read one stream, a value that the first has dropped may be made again
+    for the second. ``f`` is not called again then.
 
     Raises ArgumentTypeError as ``on_ready``, ValueError for another ``scope``, NotInitializedError if the ref's cluster was shut
     down, and CallbackLimitExceededError if ``last_callbacks_max`` (a setting; 100,000) wait in this process.
