@@ -2,6 +2,7 @@
 
 import logging as _logging
 import sys as _sys
+from contextlib import suppress as _suppress
 from typing import Any as _Any
 
 import zfabric as _zfabric
@@ -83,3 +84,8 @@ def __getattr__(name: str) -> _Any:
     if name in ("worker", "state", "ray_constants"):
         name = f"_private.{name}"  # Their place of former versions.
     return _load(name)
+
+
+if _installed is not None:  # Ray's loggers are set up where the package is loaded, by one of its modules in the versions that are tested.
+    with _suppress(AttributeError):
+        _load("_private").log.generate_logging_config()
