@@ -16,6 +16,8 @@ import pytest
 from faults import PATIENCE, descendants, eventually, name_of, on_node
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from nodes_alone import SELF
+from scheduler_alone import DRIVER, JOB, OWN, Restarted
 
 import zfabric as zf
 from zfabric.adapters.memory_journal import MemoryJournal
@@ -27,8 +29,9 @@ from zfabric.machines.control_store.machine import ControlStore
 from zfabric.protocol import codec
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Log, Send, Store
-from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER, SHELL, address, job_id
+from zfabric.protocol.ids import CLIENT, CONTROL_STORE, LOCAL_SCHEDULER, SHELL, address, job_id
 from zfabric.protocol.messages.key_values import KEY_LENGTH_MAX, NAMESPACE_LENGTH_MAX, PART_BYTES
+from zfabric.shell.node import NodeMachines
 from zfabric.util import kv
 
 STORE, SHELL_ADDRESS = address(CONTROL_STORE, b"store---"), address(SHELL, b"store---")
@@ -230,7 +233,26 @@ def test_an_ended_job_puts_nothing_any_more(store: StoreOfHead) -> None:
     assert store.put(b"a", job=job_id(2)).payload == (True,)
 
 
-def test_the_end_of_a_job_waits_for_what_is_under_way_and_goes_on_after_a_full_disk(store: StoreOfHead) -> None:
+def test_the_end_of_a_job_deletes_what_was_put_just_before_it(store: StoreOfHead) -> None:
+    store.send(m.PutKey(1, store.writer(), "", b"a", b"1", 0, True, False))
+    store.send(m.EndKeys(2, job_id(1)))
+    store.settle()
+    assert store.answers[2].ok
+    assert store.rows == store.bytes == 0
+
+
+def test_the_end_of_a_large_job_takes_several_transactions(store: StoreOfHead) -> None:
+    for number in range(5_000):
+        process = number.to_bytes(8, "big")
+        store.send(m.PutKey(number + 1, store.writer(process=process), "", b"%05d" % number, b"", 0, True, False))
+    store.settle()
+    before = store.machine.statistics()["commits"]
+    assert store.ask(m.EndKeys, job_id(1)).ok
+    assert store.rows == store.bytes == 0
+    assert store.machine.statistics()["commits"] - before > 2
+
+
+def test_the_end_of_a_job_goes_on_after_a_full_disk(store: StoreOfHead) -> None:
     store.put(b"kept", keep=True)
     store.send(m.PutKey(1, store.writer(), "", b"a", b"1", 0, True, False))
     store.send(m.EndKeys(2, job_id(1)))
@@ -327,12 +349,16 @@ class AgainstADictionary(RuleBasedStateMachine):
         assert self.store.journal.scan("kv", b"j" + job_id(job)) == []
 
     @precondition(lambda self: not self.crashes)
-    @rule(namespace=NAMESPACES, key=KEYS, job=JOBS)
-    def full_disk(self, namespace: str, key: bytes, job: int) -> None:
+    @rule(namespace=NAMESPACES, key=KEYS, job=JOBS, deletes=st.booleans())
+    def full_disk(self, namespace: str, key: bytes, job: int, deletes: bool) -> None:
         store = self.store
         store.journal.full = "full"
-        assert store.ask(m.PutKey, store.writer(job_id(job)), namespace, key, b"lost", 0, True, False).text == "full"
-        assert store.ask(m.DeleteKeys, store.writer(job_id(job)), namespace, b"", True).text == "full"
+        writer = store.writer(job_id(job))
+        if deletes:
+            assert store.ask(m.DeleteKeys, writer, namespace, b"", True).text == "full"
+        else:
+            assert store.ask(m.PutKey, writer, namespace, key, b"lost", 0, True, False).text == "full"
+        assert store.ask(m.DeleteKeys, writer, namespace, b"", True).text == "full", "it is read-only by now"
         store.journal.full = ""
         store.now += 10
         store.machine.tick(store.now)
@@ -361,6 +387,66 @@ class AgainstADictionary(RuleBasedStateMachine):
 
 TestAgainstADictionary = AgainstADictionary.TestCase
 TestAgainstADictionary.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+# --- jobs whose homes are dead -------------------------------------------------------------------------------------------------------
+
+
+class RestartedHead(Restarted):
+    """Its control store has keys of its own running job, and of jobs whose homes are dead or have forgotten them."""
+
+    def answer(self, message: Any) -> None:
+        if isinstance(message, m.Scan) and message.table == "kv":
+            homes = ((JOB, SELF), (job_id(2), b"deadnode"), (job_id(3), SELF))
+            self.send(b"S" + OWN, m.Found(message.token, tuple((b"h" + job, home) for job, home in homes), False))
+        else:
+            super().answer(message)
+
+
+def test_a_restarted_head_ends_the_keys_of_jobs_that_nobody_else_will_end() -> None:
+    """Its daemon may have died between the death of a node and the end of the keys."""
+    node = RestartedHead()
+    node.rejoin()
+    ended = [message.job for _, message in node.take(m.EndKeys)]
+    assert ended == [job_id(2), job_id(3)]
+    tombstones = [row[1] for _, message in node.take(m.Write) for row in message.puts if row[0] == "job"]
+    assert tombstones == ended, "what comes late is refused"
+
+
+def test_a_request_that_is_repeated_to_a_daemon_before_it_knows_the_process_waits() -> None:
+    node = Restarted()
+    node.send(CLIENT + DRIVER, m.Query(1, "keys", ("put", 1, 1, "", b"a", b"1", 0, True, False)))
+    assert node.take(m.Answer) == []
+    node.rejoin()
+    ((_, message),) = node.take(m.PutKey)
+    assert message.writer == (JOB, SELF, DRIVER, 1, 1)
+
+
+def test_the_next_cluster_on_a_store_has_the_keys_that_are_kept() -> None:
+    journal = MemoryJournal()
+
+    def turn(machines: NodeMachines) -> list[Any]:
+        def perform(effect: Any) -> None:
+            if isinstance(effect, Store):
+                journal.commit([effect], lambda error: machines.committed(effect.sequence, error))
+
+        machines.decide(0.0, perform)
+        return [message for _, _, message in machines.take_outgoing().get(DRIVER, ())]
+
+    first = NodeMachines(OWN, b"node one", Config(), (("CPU", 10_000),), 0, journal, 0)
+    rows = [("put", number, number, "", key, b"value", 0, True, key == b"kept") for number, key in ((1, b"gone"), (2, b"kept"))]
+    puts = [m.Query(row[1], "keys", row) for row in rows]
+    register = m.Register(m.PROTOCOL_VERSION, "driver", 77, 1, b"", DRIVER, b"", "", "")
+    answers = []
+    for message in (register, m.Ready(), *puts):
+        first.receive(0.0, DRIVER, LOCAL_SCHEDULER, CLIENT, message)
+        answers += turn(first)
+    assert [each.payload for each in answers if isinstance(each, m.Answer)] == [((True,), "", "")] * 2
+    second = NodeMachines(b"\x02daemon2", b"node two", Config(), (("CPU", 10_000),), 0, journal, 0)
+    second.start(0.0, former_jobs=True)
+    turn(second)
+    assert [unpack_row(row)[0] for _, row in journal.scan("kv", b"k")] == [b"kept"]
+    assert len(journal.scan("kv")) == 2
 
 
 # --- real processes --------------------------------------------------------------------------------------------------------------------
@@ -425,9 +511,10 @@ def test_a_full_store_raises_and_leaves_nothing_of_the_value(cluster: Any) -> No
     assert kv.delete("another") == 1
 
 
-def test_requests_and_values_outlive_the_daemon_of_the_head(cluster: Any) -> None:
-    """Four threads put if absent, each key twice, while the daemon is killed: one of the two stores it, whether or not it asks again."""
-    head = cluster.nodes[0]
+@pytest.mark.parametrize("place", [0, 1])
+def test_requests_and_values_outlive_the_daemon_of_the_head_and_that_of_the_program(cluster: Any, place: int) -> None:
+    """Four threads put the same keys, if absent, while the daemon is killed: one of them stores each, whether or not it asks again."""
+    node = cluster.nodes[place]
     large = os.urandom(3 * PART_BYTES)
     kv.put("large", large)
     stored: list[str] = []
@@ -444,14 +531,15 @@ def test_requests_and_values_outlive_the_daemon_of_the_head(cluster: Any) -> Non
     for thread in threads:
         thread.start()
     assert begun.wait(PATIENCE)
-    before = eventually(lambda: daemon_of(head), "the head has a daemon")
+    before = eventually(lambda: daemon_of(node), "it has a daemon")
     os.kill(before, signal.SIGKILL)
     for thread in threads:
         thread.join()
-    assert eventually(lambda: daemon_of(head), "it is restarted") != before
+    assert eventually(lambda: daemon_of(node), "it is restarted") != before
     assert sorted(stored) == sorted(map(str, range(150))), "each key was stored once"
     assert kv.get("large") == large
     assert kv.delete("", namespace="race", prefix=True) == 150
+    assert kv.delete("large") == 1
 
 
 def test_a_call_gives_up_after_its_timeout(cluster: Any) -> None:
