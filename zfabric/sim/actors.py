@@ -29,9 +29,9 @@ from zfabric.sim.programs import (
     NOTHING,
     PAIR,
     PLAIN,
-    SLOT,
     STOPPED,
     VOID,
+    WHOLE_MEMORY,
     Author,
     ExpectedOutcome,
     Handle,
@@ -82,8 +82,8 @@ class ActorAuthor(Author):
         if self.cycles.random() > 0.3:
             return program
         slot = 10**6
-        actor = ("make", slot, ACTOR, (1, False, (), ((0, ()),)), (("max_restarts", 0), *SLOT), ())
-        task = ("call", (slot + 1,), PLAIN, (2, False, (), ((0, ()),)), SLOT, (), ())
+        actor = ("make", slot, ACTOR, (1, False, (), ((0, ()),)), (("max_restarts", 0), *WHOLE_MEMORY), ())
+        task = ("call", (slot + 1,), PLAIN, (2, False, (), ((0, ()),)), WHOLE_MEMORY, (), ())
         found = ("peek", ((slot + 1, mix(2, 0), tuple(sorted(CRASHED | LOST))),))
         return program._replace(statements=(*program.statements, actor, ("abandon", slot), task, found), tasks=program.tasks + 1)
 

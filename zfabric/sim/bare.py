@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT, SPREAD
 from zfabric.sim.actors import GONE
 from zfabric.sim.network import Faults, NodeFaults
-from zfabric.sim.programs import ACTOR, HALF, LOST, MODULUS, NOTHING, PLAIN, SLOT, Program, mix
+from zfabric.sim.programs import ACTOR, HALF, LOST, MODULUS, NOTHING, PLAIN, WHOLE_MEMORY, Program, mix
 
 LATE = (("late", RESOURCE_UNIT),)
 """What only the last node has."""
 USUAL = ((PLAIN, ()), (PLAIN, ()), (HALF, ()), (PLAIN, (("demand", ()),)))
 """Kinds and options of tasks."""
-ALL = (*USUAL, (PLAIN, SLOT), (PLAIN, (("demand", LATE),)))
+ALL = (*USUAL, (PLAIN, WHOLE_MEMORY), (PLAIN, (("demand", LATE),)))
 """The same for tasks that wait for no others: only CPUs are lent meanwhile."""
 ACTORS_MOST = 6
 """Actors that live at the same time: as many as the last node has CPUs."""

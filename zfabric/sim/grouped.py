@@ -1,7 +1,7 @@
 """Placement groups in programs of worlds: made by the driver, used by some of its tasks, removed at the end or left to the end of the job.
 
-The bundles are small shares of the resource "slot", of which every node has one unit: all groups of a program fit on one node, since the
-others may die. Only the last one may have no room: nobody uses it.
+The bundles are small shares of the memory that every node has: all groups of a program fit on one node, since the others may die. Only
+the last one may have no room: nobody uses it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import random
 from collections.abc import Generator
 from typing import Any
 
-from zfabric.protocol.options import ANY_BUNDLE, LOGGED, RESOURCE_UNIT, GroupTerm, Strategy, group_strategy
+from zfabric.protocol.options import ANY_BUNDLE, LOGGED, MEMORY, RESOURCE_UNIT, GroupTerm, Strategy, group_strategy
 from zfabric.sim.actors import GONE
 from zfabric.sim.network import Faults
 from zfabric.sim.processes import Process
-from zfabric.sim.programs import ACTOR, CRASHED, FOREVER, LOST, MODULUS, PLAIN, Program, mix
+from zfabric.sim.programs import ACTOR, CRASHED, FOREVER, LOST, MODULUS, NODE_MEMORY, PLAIN, Program, mix
 
-BUNDLE = (("slot", RESOURCE_UNIT // 4),)
+BUNDLE = ((MEMORY, NODE_MEMORY // 4),)
 """The resources of each bundle."""
-DEMANDS = (BUNDLE, (("slot", RESOURCE_UNIT // 8),), ())
+DEMANDS = (BUNDLE, ((MEMORY, NODE_MEMORY // 8),), ())
 """What tasks in a group ask for."""
 IN_GROUP = "in group"
 SHARE = (("share", RESOURCE_UNIT),)
-"""What every node has for the groups of actors. (Programs with actors ask for a whole "slot" at times.)"""
+"""What every node has for the groups of actors. (Programs with actors ask for all memory of a node at times.)"""
 SMALL = (("share", RESOURCE_UNIT // 4),)
 """The resources of each bundle of actors."""
 OF_ACTORS = 9

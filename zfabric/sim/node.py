@@ -21,7 +21,7 @@ from zfabric.protocol.codec import decode_messages, encode_messages
 from zfabric.protocol.ids import HEAD, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, REGISTRY, Address
 from zfabric.protocol.machine import InvariantViolation, Machine, WrappedMachine
 from zfabric.protocol.messages import Envelope
-from zfabric.protocol.options import RESOURCE_UNIT, Demand
+from zfabric.protocol.options import MEMORY, RESOURCE_UNIT, Demand
 from zfabric.shell.node import SWEEP_EVERY, ClusterPart, NodeMachines
 from zfabric.sim.agents import LinkedAgent, SimAgent
 from zfabric.sim.arena import SimArena, SimStorage
@@ -29,6 +29,7 @@ from zfabric.sim.drivers import Driver
 from zfabric.sim.network import NodeConnection, SimTransport
 from zfabric.sim.node_links import SimNodeTransport
 from zfabric.sim.processes import Process
+from zfabric.sim.programs import NODE_MEMORY
 from zfabric.sim.surroundings import Clock, Crashed, ProcessView, Surroundings
 from zfabric.sim.workers import WorkerProcess
 
@@ -48,7 +49,7 @@ class Node:
     def __init__(self, world: Surroundings, seed: str, cpus: int, pieces: int, number: int = 0, more: Demand = ()) -> None:
         self.world = world
         self.seed = seed
-        self.resources = (("CPU", cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT), *more)
+        self.resources = (("CPU", cpus * RESOURCE_UNIT), (MEMORY, NODE_MEMORY), *more)
         self.number = number
         """Its number in the cluster, from 1; 0 where there is no cluster."""
         self.joined_as = 0

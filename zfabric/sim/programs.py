@@ -20,7 +20,7 @@ import msgpack
 
 from zfabric.protocol.ids import FUNCTION_BYTES
 from zfabric.protocol.inside import with_refs, without_refs
-from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
+from zfabric.protocol.options import MEMORY, ONE_CPU, RESOURCE_UNIT
 from zfabric.sim.network import Faults
 
 MODULUS = 1_000_003
@@ -60,8 +60,10 @@ def function_id(kind: int) -> bytes:
     return bytes([kind + 1]) * FUNCTION_BYTES
 
 
-SLOT = (("demand", (("slot", RESOURCE_UNIT),)),)
-"""Options of tasks and actors that demand the node's only unit of a resource."""
+NODE_MEMORY = 2**40 * RESOURCE_UNIT
+"""The memory of each node, in 1/10,000 of a byte."""
+WHOLE_MEMORY = (("demand", ((MEMORY, NODE_MEMORY),)),)
+"""Options of tasks and actors that reserve all memory of their node."""
 
 FUNCTIONS = {
     function_id(kind): (_NAMES[kind], b"", (("demand", ONE_CPU), ("max_retries", -1), *options)[0 if kind < HALF else 1 :])

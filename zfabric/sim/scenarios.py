@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zfabric.machines.common.resources import describe
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES, daemons_of, is_put, job_id, node_of, tries_of
-from zfabric.protocol.options import LOGGED, NODE_ID
+from zfabric.protocol.options import LOGGED, MEMORY, NODE_ID
 from zfabric.sim.network import Faults
 from zfabric.sim.node import node_identifier
 from zfabric.sim.programs import ACTOR, HALF, PLAIN, WIDE, Program
@@ -267,6 +268,8 @@ class _Transcript:
     def _show(self, value: Any) -> str:
         if isinstance(value, bytes):
             return self._name(value)
+        if isinstance(value, tuple) and value[:1] == (MEMORY,):
+            return f"({describe((value,))})"
         if isinstance(value, tuple):
             return "(" + " ".join(shown for each in value if (shown := self._show(each))) + ")"
         if type(value) is int and value > 0 and daemons_of(value) > 0:

@@ -516,7 +516,8 @@ class World(Agenda):
         daemon = self.daemon
         if not daemon.alive:
             return
-        usage = tuple((worker.pid, worker.pid * 1000) for worker in self.workers.values() if not self._would_be_condemned(worker))
+        # About as much as some have reserved (``NODE_MEMORY``).
+        usage = tuple((worker.pid, worker.pid * 2**30) for worker in self.workers.values() if not self._would_be_condemned(worker))
         busy = [worker for worker in daemon.scheduler.tables.workers.values() if worker.state == LEASED]
         if usage and busy:
             daemon.event(b"L", m.MemoryPressure(10, 1000, usage))
