@@ -413,6 +413,29 @@ zf.shutdown()
     run_script(MEMORY + script)
 
 
+def test_a_worker_that_has_no_more_than_it_reserved_is_spared() -> None:
+    script = """
+@zf.remote(max_retries=0, memory=350 * 2**20)
+def large(marks):
+    held = np.ones(220 * 2**17)
+    pathlib.Path(marks, "has it").touch()
+    while not pathlib.Path(marks, "done").exists():
+        time.sleep(0.01)
+    return held.nbytes
+
+with tempfile.TemporaryDirectory() as marks:
+    other = large.remote(marks)
+    eventually(pathlib.Path(marks, "has it").exists, "it is the largest")
+    error = failure(hog.remote())
+    assert type(error) is zf.OutOfMemoryError, repr(error)
+    assert error.facts["peak"] < 220 * 2**20, error.facts
+    pathlib.Path(marks, "done").touch()
+    assert zf.get(other, timeout=PATIENCE) == 220 * 2**20
+zf.shutdown()
+"""
+    run_script(MEMORY + script)
+
+
 def test_an_actor_that_takes_all_memory_is_blamed_instead_of_a_task() -> None:
     script = """
 hog = Hog.remote()

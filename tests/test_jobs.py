@@ -212,7 +212,7 @@ def test_a_client_is_of_the_cluster_at_its_address(client: JobSubmissionClient, 
 
 
 def test_a_job_that_waits_for_resources_is_pending(client: JobSubmissionClient) -> None:
-    job = client.submit_job(entrypoint="true", entrypoint_num_cpus=64)
+    job = client.submit_job(entrypoint="true", entrypoint_memory=2**49)
     assert client.get_job_status(job) == JobStatus.PENDING
     with pytest.raises(zf.GetTimeoutError, match="PENDING"):
         client.wait_for_job(job, 0.0)

@@ -25,6 +25,7 @@ from faults import descendants, eventually, gone, name_of, on_node, query
 from relay import free_port
 
 import zfabric as zf
+from zfabric.adapters import processes
 from zfabric.cli.main import program
 from zfabric.runtime.connect import await_registered
 from zfabric.runtime.keys import read_keys, read_server_pair
@@ -174,6 +175,7 @@ def test_a_node_lists_all_and_jobs_of_all_nodes_have_different_numbers(cluster: 
                 [(row["NodeID"], row["NodeName"], f"tcp://{row['NodeManagerAddress']}:{row['NodeManagerPort']}") for row in zf.nodes()]
             )
             assert zf.cluster_resources()["CPU"] == 2.0
+            assert 0 < zf.cluster_resources()["memory"] < processes.memory_total(), "nodes of one machine share it"
             run_on_both(cluster)
     assert jobs[0] != jobs[1]
     assert listed == [[(node.node_id, node.name, node.address) for node in cluster.nodes]] * 2

@@ -244,14 +244,15 @@ class JobSubmissionClient:
         metadata: dict[str, str] | None = None,
         entrypoint_num_cpus: float = 0,
         entrypoint_num_gpus: float = 0,
+        entrypoint_memory: float = 0,
         entrypoint_resources: dict[str, float] | None = None,
     ) -> str:
         """Run the shell command ``entrypoint`` on the cluster; return the job's id (``submission_id``, or a new one).
 
         ``runtime_env`` is as for tasks: the command runs in its "working_dir", which is sent, and what a program there submits has the
         same ``runtime_env``. Without one the command runs in this process's directory. The process holds the ``entrypoint_`` resources
-        while it runs. Raises ValueError for a wrong argument, JobError for an id that is taken, and RuntimeEnvSetupError if the environment
-        cannot be sent or made.
+        (``entrypoint_memory`` in bytes) while it runs. Raises ValueError for a wrong argument, JobError for an id that is taken, and
+        RuntimeEnvSetupError if the environment cannot be sent or made.
         """
         if not isinstance(entrypoint, str) or not entrypoint.strip():
             raise ValueError("submit_job: entrypoint is a shell command, such as 'python train.py'")
@@ -269,6 +270,7 @@ class JobSubmissionClient:
                 max_concurrency=8,
                 num_cpus=entrypoint_num_cpus,
                 num_gpus=entrypoint_num_gpus,
+                memory=entrypoint_memory,
                 resources=entrypoint_resources or {},
                 runtime_env=runtime_env or {},
             )
@@ -277,7 +279,7 @@ class JobSubmissionClient:
             raise JobError(f"submit_job: there is a job {job!r} already; delete it, or choose another id") from None
         except OptionError as error:
             raise ValueError(f"submit_job: {error}") from None
-        if not (entrypoint_num_cpus or entrypoint_num_gpus or entrypoint_resources):
+        if not (entrypoint_num_cpus or entrypoint_num_gpus or entrypoint_memory or entrypoint_resources):
             try:
                 zf.get(handle.info.remote(), timeout=ANSWER_SECONDS)  # It runs; errors of its start are raised here.
             except ActorError:  # It has ended already, if it has left a result.
