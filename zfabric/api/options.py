@@ -244,7 +244,7 @@ _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
     "name": _name_of("name"),
     "max_task_retries": _whole("max_task_retries", -1, 2**31),
     "retry_exceptions": _retry_exceptions,
-    "enable_task_events": _anything,
+    **dict.fromkeys(("enable_task_events", "_labels"), _anything),
     "_generator_backpressure_num_objects": _CHECKS["_generator_backpressure_num_objects"],
     "tensor_transport": _no_transport,
 }
