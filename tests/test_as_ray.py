@@ -87,7 +87,8 @@ assert ray.get(outer.remote()) == (ray.__version__, True, ray.get_runtime_contex
 
 adder = ray.remote(num_cpus=0)(Adder._kind if hasattr(Adder, "_kind") else Adder)._remote(args=(1,), name="adder", max_restarts=1)
 assert ray.get(adder.add._remote(args=(2,), kwargs={"twice": True})) == 5
-assert ray.get(ray.get_actor("adder").add.remote(1)) == 6
+assert ray.get(ray.get_actor("adder").add.options(_labels={"part": "1"}).remote(1)) == 6
+assert adder._get_local_state() == 2, "it is alive"
 assert isinstance(adder, ray.actor.ActorHandle) and adder._actor_id == ray.ActorID.from_hex(adder._actor_id.hex())
 assert Adder.__ray_metadata__.class_name == "Adder" and Adder.__ray_metadata__.modified_class.__name__ == "Adder"
 
@@ -208,6 +209,31 @@ def test_libraries_come_from_the_installation_and_its_package_is_not_run(tmp_pat
             raise AssertionError("a binary was loaded")
         """,
         path=install(tmp_path, "2.60.9"),
+    )
+
+
+@pytest.mark.parametrize("source", ["", "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"])
+def test_workers_are_forked_with_what_the_program_has_loaded_of_ray(tmp_path: Path, source: str) -> None:
+    """Unless that starts threads when it is imported: then they begin without, and import it themselves."""
+    install(tmp_path)
+    (tmp_path / "ray/library/part.py").write_text(source)
+    run(
+        f"""
+        import zfabric.as_ray
+        import sys
+        import ray, ray.library.part
+        ray.init(num_cpus=1)
+
+        @ray.remote
+        def loaded():
+            import sys
+            before = "ray.library.part" in sys.modules
+            import ray.library.part
+            return before
+
+        assert ray.get(loaded.remote()) is {not source}
+        """,
+        path=tmp_path,
     )
 
 

@@ -17,6 +17,7 @@ from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.refs import ObjectRef, owner_of
 from zfabric.api.remote_function import RemoteFunction
 from zfabric.exceptions import GetTimeoutError, NotInRayModeError
+from zfabric.ray_mode.core_worker import local_actor_state
 from zfabric.ray_mode.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
 from zfabric.util.metrics import Metric
 
@@ -51,6 +52,7 @@ def add() -> None:
             "_actor_id": property(lambda handle: ActorID(handle._id)),
             "_ray_actor_id": property(lambda handle: ActorID(handle._id)),
             "_ray_is_cross_language": False,
+            "_get_local_state": lambda handle: local_actor_state(handle._id),
             "_ray_method_signatures": property(lambda handle: {name: known.signature for name, known in handle._methods.items()}),
         },
         Metric: {

@@ -15,6 +15,9 @@ from zfabric.runtime import interface
 PRELUDE = "zfabric.as_ray"
 """What workers of a job in this mode import first."""
 
+BELOW = ("numpy", "pandas", "pyarrow", "sklearn", "torch")
+"""Libraries that programs of Ray use in workers, and that take long to import."""
+
 
 def enter() -> None:
     """Make ``ray`` the name of zfabric in this process. Has no effect if called again.
@@ -41,9 +44,19 @@ def enter() -> None:
     add()
     warnings.filterwarnings("ignore", message="max_calls=", category=RuntimeWarning)  # Ray's libraries ask for it where they are imported.
     interface.prelude = PRELUDE
+    interface.warm = modules_to_share
     sys.meta_path.insert(0, Finder(ray))
     if ray is not None:
         sys.path.append(os.path.join(ray.directory, "thirdparty_files"))  # Last: what the user has installed comes first.
+
+
+def modules_to_share() -> tuple[str, ...]:
+    """The modules that workers are forked with: the mode, and what this process has loaded of Ray and of the libraries below it.
+
+    Each of Ray's libraries takes seconds to import, and Tune, Serve and Data make many actors that live for less.
+    """
+    loaded = [name for name in (*sys.modules, *BELOW) if name in sys.modules and (name in BELOW or name.partition(".")[0] == "ray")]
+    return (PRELUDE, *dict.fromkeys(loaded))
 
 
 def _warn(ray: Installed | None) -> None:

@@ -245,6 +245,11 @@ class FabricClient:
             return False
         return len(target.sent) + target.waits + len(self.machine.submitted) < FAR_CALLS
 
+    def actor_state(self, actor_id: bytes) -> tuple[int, bool] | None:
+        """Implement ``ClientInterface.actor_state``."""
+        with self._lock:
+            return self.machine.calls.state_of(actor_id)
+
     def await_room(self, actor_id: bytes, terms: Terms) -> None:
         """Wait until fewer calls than ``terms.pending`` have no outcome, or raise PendingCallsLimitExceededError."""
         calls = self.machine.calls

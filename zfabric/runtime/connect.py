@@ -15,6 +15,7 @@ from zfabric.exceptions import ConfigError, ConnectionLostError, FabricError, No
 from zfabric.protocol.effects import DRAINED
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import MEMORY
+from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.programs import this_program
@@ -126,7 +127,9 @@ def start(
     settings = dict(config.pairs())
     settings["log_to_driver"] = log_to_driver and config.log_to_driver
     arena_size = -1 if object_store_memory is None else object_store_memory
-    launched = launch(config=Config.of(settings), resources=total, labels=labels, namespace=namespace, arena_size=arena_size)
+    launched = launch(
+        config=Config.of(settings), resources=total, labels=labels, namespace=namespace, arena_size=arena_size, warm=interface.warm()
+    )
     try:
         seconds = PRELOAD_SECONDS if config.preload else REGISTER_SECONDS
         client = attach(launched.session, namespace=namespace, failure=launched.failure, seconds=seconds)

@@ -140,6 +140,12 @@ class ClientInterface(Protocol):
     def takes_far(self, actor_id: bytes) -> bool:
         """Whether arguments that would be stored for a call on this node travel with a call of this actor: it lives on another node."""
 
+    def actor_state(self, actor_id: bytes) -> tuple[int, bool] | None:
+        """The state of an actor (``CREATING``, ``ALIVE``, ``DEAD``) as this process last received it, and whether it has lived before that.
+
+        None if this process has not called it. Asks nobody.
+        """
+
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor's process at once."""
 
@@ -216,6 +222,13 @@ class ClientInterface(Protocol):
 environment = ""
 """The ``runtime_env`` of a worker, as JSON: the default for tasks that it submits. Empty in a driver."""
 
+
+def _no_modules() -> tuple[str, ...]:
+    return ()
+
+
+warm: Callable[[], tuple[str, ...]] = _no_modules
+"""The modules that workers of a cluster which this process starts are forked with, where that is possible. ``as_ray`` sets this."""
 prelude = ""
 """A module that workers import before they load a function of this process: the option ``prelude`` of what it exports."""
 

@@ -162,13 +162,15 @@ def launch(
     worker: str = WORKER_ENTRY,
     imports: Sequence[str] = IMPORTS,
     transfer: str = "",
+    warm: Sequence[str] = (),
 ) -> Launched:
     """Start a session and return at once. The daemon is ready when ``Session.daemon()`` names it; ``failure()`` describes a failed start.
 
     ``kind`` "embedded" ends with this process, "started" when ``stop`` is called. ``arena_size`` is in bytes, -1 for that of
     ``config``, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``transfer`` is as in
-    ``Specification``. ``labels`` are those of a node without ``cluster``. ``base`` is the directory for temporary files. ``cluster`` makes
-    the session a node of a cluster of several; a head without a key file gets one in its session. With ``ZFABRIC_KEEP`` in the
+    ``Specification``, and so is ``warm``. ``labels`` are those of a node without ``cluster``. ``base`` is the directory for temporary
+    files. ``cluster`` makes the session a node of a cluster of several; a head without a key file gets one in its session.
+    With ``ZFABRIC_KEEP`` in the
     environment, logs and tables remain when the session ends.
 
     Raises FabricError if the session cannot be made, ConfigError if ``config`` names a missing directory or more than the machine has,
@@ -211,6 +213,7 @@ def launch(
         cluster=cluster,
         keep=os.environ.get(KEEP_VARIABLE, "0") not in ("", "0"),
         transfer=transfer,
+        warm=tuple(warm),
     )
     lifeline = -1
     try:

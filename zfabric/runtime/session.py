@@ -152,6 +152,8 @@ class Specification(NamedTuple):
     """Whether logs and tables remain after the session's end."""
     transfer: str = ""
     """Where the transfer agent listens, "host:port" (port 0: any free one); empty if the node is in no cluster of several."""
+    warm: tuple[str, ...] = ()
+    """Modules that the template imports if it can, without an error if it cannot."""
 
     def pack(self) -> bytes:
         """Pack the specification into bytes."""

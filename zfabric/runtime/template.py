@@ -9,6 +9,10 @@ Workers are forked twice. The process in the middle ends at once, and the superv
 parent: it reaps the worker, and the worker dies with it. (``PR_SET_PDEATHSIG`` refers to the parent, so it is set after that.) The process
 in the middle reports the worker's pid before it ends. If the report cannot be sent, it kills the worker.
 
+Modules that a program has loaded may be imported, too, so that its workers have them (``Specification.warm``). Whether one of these starts
+threads is known only afterwards, so a child of the template imports them. If it then has one thread it becomes the template, and
+the first one waits for its end; otherwise it exits, and the first one goes on without these modules.
+
 A worker for tasks with packages of their own (``runtime_env={"pip": ...}``) has a virtual environment made first, while nobody waits, and
 becomes its interpreter (``fresh_worker``). It is reported twice: when it begins with that, and when it is a worker.
 """
@@ -36,17 +40,22 @@ from zfabric.runtime.logs import log_path
 from zfabric.runtime.session import Session, Specification
 from zfabric.runtime.supervision import Channel
 
+ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
+"""The variable by which Arrow's allocator is told to start no thread: pyarrow starts one when it is imported."""
+
 
 def run(specification: Specification, channel: Channel, supervisor: int) -> None:
     """Run the template: prepare, report "ready" or the reason why it cannot start, and fork a worker for each request."""
-    chosen = {name: os.environ.get(name) for name in VARIABLES}
-    os.environ.update(dict.fromkeys(VARIABLES, "1"))
+    chosen = {name: os.environ.get(name) for name in (*VARIABLES, ARROW_ALLOCATOR)}
+    os.environ.update({**dict.fromkeys(VARIABLES, "1"), ARROW_ALLOCATOR: "background_thread:false"})
     if specification.paths:
         sys.path[:] = specification.paths
     problem = _preload(Config.of(dict(specification.config)).preload)
     if problem:
         channel.send("unusable", problem)
         raise SystemExit(problem)
+    if specification.warm:
+        _import_in_child(specification.warm)
     for name, value in chosen.items():
         if value is None:
             del os.environ[name]
@@ -60,6 +69,31 @@ def run(specification: Specification, channel: Channel, supervisor: int) -> None
     channel.send("ready")
     while (request := channel.receive()) is not None:
         _fork_worker(specification, session, channel, supervisor, request)
+
+
+def _import_in_child(modules: tuple[str, ...]) -> None:
+    """Go on in a child that has imported these modules. Where that cannot be done, return in the process that has not."""
+    ours, theirs = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(ours)
+        processes.die_with_parent(parent)
+        for module in modules:
+            # What the program could import may fail here; the worker that needs it reports the error.
+            with contextlib.suppress(Exception, SystemExit):
+                importlib.import_module(module)
+        if processes.thread_count() != 1:
+            os._exit(0)
+        os.write(theirs, b"1")
+        os.close(theirs)
+        return
+    os.close(theirs)
+    took_over = os.read(ours, 1)
+    os.close(ours)
+    _, status = os.waitpid(child, 0)
+    if took_over:
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 def _preload(modules: tuple[str, ...]) -> str:

@@ -48,6 +48,7 @@ class WorkerClient:
         self.submit_many = closed(fabric.submit_many)
         self.call = closed(self._call)
         self.takes_far = fabric.takes_far
+        self.actor_state = fabric.actor_state
         self.call_all = closed(self._call_all)
         self.kill_actor = closed(fabric.kill_actor)
         self.put = closed(fabric.put)

@@ -418,6 +418,11 @@ class Calls:
         self.killed[actor_id] = no_restart or self.killed.get(actor_id, False)
         self._outbox.add_message(m.KillActor(actor_id, no_restart))
 
+    def state_of(self, actor_id: bytes) -> tuple[int, bool] | None:
+        """The state of an actor as this process last received it, and whether it has lived before that; None if it was not called here."""
+        target = self.targets.get(actor_id)
+        return None if target is None else (target.state, bool(target.incarnation) or target.attempt > 1)
+
     def take_lone(self) -> Send | None:
         """Take the only call to send, if no other message must go ahead of it."""
         if self.queued != 1 or len(self._full) != 1 or self._receipts or self._ahead or self._orders:
