@@ -26,6 +26,10 @@ Questions that are easily forgotten, since they need peers or several nodes:
 asks for joblib beside loky and Dask, for graphs of Dask beside distributed, for a writer through the restart of the head's daemon
 (< 300 ms), for the restart of a daemon with two peers beside one without (<= 1.5), and for two nodes beside two of Ray and of Dask.
 
+  python -m perf libraries --peers --repeat 2
+
+runs programs of Tune, RLlib, Data, Train, Serve, Modin, Daft, Flower and EvoTorch on zfabric and on Ray; first ./scripts/test-libraries.
+
   python -m perf.scaling --write docs/performance.md
 
 simulates clusters of 1 to 1,000 nodes by measured costs, and draws a picture.
@@ -36,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit code: 1 if a question gave no figure. Missed budgets are no failure: machines differ."""
     questions = load()
     options = _parser(questions).parse_args(arguments)
-    names = list(questions) if "all" in options.names else list(dict.fromkeys(options.names))
+    names = [name for name in questions if not questions[name].apart] if "all" in options.names else list(dict.fromkeys(options.names))
     if unknown := [name for name in names if name not in questions]:
         print(f"there is no question {unknown[0]!r}; there are {', '.join(questions)}, and all", file=sys.stderr)
         return 2

@@ -178,13 +178,15 @@ class Question:
     """Samples by figure, one for each aim; just the samples where there is one figure."""
     seconds_max: float = 300.0
     """When an answer is no longer waited for."""
+    apart: bool = False
+    """Whether "all" leaves it out: it needs an environment of its own. Some of its figures may be missing."""
 
     def answer(self, run: Run) -> dict[str, Any]:
         """Measure; the result as a report has it."""
         begin = time.perf_counter()
         measured = self.measure(run)
         samples = {"": measured} if isinstance(measured, Samples) else measured
-        figures = [samples[aim.figure].figure(aim) for aim in self.aims]
+        figures = [samples[aim.figure].figure(aim) for aim in self.aims if aim.figure in samples or not self.apart]
         return {"question": self.name, "asks": self.asks, "seconds": time.perf_counter() - begin, "figures": figures, "error": ""}
 
     def together(self, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -192,7 +194,10 @@ class Question:
         seconds = sum(result["seconds"] for result in results)
         error = "\n".join(result["error"] for result in results if result["error"])
         sound = [result["figures"] for result in results if not result["error"]]
-        figures = [Samples.joined(parts).figure(aim) for aim, parts in zip(self.aims, zip(*sound, strict=True), strict=False)]
+        figures = []
+        for aim in self.aims:
+            if parts := [figure for result in sound for figure in result if figure["figure"] == aim.figure]:
+                figures.append(Samples.joined(parts).figure(aim))
         return {"question": self.name, "asks": self.asks, "seconds": seconds, "figures": figures, "error": error}
 
     def failed(self, error: str) -> dict[str, Any]:

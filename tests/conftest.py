@@ -27,6 +27,7 @@ import pytest
 
 import zfabric as zf
 
+collect_ignore = ["libraries"]  # Ray and its libraries are in an environment of their own: ./scripts/test-libraries.
 GONE_SECONDS = 30  # how long the last processes may take to end; the fabric promises ten, and the machine may be busy
 
 LONGEST = (

@@ -54,6 +54,7 @@ MODULES = (
     "nodes_killed",
     "nodes_restart",
     "nodes_peers",
+    "libraries",
 )
 
 
