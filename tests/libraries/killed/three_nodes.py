@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import ray
 from ray.cluster_utils import Cluster
 
-
 NOTES = 3
 """How often a worker has noted itself before it is killed: by then it has reported something."""
 
