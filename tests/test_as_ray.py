@@ -140,6 +140,10 @@ try:
 except (TypeError, ray.exceptions.RayTaskError):
     pass
 assert ray._private.worker.global_worker.mode == ray.SCRIPT_MODE
+late = []
+ray.remote(lambda: threading.Event().wait(60)).remote()._on_completed(late.append)
+ray.shutdown()
+assert late == [], late
 print("all of it", *sys.argv[1:])
 sys.exit(3)
 """

@@ -16,7 +16,7 @@ from zfabric.api.futures import when_done
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.refs import ObjectRef, owner_of
 from zfabric.api.remote_function import RemoteFunction
-from zfabric.exceptions import GetTimeoutError, NotInRayModeError
+from zfabric.exceptions import GetTimeoutError, NotInitializedError, NotInRayModeError
 from zfabric.ray_mode.core_worker import local_actor_state
 from zfabric.ray_mode.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
 from zfabric.util.metrics import Metric
@@ -116,6 +116,8 @@ def _on_completed(self: ObjectRef, callback: Callable[[Any], None]) -> None:
     def read() -> None:
         try:
             found = self._read()
+        except NotInitializedError:  # This process has left the cluster. As in Ray, nothing is called then.
+            return
         except Exception as error:  # Whatever it is, the callback gets it.
             found = error
         callback(found)
