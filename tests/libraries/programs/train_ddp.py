@@ -12,7 +12,7 @@ from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, Sc
 from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 from sklearn.datasets import load_digits
 
-EPOCHS, FAILS_AT = 12, 4
+EPOCHS, FAILS_AT = 7, 2
 
 
 def loop(config):
@@ -75,7 +75,7 @@ def main():
     metrics = result.metrics
     assert metrics["epoch"] == EPOCHS - 1 and metrics["workers"] == 2, metrics
     assert 1 <= metrics["begun_at"] <= FAILS_AT + 1, metrics  # It went on, and did not begin anew.
-    assert metrics["accuracy"] > 0.9, metrics
+    assert metrics["accuracy"] > 0.85, metrics
     with result.checkpoint.as_directory() as directory:
         saved = torch.load(Path(directory, "state.pt"))
     assert saved["epoch"] == EPOCHS - 1
