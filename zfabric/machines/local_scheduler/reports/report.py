@@ -164,7 +164,8 @@ class Reports:
             if report is None:
                 raise ValueError(f"there is no such question; there are {', '.join(self.queries)}")
             payload = report(now, *arguments)
-            if what in FROM_STORE and self.tables.store_address is not None:
+            stored = what != "available_resources" or STORE_MEMORY in payload
+            if what in FROM_STORE and stored and self.tables.store_address is not None:
                 wanted = _stored_in(payload) if what == "objects" else tuple(payload) if what == "locate" else ()
                 self.requests.ask_store(FROM_STORE[what], wanted, self._store_answered, (source, token, what, payload))
                 return
