@@ -336,6 +336,9 @@ LOADERS = {
     "zfabric.adapters.tensors",
     "zfabric.adapters.task_errors",
     "zfabric.adapters.unpicklable",
+    "zfabric.ray_mode.ray.cloudpickle",  # Names for programs of Ray; nothing of ours calls them.
+    "zfabric.ray_mode.ray.cloudpickle.cloudpickle",
+    "zfabric.ray_mode.ray.cloudpickle.compat",
 }
 """Modules that may unpickle: only workers and drivers call them."""
 NEVER = (

@@ -177,12 +177,16 @@ def test_failures_of_what_workers_submit_are_shown_as_their_output() -> None:
         patience = threading.Timer(PATIENCE, running.kill)
         patience.start()
         first = running.stderr.readline()
-        assert re.match(r"\(pid=\d+\) zfabric warning: a task failed whose result nobody asked for .*: ValueError: bad url A$", first)
+        assert re.match(
+            r"\(Submitter pid=\d+\) zfabric warning: a task failed whose result nobody asked for .*: ValueError: bad url A$", first
+        )
         while not running.stderr.readline().endswith("ValueError: bad url A\n"):
             assert running.poll() is None
         print(file=running.stdin, flush=True)
         more = running.stderr.readline()
-        assert re.match(r"\(pid=\d+\) zfabric warning: (one|[2-4]) more tasks? failed whose results? nobody asked for, so far$", more)
+        assert re.match(
+            r"\(Submitter pid=\d+\) zfabric warning: (one|[2-4]) more tasks? failed whose results? nobody asked for, so far$", more
+        )
         running.stdin.close()
         assert not [line for line in running.stderr if "bad url" in line]
         patience.cancel()

@@ -255,6 +255,7 @@ class Cluster(Agenda):
         self.orders = random.Random("orders")
         self.frame_rows = FRAME_ROWS
         self.circling = False
+        self.watches = False
         self.cancel_forgotten = False
         self.cancellers: dict[bytes, set[bytes]] = {}
         self.calls: Any = Nobody()

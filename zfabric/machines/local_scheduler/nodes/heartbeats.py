@@ -9,6 +9,7 @@ from zfabric.machines.local_scheduler.records import ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
+from zfabric.protocol.node_fields import SIZE_MAX
 from zfabric.protocol.options import Demand
 
 ALONE_EVERY = 1.0
@@ -82,17 +83,13 @@ class Heartbeats:
         return m.Heartbeat(self.node, total, self.pool.available(), queued, mean, self._lasting())
 
     def _lasting(self) -> Demand:
-        """What actors hold of this node, or wait for, and bundles of placement groups hold: of each resource no more than there is.
-
-        Many that wait for what no node has would be more than a message can carry.
-        """
-        total = self.pool.total
-        found = Counter(total)
+        """What actors hold of this node, or wait for, and bundles of placement groups hold: no more than a message can carry."""
+        found = Counter(self.pool.total)
         found.subtract(self.tables.capacity())
         for queue in self.tables.queues.values():
             if queue.actors and queue and queue.pool is self.pool and not queue.away:
                 found.update({name: amount * len(queue) for name, amount in queue.demand})
-        return tuple(sorted((name, min(amount, total[name])) for name, amount in found.items() if amount > 0 < total.get(name, 0)))
+        return tuple(sorted((name, min(amount, SIZE_MAX)) for name, amount in found.items() if amount > 0))
 
     def next_deadline(self) -> float | None:
         """When news may be sent."""

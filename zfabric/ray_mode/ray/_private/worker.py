@@ -1,9 +1,8 @@
 """Ray's view of this process."""
 
+import copyreg as _copyreg
 import os as _os
 from typing import Any
-
-import cloudpickle as _cloudpickle
 
 import zfabric as _zfabric
 from zfabric import (
@@ -46,7 +45,7 @@ class SerializationContext:
         deregister_serializer(cls)
 
     def _register_cloudpickle_reducer(self, cls: type, reducer: Any) -> None:
-        _cloudpickle.CloudPickler.dispatch[cls] = reducer
+        _copyreg.pickle(cls, reducer)
 
     def serialize(self, value: Any) -> "PickledValue":
         """Pickle a value as ``put`` would."""
