@@ -424,4 +424,5 @@ def test_streams_are_read_to_their_end_logged_actors_go_on_and_what_is_at_home_t
     draining.end()
     assert zf.get(logged.add.remote(), timeout=PATIENCE) == 6
     assert "its node was drained" in str(failure(known.add.remote()))
-    assert "or its home, the node where it was made, was drained or has died" in str(failure(unknown.add.remote()))
+    # Its node may ask the home in the moment before that leaves, or not know the actor at all; the errors begin differently.
+    assert "its home, the node where it was made, was drained or has died" in str(failure(unknown.add.remote()))
