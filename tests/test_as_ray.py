@@ -241,6 +241,20 @@ def test_workers_are_forked_with_what_the_program_has_loaded_of_ray(tmp_path: Pa
     )
 
 
+def test_workers_do_not_wait_for_a_module_that_hangs(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text("import threading\nthreading.Event().wait()\n")
+    run(
+        """
+        import sys
+        from zfabric.runtime import template
+        template.IMPORT_SECONDS = 1
+        template._import_in_child(("hanging",))
+        assert "hanging" not in sys.modules
+        """,
+        path=tmp_path,
+    )
+
+
 def test_an_untested_version_is_told_once(tmp_path: Path) -> None:
     program = "import ray\nray.init(num_cpus=1)\nassert ray.get(ray.remote(lambda: ray.__version__).remote()) == '9.1.0'\n"
     shown = run(f"{MODE}\n{program}", path=install(tmp_path, "9.1.0")).stderr

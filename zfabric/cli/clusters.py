@@ -483,7 +483,7 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
 
 
 def _program_of(job: dict[str, Any]) -> str:
-    """The script and the id of a job, to go before what else is said of it; empty if its program has not said them."""
+    """Return the script and the id of a job, as the beginning of its line; empty if neither is known."""
     known = ", ".join(text for text in (job.get("script"), job.get("submission_id")) if text)
     return f"{known}, " if known else ""
 

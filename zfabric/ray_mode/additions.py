@@ -33,8 +33,6 @@ def add() -> None:
             "from_hex": classmethod(lambda kind, text: kind(bytes.fromhex(text))),
             "task_id": _as_id(ObjectRef.task_id, TaskID),
             "job_id": _as_id(ObjectRef.job_id, JobID),
-            "call_site": lambda ref: "",
-            "owner_address": lambda ref: b"",
             "_on_completed": _on_completed,
             "_on_ready": _on_ready,
         },

@@ -40,6 +40,8 @@ from zfabric.runtime.logs import log_path
 from zfabric.runtime.session import Session, Specification
 from zfabric.runtime.supervision import Channel
 
+IMPORT_SECONDS = 60
+"""How long modules may take that workers are to be forked with; after that workers begin without them."""
 ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
 """The variable by which Arrow's allocator is told to start no thread: pyarrow starts one when it is imported."""
 
@@ -79,10 +81,13 @@ def _import_in_child(modules: tuple[str, ...]) -> None:
     if child == 0:
         os.close(ours)
         processes.die_with_parent(parent)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(IMPORT_SECONDS)  # It ends this process: workers wait for the template.
         for module in modules:
             # What the program could import may fail here; the worker that needs it reports the error.
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(module)
+        signal.alarm(0)
         if processes.thread_count() != 1:
             os._exit(0)
         os.write(theirs, b"1")

@@ -97,7 +97,7 @@ class ListKeys(NamedTuple):
 
 
 class EndKeys(NamedTuple):
-    """local scheduler -> control store. A job has ended: delete its keys, save those that are to outlive it. ``Written`` answers."""
+    """local scheduler -> control store. A job has ended: its keys are deleted, except those put with ``keep=True``. ``Written`` answers."""
 
     token: int
     job: bytes
