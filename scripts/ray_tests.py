@@ -1,6 +1,6 @@
 """Runs tests of Ray's on Ray itself and on zfabric, in the same environment: which of those that pass on Ray pass here.
 
-    python scripts/ray_tests.py RESULTS.json --python ENVIRONMENT/bin/python [--first N] [--again] DIRECTORY...
+    python scripts/ray_tests.py RESULTS.json --python ENVIRONMENT/bin/python [--first N] [--again] [--only SYSTEM] DIRECTORY...
 
 Ray's wheels have no tests: copy those of the release into the installed package (``ray/tune/tests`` and so on), and name these directories,
 or files. ``--first N`` takes the first N files of each directory in the order of a hash of their names. Each file runs in a process
@@ -18,26 +18,55 @@ import signal
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TEST_SECONDS = 60
 FILE_SECONDS = 420
-OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", str(TEST_SECONDS), "-o", "junit_family=xunit1", "--no-header")
-SYSTEMS = {"ray": (), "zfabric": ("-m", "zfabric.as_ray")}
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", str(TEST_SECONDS), "-p", "outcomes_plugin")
+SYSTEMS = ("ray", "zfabric")
+
+
+PLUGIN = """
+import json, os
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        text = str(getattr(report.longrepr, "reprcrash", report.longrepr))[-300:] if report.failed else ""
+        with open(os.environ["OUTCOMES"], "a") as file:
+            file.write(json.dumps([report.nodeid.rpartition("/")[2], report.outcome, text]) + "\\n")
+"""
+"""Writes down the outcome of each test as soon as it is known: a file that hangs at its end, and is killed, has these all the same."""
 
 
 def outcomes(system: str, python: str, file: Path) -> dict[str, str]:
-    """Run a file of tests; return the outcome of each test that began: "passed", "skipped", or what it raised."""
+    """Run a file of tests; return the outcome of each test that ended: "passed", "skipped", or what it raised."""
     with tempfile.TemporaryDirectory(prefix="tests-") as directory:
-        report = f"{directory}/report.xml"
-        environment = {**os.environ, "TMPDIR": directory, "RAY_USAGE_STATS_ENABLED": "0", "HOME": directory}
-        if system == "zfabric":
-            environment["PYTHONPATH"] = str(ROOT)
-        command = [python, *SYSTEMS[system], "-m", "pytest", *OPTIONS, f"--junitxml={report}", str(file)]
+        report = Path(directory, "outcomes")
+        report.touch()
+        Path(directory, "outcomes_plugin.py").write_text(PLUGIN)
+        environment = {
+            **os.environ,
+            "TMPDIR": directory,
+            "HOME": directory,
+            "OUTCOMES": str(report),
+            "PYTHONPATH": directory,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        if system == "zfabric":  # Every program that the tests start enters the mode, as if this were its first line.
+            Path(directory, "sitecustomize.py").write_text("import zfabric.as_ray\n")
+            environment["PYTHONPATH"] += f":{ROOT}"
+        else:  # Tests start Ray by its command.
+            environment["PATH"] = f"{os.path.dirname(os.path.abspath(python))}:{os.environ['PATH']}"
         with open(f"{directory}/output", "wb") as output:
-            running = subprocess.Popen(command, cwd=directory, env=environment, stdout=output, stderr=output, start_new_session=True)
+            running = subprocess.Popen(
+                [python, "-m", "pytest", *OPTIONS, str(file)],
+                cwd=directory,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
             try:
                 running.wait(FILE_SECONDS)
             except subprocess.TimeoutExpired:
@@ -50,9 +79,11 @@ def outcomes(system: str, python: str, file: Path) -> dict[str, str]:
                     except (ProcessLookupError, subprocess.TimeoutExpired):
                         continue
                 _end_daemons(directory)
-        if not os.path.exists(report):
-            return {}
-        return {f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in ElementTree.parse(report).iter("testcase")}
+        found: dict[str, str] = {}
+        for name, outcome, text in map(json.loads, report.read_text().splitlines()):
+            if found.get(name, "passed") == "passed":  # A test that passes, and fails where it is cleaned up, has failed.
+                found[name] = f"failed: {text}" if outcome == "failed" else outcome
+        return found
 
 
 def _end_daemons(directory: str) -> None:
@@ -63,14 +94,6 @@ def _end_daemons(directory: str) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
         except (OSError, ValueError):
             continue
-
-
-def _outcome(case: ElementTree.Element) -> str:
-    for kind in ("failure", "error", "skipped"):
-        found = case.find(kind)
-        if found is not None:
-            return "skipped" if kind == "skipped" else f"{kind}: {(found.get('message') or '')[:300]}"
-    return "passed"
 
 
 def files_of(places: list[str], first: int | None) -> list[Path]:
@@ -89,18 +112,21 @@ def main() -> None:
     parser.add_argument("--python", required=True)
     parser.add_argument("--first", type=int)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--only", choices=SYSTEMS, help="ask this one alone, and count when the other has been asked")
     parser.add_argument("places", nargs="+")
     given = parser.parse_args()
     known = json.loads(given.results.read_text()) if given.results.exists() else {}
     for file in files_of(given.places, given.first):
         entry = known.setdefault(str(file), {})
-        for system in SYSTEMS:
+        for system in (given.only,) if given.only else SYSTEMS:
             if system not in entry or (given.again and system == "zfabric"):
                 entry[system] = outcomes(system, given.python, file)
                 given.results.write_text(json.dumps(known, indent=1))
-        passed = [name for name, outcome in entry["ray"].items() if outcome == "passed"]
-        here = [name for name in passed if entry["zfabric"].get(name) == "passed"]
-        print(f"{len(here)} of {len(passed)}  {file}", flush=True)
+        passed = {system: {name for name, outcome in of.items() if outcome == "passed"} for system, of in entry.items()}
+        if given.only:
+            print(f"{len(passed[given.only])} pass  {file}", flush=True)
+        else:
+            print(f"{len(passed['ray'] & passed['zfabric'])} of {len(passed['ray'])}  {file}", flush=True)
     rows = known.values()
     passed = [(entry, name) for entry in rows for name, outcome in entry.get("ray", {}).items() if outcome == "passed"]
     here = sum(entry.get("zfabric", {}).get(name) == "passed" for entry, name in passed)

@@ -122,6 +122,23 @@ assert done.wait(60) and freed == [identifier]
 large = ray.put(bytes(1_000_000))
 where = ray.experimental.get_object_locations([large])[large]
 assert where["object_size"] > 1_000_000 and where["node_ids"] == [ray.get_runtime_context().get_node_id()]
+core_worker = ray._private.worker.global_worker.core_worker
+small = ray.put(1)
+assert core_worker.object_exists(large) and core_worker.object_exists(small)
+assert ray.experimental.get_object_locations([small])[small]["node_ids"] == where["node_ids"], "it is where it is asked for"
+held = [ray.remote(lambda value: threading.Event().wait()).remote(large) for _ in range(2)]
+assert core_worker.get_all_reference_counts()[large.hex().encode()] == {"local": 1, "submitted": 2}
+del small
+[ray.cancel(each, force=True) for each in held]
+
+@ray.remote
+def ends():
+    raise StopIteration
+
+try:
+    ray.get(ends.remote())
+except StopIteration as error:
+    assert isinstance(error, ray.exceptions.RayTaskError)
 
 kv = ray.experimental.internal_kv
 assert not kv._internal_kv_put("key", b"1", namespace="space") and kv._internal_kv_put("key", b"2", overwrite=False, namespace="space")
@@ -190,6 +207,90 @@ def test_workers_of_other_nodes_enter_the_mode() -> None:
             found = ray.get([where.options(scheduling_strategy=each).remote() for each in strategies])
             assert found == [(each, ray.__commit__) for each in ids], found
     """)
+
+
+def test_what_ray_takes_from_the_environment_and_from_a_jobs_configuration(tmp_path: Path) -> None:
+    """Also: a namespace of its own for each program, and the files that name what is not sent."""
+    (tmp_path / "sent").mkdir()
+    for name, text in (("seen", ""), ("hidden", ""), ("not.seen", ""), (".gitignore", "hidden\n"), (".rayignore", "*.seen\n")):
+        (tmp_path / "sent" / name).write_text(text)
+    run(f"""
+        import os
+        import zfabric.as_ray
+        import ray
+        from types import SimpleNamespace
+
+        os.environ["RAY_LOG_TO_DRIVER"] = "0"
+        spaces = []
+        for _ in range(2):
+            with ray.init(num_cpus=1):
+                spaces.append(ray.get_runtime_context().namespace)
+                ray.get(ray.remote(print).remote("not shown"))
+        assert spaces[0] != spaces[1] and "" not in spaces, spaces
+        os.environ["RAY_NAMESPACE"] = "theirs"
+        with ray.init(num_cpus=1) as cluster:
+            assert ray.get_runtime_context().namespace == "theirs"
+        job = SimpleNamespace(ray_namespace="ours", runtime_env={{"working_dir": {str(tmp_path / "sent")!r}}})
+        with ray.init(num_cpus=1, job_config=job):
+            assert ray.get_runtime_context().namespace == "ours"
+            assert ray.get(ray.remote(lambda: "seen" in os.listdir() and not {{"hidden", "not.seen"}} & set(os.listdir())).remote())
+        os.environ["RAY_ADDRESS"] = "ray://there:10001"
+        try:
+            ray.init()
+        except ray.exceptions.FabricError as error:
+            assert "is an address of Ray's client" in str(error)
+        else:
+            raise SystemExit("RAY_ADDRESS is not read")
+    """)
+
+
+def test_a_cluster_of_rays_tests_lists_its_dead_nodes() -> None:
+    run("""
+        import zfabric.as_ray
+        import ray
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(head_node_args={"num_cpus": 1, "num_gpus": 1, "_system_config": {"health_check_period_ms": 1}}, initialize_head=True)
+        other = cluster.add_node(num_cpus=1, resources={"theirs": 1}, enable_object_reconstruction=True)
+        cluster.wait_for_nodes()
+        assert not ray.is_initialized()
+        cluster.connect()
+        assert ray.cluster_resources()["GPU"] == 1 and ray.cluster_resources()["theirs"] == 1
+        assert other.unique_id in [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        cluster.remove_node(other)
+        dead = [node for node in ray.nodes() if not node["Alive"]]
+        while not dead:
+            dead = [node for node in ray.nodes() if not node["Alive"]]
+        assert [node["NodeID"] for node in dead] == [other.unique_id] and dead[0]["Resources"] == {}, dead
+        assert ray._private.state.current_node_id() == "node:127.0.0.1"
+        cluster.shutdown()
+    """)
+
+
+def test_steps_of_a_bar_are_drawn_and_not_shown(tmp_path: Path) -> None:
+    path = install(tmp_path)
+    (path / "ray" / "experimental").mkdir()
+    (path / "ray" / "experimental" / "tqdm_ray.py").write_text(
+        "class Bars:\n def process_state_update(self, state):\n  print('drawn', state['n'])\ndef instance():\n return Bars()\n"
+    )
+    ended = run(
+        """
+        import zfabric.as_ray
+        import ray
+
+        @ray.remote
+        def steps():
+            print('{"__magic_token__": "__ray_tqdm_magic_token__", "n": 7}')
+            print('{"__magic_token__": "__ray_tqdm_magic_token__", cut')
+            print("text")
+
+        with ray.init(num_cpus=1):
+            ray.get(steps.remote())
+        """,
+        path=path,
+    )
+    lines = [line.rpartition(") ")[2] for line in ended.stdout.splitlines()]
+    assert lines == ["drawn 7", "text"], ended.stdout
 
 
 # --- the user's Ray ---------------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_options_are_taken_as_the_page_says() -> None:
 
 def test_options_are_refused_as_the_page_says() -> None:
     refused = re.findall(r"`(\w+)=(.*?)`", section("Absent"))
-    assert len(refused) == 3
+    assert len(refused) == 2
     for name, value in refused:
         for check in (checked, checked_actor):
             with pytest.raises(zf.OptionError, match=name):

@@ -202,6 +202,25 @@ def test_all_gpus_of_the_machine_count_unless_some_are_named(monkeypatch: pytest
     assert processes.gpu_count() == 2
 
 
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        (["NVIDIA A100-SXM4-80GB"] * 2, "A100"),
+        (["Tesla V100-SXM2-16GB"], "V100"),
+        (["NVIDIA L40S"], "L40S"),
+        (["NVIDIA GeForce RTX 3090"], ""),
+        (["NVIDIA A100-PCIE-40GB", "NVIDIA H100 80GB HBM3"], ""),
+        ([], ""),
+    ],
+)
+def test_the_model_of_gpus_is_what_the_driver_says_of_all(models: list[str], expected: str, tmp_path: Path) -> None:
+    for number, model in enumerate(models):
+        file = tmp_path / f"0000:0{number}:00.0" / "information"
+        file.parent.mkdir()
+        file.write_text(f"Model: \t\t {model}\nIRQ:   \t\t 27\n")
+    assert processes.gpu_model(str(tmp_path)) == expected
+
+
 V2 = {
     "/proc/self/cgroup": "0::/a/b\n",
     "/sys/fs/cgroup/a/b/cpu.max": "max 100000\n",

@@ -25,6 +25,8 @@ from zfabric.exceptions import RuntimeEnvSetupError
 
 IGNORE_FILE = ".zfabricignore"
 """The file in a directory that names what is not sent, in the syntax of ``.gitignore``."""
+ignore_files: tuple[str, ...] = (IGNORE_FILE,)
+"""The files that are read. ``as_ray`` adds those that Ray reads."""
 ALWAYS_IGNORED = (".git/", "__pycache__/", ".venv/", "venv/")
 """Patterns before those of the file, which can include them again."""
 ARCHIVES = (".whl", ".zip")
@@ -112,11 +114,14 @@ def _chosen(root: str, top: str, excludes: Iterable[str]) -> Iterator[_Entry]:
 
 
 def ignore_lines(directory: str) -> list[bytes]:
-    """Return the lines of a directory's file of patterns: none if there is no file.
+    """Return the lines of a directory's files of patterns.
 
     Raises RuntimeEnvSetupError for one that is there and cannot be used: what it names would be sent.
     """
-    path = f"{directory}/{IGNORE_FILE}"
+    return [line for name in ignore_files for line in _lines_of(f"{directory}/{name}")]
+
+
+def _lines_of(path: str) -> list[bytes]:
     if not os.path.lexists(path):
         return []
     data = read_regular(path, IGNORE_BYTES_MAX)[0].removeprefix(codecs.BOM_UTF8)

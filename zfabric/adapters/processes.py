@@ -11,8 +11,10 @@ import contextlib
 import ctypes
 import errno
 import functools
+import glob
 import math
 import os
+import re
 import resource
 import select
 import signal
@@ -390,6 +392,16 @@ def gpu_count() -> int:
     if visible is not None:
         return len(visible)
     return sum(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir("/dev"))
+
+
+def gpu_model(directory: str = "/proc/driver/nvidia/gpus") -> str:
+    """Return the model of this machine's NVIDIA GPUs, such as "A100"; empty where the driver says none, or several."""
+    models = set()
+    for file in glob.glob(f"{directory}/*/information"):
+        with contextlib.suppress(OSError), open(file) as lines:
+            found = re.search(r"^Model:.*?\b([A-Z]{1,3}\d+[A-Z]?)\b", lines.read(), re.MULTILINE)
+            models.add(found[1] if found else "")
+    return models.pop() if len(models) == 1 else ""
 
 
 def memory_total() -> int:

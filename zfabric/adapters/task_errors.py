@@ -55,9 +55,10 @@ NODE_DIGITS = 8
 """Digits of a node's id in error texts."""
 
 _PACKAGE = __file__.rpartition("/adapters/")[0] + "/"
-_UNFIT = (StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit, GeneratorExit)
+unfit: tuple[type[BaseException], ...] = (StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit, GeneratorExit)
 """Classes that a TaskError never inherits from (nor from ``asyncio.CancelledError``): Python gives them a meaning of their own.
-Raised in the reader, one would silently end its generator, coroutine or program.
+Raised in the reader, one would silently end its generator, coroutine or program. ``as_ray`` takes off the first two: programs of Ray
+read to the end of an iterator on another node by ``except StopIteration``.
 """
 _READ_ONLY = re.compile(
     r"\b(array|destination|base|byte-swapped) is read-?only|read-?only (array|memory)|(buffer|object) is not writable"
@@ -520,7 +521,7 @@ _CLASSES: dict[type[BaseException], type[TaskError]] = {}
 def _combined(cause: BaseException | None) -> TaskError:
     """Make a TaskError with the class and state of ``cause``, or a plain one if they cannot be combined."""
     kind = TaskError if cause is None else _raised_class(cause)
-    if cause is not None and not issubclass(kind, (TaskError, *_UNFIT)) and not _cancels(kind):
+    if cause is not None and not issubclass(kind, (TaskError, *unfit)) and not _cancels(kind):
         arguments = _arguments_of(cause)
         try:
             made = _class_for(kind)

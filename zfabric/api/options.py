@@ -186,6 +186,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "scheduling_strategy": check_strategy,
     "label_selector": check_selector,
     "memory": _demand("memory"),
+    "accelerator_type": _name_of("accelerator_type"),
     "object_store_memory": _store_bytes,
     "max_calls": _max_calls,
     **dict.fromkeys(("enable_task_events", "_metadata", "_labels"), _anything),
@@ -193,7 +194,6 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     **{
         name: _nothing(name)
         for name in (
-            "accelerator_type",
             "fallback_strategy",
             "placement_group",
             "placement_group_bundle_index",

@@ -406,7 +406,7 @@ def made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunc
     if _flags(function) & _COROUTINE:
         raise OptionError(f"{function.__qualname__} is 'async def' without yield: num_returns={mode_of(options)!r} is for generators")
     if mode_of(options) == "dynamic" and hasattr(function, "__code__") and not _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
-        raise OptionError(f'{function.__qualname__} does not yield: num_returns="dynamic" is for generators')
+        raise OptionError(f'{function.__qualname__} does not yield: num_returns="dynamic" can only be used with generators')
     return (StreamingFunction if mode_of(options) == "streaming" else DynamicFunction)(function, options)
 
 

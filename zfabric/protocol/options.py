@@ -46,6 +46,8 @@ MEMORY, STORE_MEMORY = "memory", "object_store_memory"
 """Resources of nodes that are counted in bytes: what tasks may reserve, and the size of the object store."""
 NODE_RESOURCE = "node:"
 """Begins the resource by which a node is asked for by its address, such as ``node:10.0.0.7``: each node has one unit of its own."""
+ACCELERATOR_RESOURCE = "accelerator_type:"
+"""Begins the name of the resource by which a node says which model its GPUs are: "accelerator_type:A100", of amount 1."""
 HEAD_RESOURCE = f"{NODE_RESOURCE}__internal_head__"
 """The resource that the head alone has, by Ray's name."""
 

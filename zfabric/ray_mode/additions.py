@@ -19,6 +19,7 @@ from zfabric.api.remote_function import RemoteFunction
 from zfabric.exceptions import GetTimeoutError, NotInitializedError, NotInRayModeError
 from zfabric.ray_mode.core_worker import local_actor_state
 from zfabric.ray_mode.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
+from zfabric.util.local_cluster import LocalNode
 from zfabric.util.metrics import Metric
 
 
@@ -52,6 +53,11 @@ def add() -> None:
             "_ray_is_cross_language": False,
             "_get_local_state": lambda handle: local_actor_state(handle._id),
             "_ray_method_signatures": property(lambda handle: {name: known.signature for name, known in handle._methods.items()}),
+        },
+        LocalNode: {
+            "unique_id": property(lambda node: node.node_id),
+            "remaining_processes_alive": LocalNode.alive,
+            "kill_raylet": lambda node, check_alive=True: node.kill(),
         },
         Metric: {
             "_tag_keys": property(lambda metric: metric._keys),

@@ -8,6 +8,18 @@ from zfabric.api.cluster import nodes
 from zfabric.api.lifecycle import connected
 from zfabric.util import placement_group_table
 
+_seen: dict[str, dict[str, Any]] = {}
+"""Each node as this process has last seen it: the cluster itself remembers of a dead one no more than its id."""
+
+
+def all_nodes() -> list[dict[str, Any]]:
+    """The living nodes, as ``zfabric.nodes`` lists them, and then those that died or left: they are not alive, and have nothing."""
+    living = nodes()
+    _seen.update({node["NodeID"]: node for node in living})
+    dead = [each for each in connected().query("dead nodes") if each not in {node["NodeID"] for node in living}]
+    nothing = {"Alive": False, "alive": False, "Resources": {}}
+    return [*living, *({**_seen.get(each, {"NodeID": each, "Labels": {}}), **nothing} for each in dead)]
+
 
 def totals_by_node() -> dict[str, dict[str, float]]:
     """The resources of each living node, by its id."""
@@ -29,8 +41,8 @@ class GlobalState:
         return found
 
     def node_table(self) -> list[dict[str, Any]]:
-        """The living nodes."""
-        return nodes()
+        """All nodes."""
+        return all_nodes()
 
     def get_draining_nodes(self) -> dict[str, int]:
         """Nodes that are about to end, with their deadlines: none, since zfabric moves what runs there by itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,25 @@ class ControlClient(Incomplete):
     def get_draining_nodes(self, *args: Any, **options: Any) -> dict[NodeID, int]:
         """Nodes that are about to end, with their deadlines: none, since zfabric moves what runs there by itself."""
         return {}
+
+
+class ErrorSubscriber:
+    """``ray._raylet.GcsErrorSubscriber``. None arrives: zfabric shows a program what it should know, and raises what it must."""
+
+    def __init__(self, worker_id: bytes | None = None, address: str | None = None) -> None:
+        self._closed = threading.Event()
+
+    def subscribe(self) -> None:
+        """Begin."""
+
+    def poll(self, timeout: float | None = None) -> tuple[None, None]:
+        """Wait ``timeout`` seconds, or until ``close``, for (the id of a job, an error). Return (None, None)."""
+        self._closed.wait(timeout)
+        return None, None
+
+    def close(self) -> None:
+        """End."""
+        self._closed.set()
 
 
 def put(key: Text, value: Text, overwrite: bool, namespace: Text | None) -> bool:

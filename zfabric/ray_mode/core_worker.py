@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from zfabric.api.context import get_runtime_context
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
 from zfabric.protocol.messages import ALIVE, DEAD
 from zfabric.ray_mode.absent import Incomplete
+from zfabric.ray_mode.ids import ActorID, WorkerID
 from zfabric.util.values import locate, on_freed
 
 
@@ -26,6 +28,25 @@ class CoreWorkerClient(Incomplete):
         """Where values are, and their sizes in bytes."""
         return locations(refs)
 
+    def object_exists(self, ref: ObjectRef, memory_store_only: bool = False) -> bool:
+        """Whether a value is on this node: in its object store, or small and complete."""
+        found = locate([ref])[ref]
+        small = found.complete and not found.nodes
+        return small if memory_store_only else small or get_runtime_context().get_node_id() in found.nodes
+
+    def get_all_reference_counts(self) -> dict[bytes, dict[str, int]]:
+        """The values that this process refers to, by id in hexadecimal: refs, and tasks and calls without an outcome that take it."""
+        counts = connected().reference_counts()
+        return {each.hex().encode(): {"local": refs, "submitted": taken} for each, (refs, taken) in counts.items()}
+
+    def get_actor_id(self) -> ActorID:
+        """The running actor; nil elsewhere."""
+        return ActorID.from_hex(get_runtime_context().get_actor_id() or ActorID.nil().hex())
+
+    def get_worker_id(self) -> WorkerID:
+        """The id of this process."""
+        return WorkerID.from_hex(get_runtime_context().get_worker_id())
+
     def get_local_actor_state(self, actor_id: bytes) -> int | None:
         """The state of an actor as this process last received it, in Ray's numbers; None if this process has not called it."""
         return local_actor_state(actor_id)
@@ -40,9 +61,16 @@ class CoreWorkerClient(Incomplete):
 
 
 def locations(refs: list[ObjectRef]) -> dict[ObjectRef, dict[str, Any]]:
-    """Where values are, in Ray's form."""
-    found = locate(refs)
-    return {ref: {"node_ids": list(found[ref].nodes), "object_size": found[ref].size, "did_spill": found[ref].spilled} for ref in refs}
+    """Where values are, in Ray's form. A small value travels in messages: it is where it is asked for."""
+    here = get_runtime_context().get_node_id()
+    return {
+        ref: {
+            "node_ids": list(found.nodes) or ([here] if found.complete and found.size is not None else []),
+            "object_size": found.size,
+            "did_spill": found.spilled,
+        }
+        for ref, found in locate(refs).items()
+    }
 
 
 def local_actor_state(actor_id: bytes) -> int | None:

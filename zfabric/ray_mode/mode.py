@@ -6,10 +6,12 @@ import os
 import sys
 import warnings
 
+from zfabric.adapters import packages, task_errors
 from zfabric.exceptions import AlreadyInitializedError
 from zfabric.ray_mode.additions import add
 from zfabric.ray_mode.finder import Finder
 from zfabric.ray_mode.installed import TESTED, Installed, find
+from zfabric.ray_mode.progress_bars import draw
 from zfabric.runtime import interface
 
 PRELUDE = "zfabric.as_ray"
@@ -45,6 +47,9 @@ def enter() -> None:
     warnings.filterwarnings("ignore", message="max_calls=", category=RuntimeWarning)  # Ray's libraries ask for it where they are imported.
     interface.prelude = PRELUDE
     interface.warm = modules_to_share
+    interface.takes_line = draw
+    task_errors.unfit = tuple(kind for kind in task_errors.unfit if kind not in (StopIteration, StopAsyncIteration))
+    packages.ignore_files = (".gitignore", ".rayignore", packages.IGNORE_FILE)
     sys.meta_path.insert(0, Finder(ray))
     if ray is not None:
         sys.path.append(os.path.join(ray.directory, "thirdparty_files"))  # Last: what the user has installed comes first.

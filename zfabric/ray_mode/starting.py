@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +16,14 @@ hooks: list[Callable[[], None]] = []
 """What libraries have run once a program is connected: Ray's ``_post_init_hooks``."""
 
 
-def init(address: str | None = None, *, _memory: float | None = None, **options: Any) -> ClusterContext:
+def init(address: str | None = None, *, _memory: float | None = None, job_config: Any = None, **options: Any) -> ClusterContext:
     """Join or start a cluster, as ``zfabric.init`` does; ``address`` and ``options`` are its arguments.
+
+    What is None is taken from ``job_config``, and from RAY_ADDRESS, RAY_NAMESPACE and RAY_LOG_TO_DRIVER.
 
     Raises ConfigError for an address of Ray's client.
     """
+    address = address or os.environ.get("RAY_ADDRESS")
     if isinstance(address, str) and address.startswith(CLIENT_SCHEME):
         raise ConfigError(
             f"init: {address!r} is an address of Ray's client, which is not here: run the program on a machine of the cluster, with the "
@@ -26,7 +31,21 @@ def init(address: str | None = None, *, _memory: float | None = None, **options:
         )
     if _memory is not None:
         options["_memory"] = _memory
+    if (spilling := options.pop("_object_spilling_directory", None)) is not None:
+        options["config"] = {"spill_directory": spilling}
+    if job_config is not None:
+        _take(job_config, options)
+    if options.get("namespace") is None:
+        options["namespace"] = os.environ.get("RAY_NAMESPACE") or str(uuid.uuid4())  # As in Ray, that of this program alone.
+    options.setdefault("log_to_driver", os.environ.get("RAY_LOG_TO_DRIVER") != "0")
     context = lifecycle.init(address, **options)
     for hook in hooks:
         hook()
     return context
+
+
+def _take(job_config: Any, options: dict[str, Any]) -> None:
+    """Add the namespace and the runtime_env of a ``ray.job_config.JobConfig`` to the arguments of ``init``, which win."""
+    for option, value in (("namespace", job_config.ray_namespace), ("runtime_env", job_config.runtime_env)):
+        if options.get(option) is None and value:
+            options[option] = value

@@ -250,6 +250,11 @@ class FabricClient:
         with self._lock:
             return self.machine.calls.state_of(actor_id)
 
+    def reference_counts(self) -> dict[bytes, tuple[int, int]]:
+        """Implement ``ClientInterface.reference_counts``."""
+        with self._lock:
+            return self.machine.reference_counts()
+
     def await_room(self, actor_id: bytes, terms: Terms) -> None:
         """Wait until fewer calls than ``terms.pending`` have no outcome, or raise PendingCallsLimitExceededError."""
         calls = self.machine.calls

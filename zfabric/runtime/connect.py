@@ -14,7 +14,7 @@ from zfabric.config import Config
 from zfabric.exceptions import ConfigError, ConnectionLostError, FabricError, NodeDiedError, VersionMismatchError
 from zfabric.protocol.effects import DRAINED
 from zfabric.protocol.names import is_text
-from zfabric.protocol.options import MEMORY
+from zfabric.protocol.options import ACCELERATOR_RESOURCE, MEMORY
 from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
@@ -149,7 +149,7 @@ def node_resources(
 
     Without ``memory`` the node's supervisor adds a share of what the machine has beside the object store, whose size it chooses.
     """
-    from zfabric.adapters.processes import cpu_count, gpu_count, visible_gpus  # Only needed where a cluster is started.
+    from zfabric.adapters.processes import cpu_count, gpu_count, gpu_model, visible_gpus  # Only needed where a cluster is started.
 
     total = {"CPU": float(cpu_count() if num_cpus is None else num_cpus)}
     gpus = gpu_count() if num_gpus is None else num_gpus
@@ -158,6 +158,8 @@ def node_resources(
         if visible and len(visible) < gpus:
             raise ConfigError(f"num_gpus is {gpus:g}, and CUDA_VISIBLE_DEVICES names {len(visible)} ({', '.join(visible)})")
         total["GPU"] = float(gpus)
+        if model := gpu_model():
+            total[f"{ACCELERATOR_RESOURCE}{model}"] = 1.0
     total.update({name: float(amount) for name, amount in (resources or {}).items()})
     if memory is not None:
         total[MEMORY] = float(int(memory))

@@ -236,6 +236,7 @@ class DriverClient:
         self.submit_many = fenced(fabric.submit_many, lambda firsts, *args: self._drop_values(firsts, args[2]))
         self.takes_far = fabric.takes_far
         self.actor_state = fabric.actor_state
+        self.reference_counts = fabric.reference_counts
         self.call_all = fenced(fabric.call_all, self._drop_all)
         self.kill_actor = fenced(fabric.kill_actor)
         self.put = fenced(fabric.put, lambda identifier, *_: drop(identifier))

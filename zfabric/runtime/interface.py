@@ -146,6 +146,9 @@ class ClientInterface(Protocol):
         None if this process has not called it. Asks nobody.
         """
 
+    def reference_counts(self) -> dict[bytes, tuple[int, int]]:
+        """The objects that this process refers to, each with its refs, and with the tasks and calls without an outcome that take it."""
+
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor's process at once."""
 
@@ -229,6 +232,14 @@ def _no_modules() -> tuple[str, ...]:
 
 warm: Callable[[], tuple[str, ...]] = _no_modules
 """The modules that workers of a cluster which this process starts are forked with, where that is possible. ``as_ray`` sets this."""
+
+
+def _no_line(line: str) -> bool:
+    return False
+
+
+takes_line: Callable[[str], bool] = _no_line
+"""Asked before a line of a worker is shown: whether the line was no text, and is shown in its own way. ``as_ray`` sets this."""
 prelude = ""
 """A module that workers import before they load a function of this process: the option ``prelude`` of what it exports."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from zfabric.protocol import messages as m
+from zfabric.runtime import interface
 from zfabric.runtime.lines import visible
 
 RECENT_MAX = 1000
@@ -73,6 +74,8 @@ class Terminal:
                 self._forget_oldest()
 
     def _line(self, pid: int, name: str, stream: str, line: str) -> None:
+        if interface.takes_line(line):
+            return
         if self.repeat_seconds <= 0 or not line or line.isspace():
             _print_line(pid, name, stream, line)
             return

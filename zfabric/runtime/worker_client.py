@@ -49,6 +49,7 @@ class WorkerClient:
         self.call = closed(self._call)
         self.takes_far = fabric.takes_far
         self.actor_state = fabric.actor_state
+        self.reference_counts = fabric.reference_counts
         self.call_all = closed(self._call_all)
         self.kill_actor = closed(fabric.kill_actor)
         self.put = closed(fabric.put)

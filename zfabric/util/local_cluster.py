@@ -93,10 +93,10 @@ class LocalNode:
 
 
 class LocalCluster:
-    """A cluster of ``nodes`` nodes on this machine, each with ``cpus_per_node`` CPUs. A context manager; the nodes end with this program.
+    """A cluster of ``nodes`` nodes on this machine, each with ``cpus_per_node`` CPUs and ``gpus_per_node`` GPUs.
 
-    ``object_store_memory`` is that of each node in bytes, and ``memory`` what tasks and actors may reserve there; by default the nodes
-    share what one node would have. ``resources``, ``config`` (limits of ``zfabric.config``) and ``labels`` are those of each node. This
+    A context manager; the nodes end with this program. ``object_store_memory`` is that of each node in bytes, and ``memory`` what tasks
+    and actors may reserve there; by default the nodes share what one node would have. ``resources``, ``config`` (limits of ``zfabric.config``) and ``labels`` are those of each node. This
     program joins it by ``zf.init()``; others join at its ``address``, through the first node, or at the ``address`` of one of ``nodes``.
     Raises ConfigError or OptionError for invalid settings.
 
@@ -113,6 +113,7 @@ class LocalCluster:
         nodes: int = 1,
         cpus_per_node: int = 1,
         *,
+        gpus_per_node: int = 0,
         object_store_memory: float | None = None,
         memory: float | None = None,
         resources: Mapping[str, float] | None = None,
@@ -128,6 +129,7 @@ class LocalCluster:
         self._head: LocalNode | None = None
         self._reference = weakref.ref(self)
         self._cpus = cpus_per_node
+        self._gpus = gpus_per_node
         self._resources = resources or {}
         self._labels = labels or {}
         self._count = 0
@@ -174,7 +176,7 @@ class LocalCluster:
         self,
         num_cpus: int | None = None,
         *,
-        num_gpus: int = 0,
+        num_gpus: int | None = None,
         resources: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         object_store_memory: float | None = None,
@@ -237,7 +239,7 @@ class LocalCluster:
         self,
         head: bool,
         num_cpus: int | None = None,
-        num_gpus: int = 0,
+        num_gpus: int | None = None,
         resources: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         object_store_memory: float | None = None,
@@ -251,14 +253,15 @@ class LocalCluster:
         check_labels("LocalCluster: labels", labels)
         resources = self._resources if resources is None else resources
         cpus = self._cpus if num_cpus is None else num_cpus
+        gpus = self._gpus if num_gpus is None else num_gpus
         memory = _bytes("memory", memory, 0, self._memory)
-        demand_of(cpus, num_gpus, resources, memory)
+        demand_of(cpus, gpus, resources, memory)
         address, key_file = ("", "") if head else (self.address or self.nodes[0].session_directory, self.key_file)
         self._count += 1
         name = f"node{self._count}"
         launched = launch(
             config=self._config,
-            resources=node_resources(cpus, num_gpus, dict(resources), memory),
+            resources=node_resources(cpus, gpus, dict(resources), memory),
             arena_size=_bytes("object_store_memory", object_store_memory, 1, self._arena_size),
             cluster=self._reached(ClusterSettings(head, "", 0, address, key_file, name, tuple(sorted(labels.items())), "")),
         )

@@ -38,6 +38,7 @@ from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, OBJECT_STORE, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.messages.rows import DEPENDENCIES
 
 ARGUMENT_GRANTS = 4
 """Room for arguments that are not reported, in units of ``grant_bytes``: calls under way seldom have more."""
@@ -386,6 +387,19 @@ class Client:
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes."""
         return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.pins.counts)}
+
+    def reference_counts(self) -> dict[bytes, tuple[int, int]]:
+        """For each object with a ref in this process or in work that it has submitted: how many refs, and how many tasks and calls without
+        an outcome that take it. Handles of actors are no refs of this kind once the actor was called.
+        """
+        self.releases.settle()
+        entries, targets = self.objects.all_entries(), self.calls.targets.values()
+        rows = [entry.row for _, entry in entries if entry.row is not None]
+        rows += [row for target in targets for row in (*target.sent.values(), *target.unsent())]
+        taken = Counter(identifier for row in rows if len(row) > DEPENDENCIES for identifier in row[DEPENDENCIES])
+        handles = {target.handle for target in targets}
+        refs = {identifier: entry.refs for identifier, entry in entries if identifier not in handles}
+        return {each: (refs.get(each, 0), taken[each]) for each in refs.keys() | taken.keys() if refs.get(each) or taken[each]}
 
     def check_invariants(self) -> None:
         """Check that numbers of refs are not negative, and that unread failures belong to objects with refs."""

@@ -17,6 +17,7 @@ from zfabric.exceptions import OptionError, OptionTypeError
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import (
+    ACCELERATOR_RESOURCE,
     HEAD_RESOURCE,
     MEMORY,
     NODE_RESOURCE,
@@ -33,8 +34,10 @@ AMOUNT_MAX = 10**9
 """Most of one resource that can be asked for, in whole units: amounts stay far inside what msgpack carries as an integer."""
 BYTES_MAX = 2**49
 """The same of what is counted in bytes: 512 TiB, which in 1/10,000 is still an integer of 63 bits."""
-OWN_RESOURCES = 4
-"""Most resources that a node has beside CPUs, GPUs and what was declared: ``own_resources``, and memory."""
+OWN_RESOURCES = 5
+"""Most resources that a node has beside CPUs, GPUs and what was declared: ``own_resources``, memory, and the model of its GPUs."""
+ACCELERATOR_AMOUNT = 0.001
+"""How much of that a task or actor takes that names an ``accelerator_type``: it chooses the node, and does not count."""
 _ROUNDING = 1e-7
 """How far a number may be from a multiple of 1/10,000, as a part of itself, and still be taken to mean it: 0.1 * 3 and
 ``numpy.float32(0.3)`` are 0.3.
@@ -125,16 +128,20 @@ def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str
 def named_demand(options: Mapping[str, Any], usual: Demand = ONE_CPU) -> Demand | None:
     """The demand that the options of a task or an actor name; None if they name none, and have the ``usual`` one.
 
-    ``memory`` alone is added to the usual demand: an actor that names no CPUs holds none.
+    ``memory`` and ``accelerator_type`` alone are added to the usual demand: an actor that names no CPUs holds none.
 
     >>> named_demand({"memory": 100}), named_demand({"memory": 100}, ())
     ((('CPU', 10000), ('memory', 1000000)), (('memory', 1000000),))
+    >>> named_demand({"accelerator_type": "A100"}, ())
+    (('accelerator_type:A100', 10),)
     """
-    cpus, gpus, resources, memory = map(options.get, ("num_cpus", "num_gpus", "resources", "memory"))
+    cpus, gpus, resources, memory, kind = map(options.get, ("num_cpus", "num_gpus", "resources", "memory", "accelerator_type"))
     if cpus is gpus is resources is None:
-        if memory is None:
+        if memory is kind is None:
             return None
         cpus = dict(usual).get(CPU, 0) / RESOURCE_UNIT
+    if kind is not None:
+        resources = {**(resources or {}), f"{ACCELERATOR_RESOURCE}{kind}": ACCELERATOR_AMOUNT}
     return demand_of(cpus, gpus, resources, memory)
 
 

@@ -25,7 +25,6 @@ from zfabric import (
     is_initialized,
     kill,
     method,
-    nodes,
     put,
     remote,
     shutdown,
@@ -35,6 +34,7 @@ from zfabric import (
 from zfabric.exceptions import *
 from zfabric.ray_mode.absent import Absent as _Absent
 from zfabric.ray_mode.absent import submodules as _submodules
+from zfabric.ray_mode.cluster import all_nodes as nodes
 from zfabric.ray_mode.finder import Finder as _Finder
 from zfabric.ray_mode.ids import (
     ActorClassID,

@@ -11,6 +11,7 @@ from zfabric import DynamicObjectRefGenerator, ObjectRef, ObjectRefGenerator, Yi
 from zfabric.api.cluster import node_ip_address
 from zfabric.ray_mode.absent import Absent, attributes
 from zfabric.ray_mode.control import ControlClient as GcsClient
+from zfabric.ray_mode.control import ErrorSubscriber as GcsErrorSubscriber
 from zfabric.ray_mode.ids import ActorClassID, ActorID, ClusterID, FunctionID, JobID, NodeID, PlacementGroupID, TaskID, UniqueID, WorkerID
 
 StreamingGeneratorStats = YieldStatistics
@@ -32,6 +33,7 @@ Sum = Absent("ray._raylet.Sum", "ray.util.metrics.Counter sums up")
 GlobalStateAccessor = Absent("ray._raylet.GlobalStateAccessor", "ray.util.state lists what there is")
 for _name in (
     "AuthenticationMode", "AuthenticationTokenLoader", "Config", "CoreWorker", "CppFunctionDescriptor", "EventRecorder", "GcsClientOptions",
+    "GcsLogSubscriber",
     "JavaFunctionDescriptor", "MessagePackSerializedObject", "Pickle5SerializedObject", "Pickle5Writer", "PythonFunctionDescriptor",
     "RawSerializedObject", "RayEvent", "RayletClient", "STREAMING_GENERATOR_RETURN", "SerializedObject", "SerializedRayObject",
     "StreamRedirector", "del_key_prefix_from_storage", "get_authentication_mode", "get_port_filename", "get_session_key_from_storage",

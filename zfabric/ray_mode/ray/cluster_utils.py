@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import zfabric
-from zfabric.exceptions import GetTimeoutError, OptionError
+from zfabric.config import Config
+from zfabric.exceptions import GetTimeoutError
 from zfabric.ray_mode.absent import Absent, attributes
 from zfabric.ray_mode.starting import init
 from zfabric.util.local_cluster import LocalCluster, LocalNode
@@ -16,9 +18,14 @@ cluster_not_supported = False
 _WITHOUT_EFFECT = {
     "_system_config", "dashboard_agent_listen_port", "dashboard_host", "dashboard_port", "env_vars", "gcs_server_port", "include_dashboard",
     "metrics_agent_port", "metrics_export_port", "node_ip_address", "node_manager_port", "node_name", "port", "redis_password",
-    "runtime_env_agent_port", "temp_dir", "object_manager_port", "object_spilling_directory",
+    "runtime_env_agent_port", "temp_dir", "object_manager_port", "object_spilling_directory", "enable_object_reconstruction",
+    "min_worker_port", "max_worker_port", "num_redis_shards", "redis_max_memory", "plasma_directory", "log_to_driver",
+    "runtime_env_dir_name", "ray_client_server_port", "raylet_name", "include_log_monitor", "worker_port_list", "external_addresses",
+    "enable_physical_mode", "dashboard_agent_grpc_port", "tracing_startup_hook",
 }  # fmt: skip
 """Arguments of nodes that say how Ray runs."""
+_LEASE_MIN = 3.0
+"""Seconds: a node of a busy machine may be silent for that long."""
 
 
 class Cluster:
@@ -69,10 +76,9 @@ class Cluster:
         """Start a node with num_cpus, num_gpus, resources, labels, memory and object_store_memory."""
         given = {name: value for name, value in arguments.items() if name not in _WITHOUT_EFFECT and value is not None}
         if self._cluster is not None:
-            return self._cluster.add_node(given.pop("num_cpus", 1), **given)
-        if given.pop("num_gpus", 0):
-            raise OptionError("Cluster: the first node has no GPUs here; add another one with num_gpus")
-        self._cluster = LocalCluster(1, given.pop("num_cpus", 1), **given)
+            return self._cluster.add_node(given.pop("num_cpus", 1), **{"num_gpus": 0, "resources": {}, "labels": {}, **given})
+        config = {"node_lease": _lease(arguments.get("_system_config") or {})}
+        self._cluster = LocalCluster(1, given.pop("num_cpus", 1), config=config, gpus_per_node=given.pop("num_gpus", 0), **given)
         return self._cluster.nodes[0]
 
     def remove_node(self, node: LocalNode, allow_graceful: bool = True) -> None:
@@ -82,9 +88,12 @@ class Cluster:
         self._living().remove_node(node)
 
     def wait_for_nodes(self, timeout: float = 30) -> None:
-        """Wait until a connected process sees as many nodes as there are. Raises GetTimeoutError after ``timeout`` seconds."""
+        """Wait until this process sees as many nodes as there are. Raises GetTimeoutError after ``timeout`` seconds.
+
+        ``add_node`` returns once the nodes have registered with each other, so a process that is not connected has nothing to wait for.
+        """
         ends = time.monotonic() + timeout
-        while len(zfabric.nodes()) != len(self._living().nodes):
+        while zfabric.is_initialized() and len(zfabric.nodes()) != len(self._living().nodes):
             if time.monotonic() > ends:
                 raise GetTimeoutError(f"{len(zfabric.nodes())} nodes are registered, not {len(self._living().nodes)}")
             time.sleep(0.05)
@@ -98,6 +107,12 @@ class Cluster:
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             cluster.shutdown()
+
+
+def _lease(system_config: Mapping[str, Any]) -> float:
+    """After how many seconds a silent node is dead, if Ray's settings say how often it looks after nodes; else zfabric's own default."""
+    period, failures = system_config.get("health_check_period_ms"), system_config.get("health_check_failure_threshold", 5)
+    return Config().node_lease if period is None else max(_LEASE_MIN, period * failures / 1000)
 
 
 __getattr__ = attributes(__name__)

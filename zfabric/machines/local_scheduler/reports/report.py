@@ -114,6 +114,7 @@ class Reports:
             "copied bytes": self._copied_bytes,
             "nodes": self._nodes,
             "registered": self._registered,
+            "dead nodes": self._dead_nodes,
             "cluster_resources": self._resources,
             "available_resources": self._available,
             "explain": self._explain,
@@ -488,6 +489,10 @@ class Reports:
     def _registered(self, now: float) -> list[str]:
         """The other nodes that have registered with this one: it may give them tasks."""
         return [node.token.hex() for node in self.tables.nodes.values() if node.process is not None and node.process.ready]
+
+    def _dead_nodes(self, now: float) -> list[str]:
+        """The last nodes that have left the cluster, or died."""
+        return [node.hex() for node in self.tables.dead]
 
     def _own_resources(self) -> dict[str, float]:
         return amounts(tuple(sorted(self.pool.total.items())))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from zfabric import is_initialized
 from zfabric.api.cluster import node_ip_address as _address
 from zfabric.ray_mode.absent import Absent, attributes
 
@@ -14,6 +15,11 @@ for _name in ("get_address", "get_node", "get_node_with_retry", "get_ray_jars_di
 def get_node_ip_address(address: str | None = None, **ignored: Any) -> str:
     """The address at which others reach the node of this process."""
     return _address()
+
+
+def remaining_processes_alive() -> bool:
+    """Whether the node of this process lives. Its supervisor starts again whatever of it ends."""
+    return is_initialized() and _address() != ""
 
 
 def get_node_instance_id() -> str:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from zfabric import available_resources, cluster_resources, nodes, timeline
+from zfabric import available_resources, cluster_resources, get_runtime_context, timeline
 from zfabric.ray_mode.absent import attributes
 from zfabric.ray_mode.cluster import GlobalState, available_by_node, totals_by_node
+from zfabric.ray_mode.cluster import all_nodes as nodes
 
 state = GlobalState()
 total_resources_per_node = totals_by_node
@@ -24,6 +25,18 @@ def actors(actor_id: str | None = None, **ignored: Any) -> dict[str, Any]:
 def node_ids() -> list[str]:
     """The resource ``node:...`` of each node."""
     return [name for node in nodes() for name in node["Resources"] if name.startswith("node:")]
+
+
+def current_node_id() -> str:
+    """The resource ``node:...`` of the node of this process."""
+    here = get_runtime_context().get_node_id()
+    return next(
+        str(name)
+        for node in nodes()
+        if node["NodeID"] == here
+        for name in node["Resources"]
+        if name.startswith("node:") and "__" not in name
+    )
 
 
 __getattr__ = attributes(__name__)

@@ -4,6 +4,8 @@ import copyreg as _copyreg
 import os as _os
 from typing import Any
 
+import cloudpickle as pickle
+
 import zfabric as _zfabric
 from zfabric import (
     ObjectRef,

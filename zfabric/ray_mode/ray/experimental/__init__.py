@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from zfabric import NotInitializedError, is_initialized
 from zfabric.ray_mode.absent import submodules
 from zfabric.ray_mode.core_worker import locations as get_local_object_locations
 
@@ -10,6 +11,8 @@ _load = submodules(__name__)
 
 def get_object_locations(obj_refs: list[Any], timeout_ms: int = -1) -> dict[Any, dict[str, Any]]:
     """For each ref the size of its value in bytes, the ids of nodes that have it, and whether it is on disk."""
+    if not is_initialized():
+        raise NotInitializedError("there is no cluster here; call ray.init()")
     return get_local_object_locations(obj_refs)
 
 

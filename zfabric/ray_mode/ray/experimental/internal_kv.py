@@ -2,8 +2,9 @@
 
 from zfabric import is_initialized as _internal_kv_initialized
 from zfabric.ray_mode import control as _control
-from zfabric.ray_mode.absent import attributes
+from zfabric.ray_mode.absent import Absent, attributes
 
+_pin_runtime_env_uri = Absent("ray.experimental.internal_kv._pin_runtime_env_uri", "packages of a runtime_env are kept as long as needed")
 _client = _control.ControlClient()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import zfabric.util.placement_group as _module
 from zfabric.api.placement_groups import check_arguments
-from zfabric.ray_mode.absent import attributes
+from zfabric.ray_mode.absent import Absent, attributes
 from zfabric.util.placement_group import (
     PlacementGroup,
     get_current_placement_group,
@@ -15,6 +15,8 @@ from zfabric.util.placement_group import (
     remove_placement_group,
 )
 
+_validate_bundles = Absent("ray.util.placement_group._validate_bundles", "validate_placement_group checks the bundles, too")
+_validate_bundle_label_selector = Absent("ray.util.placement_group._validate_bundle_label_selector")
 VALID_PLACEMENT_GROUP_STRATEGIES = {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zfabric.ray_mode.absent import attributes
+from zfabric.ray_mode.absent import submodules
 
 
 class RuntimeEnvConfig(dict[str, Any]):
@@ -23,4 +23,4 @@ class RuntimeEnv(dict[str, Any]):
         return dict(self)
 
 
-__getattr__ = attributes(__name__)
+__getattr__ = submodules(__name__)
