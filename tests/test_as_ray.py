@@ -250,7 +250,8 @@ def test_a_cluster_of_rays_tests_lists_its_dead_nodes() -> None:
         import ray
         from ray.cluster_utils import Cluster
 
-        cluster = Cluster(head_node_args={"num_cpus": 1, "num_gpus": 1, "_system_config": {"health_check_period_ms": 1}}, initialize_head=True)
+        head = {"num_cpus": 1, "num_gpus": 1, "_system_config": {"health_check_period_ms": 1}}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         other = cluster.add_node(num_cpus=1, resources={"theirs": 1}, enable_object_reconstruction=True)
         cluster.wait_for_nodes()
         assert not ray.is_initialized()

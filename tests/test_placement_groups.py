@@ -205,6 +205,9 @@ def test_what_no_bundle_has_is_refused_at_the_call() -> None:
         (([{"CPU": 1}], "TOGETHER"), "strategy is one of PACK"),
         (([{"CPU": 1}], "PACK", "", "forever"), "lifetime"),
         (([{"CPU": 1}] * 501,), "at most 500"),
+        (([{"CPU": 1}], "PACK", "", None, {"zone": "a"}), "a list of dicts, one for each bundle"),
+        (([{"CPU": 1}], "PACK", "", None, [{}, {}]), "2 dicts for 1 bundles"),
+        (([{"CPU": 1}], "PACK", "", None, [{"zone": "in()"}]), "label_selector"),
     ],
 )
 def test_a_bad_group_is_refused_at_the_call(arguments: tuple[Any, ...], text: str) -> None:
@@ -369,6 +372,31 @@ def test_groups_outlive_the_daemons_of_their_home_and_of_their_bundles(three: zf
     remove_placement_group(group)
     assert waiting.wait(PATIENCE)
     eventually(free(2.0), "the resources of the first are free")
+
+
+def test_bundles_are_on_nodes_with_the_labels_that_they_ask_for(three: zf.LocalCluster) -> None:
+    """Of a group that waits for such a node, too, and while the daemon of its home is killed."""
+    with_labels = [three.add_node(2, labels={"zone": zone}) for zone in "ab"]
+    a, b = (node.node_id for node in with_labels)
+    group = placement_group([{"CPU": 1}] * 3, bundle_label_selector=[{"zone": "b"}, {"zone": "in(a, b)"}, {"zone": "!in(a, b)"}])
+    waiting = placement_group([{"CPU": 1}], "STRICT_PACK", bundle_label_selector=[{"zone": "c"}])
+    assert group.wait(PATIENCE)
+    places = places_of(group)
+    assert (places[0], places[1] in (a, b), places[2] in (a, b)) == (b, True, False)
+    ready = waiting.ready()
+    eventually(lambda: "no nodes have room yet for 1 CPU, on nodes with the labels" in str(zf.explain(ready)), "it says what it waits for")
+    home = three.nodes[0]
+    os.kill(next(pid for pid in descendants(home.pid) if name_of(pid) == "zf-daemon"), signal.SIGKILL)
+    zf.get(run_in(group, 0), timeout=PATIENCE)
+    eventually(lambda: state(waiting) == "PENDING", "its home has another daemon, by which a node can join")
+    with_labels.append(three.add_node(1, labels={"zone": "c"}))
+    assert waiting.wait(PATIENCE)
+    assert places_of(waiting) == [with_labels[-1].node_id]
+    for each in (group, waiting):
+        remove_placement_group(each)
+    for node in with_labels:
+        three.remove_node(node)
+    eventually(free(3.0), "all resources are free")
 
 
 def test_the_end_of_the_job_frees_its_groups_on_all_nodes(three: zf.LocalCluster) -> None:

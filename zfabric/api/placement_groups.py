@@ -10,10 +10,10 @@ from zfabric.api.lifecycle import connected
 from zfabric.api.options import _name_of
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import made
-from zfabric.api.strategies import PlacementGroupSchedulingStrategy
+from zfabric.api.strategies import PlacementGroupSchedulingStrategy, check_selector, strategy_of
 from zfabric.exceptions import OptionError, OptionTypeError
 from zfabric.machines.common.resources import CPU, GPU, demand_of
-from zfabric.protocol.options import GROUP_POLICIES, MEMORY, RESOURCE_UNIT, STORE_MEMORY, WHOLE_GROUP, Demand, group_of
+from zfabric.protocol.options import GROUP_POLICIES, MEMORY, RESOURCE_UNIT, STORE_MEMORY, WHOLE_GROUP, Demand, Strategy, group_of
 from zfabric.runtime import interface
 
 BUNDLES_MAX = 500
@@ -100,11 +100,13 @@ def placement_group(
     strategy: str = "PACK",
     name: str = "",
     lifetime: str | None = None,
+    bundle_label_selector: Sequence[Mapping[str, str]] | None = None,
     **unsupported: Any,
 ) -> PlacementGroup:
     """Reserve bundles of resources on the nodes of the cluster, all or nothing. Return at once: ``ready`` says when they are reserved.
 
-    A bundle maps names to amounts: "CPU", "GPU", "memory" (bytes) and others.
+    A bundle maps names to amounts: "CPU", "GPU", "memory" (bytes) and others. ``bundle_label_selector`` has a dict for each bundle, as the
+    option ``label_selector``: which labels its node has. An empty one takes any node.
 
     ``strategy`` is "PACK" (as few nodes as possible), "SPREAD" (as many as possible), "STRICT_PACK" (one node) or "STRICT_SPREAD" (a node
     for each bundle). Tasks and actors run in a group by ``PlacementGroupSchedulingStrategy``. It is freed when its job ends; one with
@@ -119,11 +121,13 @@ def placement_group(
     >>> zf.util.remove_placement_group(group)
     """
     demands = check_arguments(bundles, strategy, lifetime, unsupported)
+    selectors = check_selectors(bundle_label_selector, len(demands))
     if name:
         _name_of("placement_group: name")(name)
     client = connected()
     identifier = client.new_id()
-    home, error = client.query("create group", identifier, demands, strategy, name or "", client.namespace, lifetime == "detached")
+    terms = (identifier, demands, strategy, name or "", client.namespace, lifetime == "detached", selectors)
+    home, error = client.query("create group", *terms)
     if error:
         raise OptionError(f"placement_group: {error}")
     return PlacementGroup(identifier, home, demands)
@@ -132,10 +136,10 @@ def placement_group(
 def check_arguments(bundles: Any, strategy: Any, lifetime: Any, unsupported: Mapping[str, Any]) -> tuple[Demand, ...]:
     """Check arguments of ``placement_group``, and return what its bundles demand. Raises OptionError or TypeError."""
     for option, value in unsupported.items():
-        if option not in ("_soft_target_node_id", "bundle_label_selector"):
+        if option != "_soft_target_node_id":
             raise TypeError(f"placement_group() has no argument {option!r}")
         if value:
-            raise OptionError(f"placement_group: {option} is not supported; resources of your own, such as {{'zone-a': 1}}, choose nodes")
+            raise OptionError(f"placement_group: {option} is not supported; bundle_label_selector chooses nodes")
     if strategy not in GROUP_POLICIES:
         raise OptionError(f"placement_group: strategy is one of {', '.join(GROUP_POLICIES)}, not {strategy!r}")
     if lifetime not in (None, "detached"):
@@ -158,6 +162,20 @@ def _demand(index: int, bundle: Any) -> Demand:
     if not demand and STORE_MEMORY not in bundle:  # That option has no effect.
         raise OptionError(f"placement_group: bundle {index} asks for nothing: {bundle!r}")
     return demand
+
+
+def check_selectors(selectors: Any, count: int) -> tuple[Strategy, ...]:
+    """Check the label selectors of ``count`` bundles, and encode them; empty if no bundle asks for labels."""
+    if not selectors:
+        return ()
+    if isinstance(selectors, str | Mapping) or not isinstance(selectors, Sequence):
+        raise OptionTypeError(f"placement_group: bundle_label_selector is a list of dicts, one for each bundle, not {selectors!r}")
+    if len(selectors) != count:
+        raise OptionError(f"placement_group: bundle_label_selector has {len(selectors)} dicts for {count} bundles: it is one for each")
+    for each in selectors:
+        check_selector(each)
+    encoded = tuple(strategy_of({"label_selector": each}) or () for each in selectors)
+    return encoded if any(encoded) else ()
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:

@@ -96,9 +96,9 @@ class LocalCluster:
     """A cluster of ``nodes`` nodes on this machine, each with ``cpus_per_node`` CPUs and ``gpus_per_node`` GPUs.
 
     A context manager; the nodes end with this program. ``object_store_memory`` is that of each node in bytes, and ``memory`` what tasks
-    and actors may reserve there; by default the nodes share what one node would have. ``resources``, ``config`` (limits of ``zfabric.config``) and ``labels`` are those of each node. This
-    program joins it by ``zf.init()``; others join at its ``address``, through the first node, or at the ``address`` of one of ``nodes``.
-    Raises ConfigError or OptionError for invalid settings.
+    and actors may reserve there; by default the nodes share what one node would have. ``resources``, ``config`` (limits of
+    ``zfabric.config``) and ``labels`` are those of each node. This program joins it by ``zf.init()``; others join at its ``address``,
+    through the first node, or at the ``address`` of one of ``nodes``. Raises ConfigError or OptionError for invalid settings.
 
     >>> import zfabric as zf
     >>> with zf.LocalCluster(nodes=2, cpus_per_node=1) as cluster:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from zfabric.machines.common.resources import ResourcePool, covers
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import CREATED, PENDING_GROUP
-from zfabric.protocol.options import Demand, GroupTerm
+from zfabric.protocol.options import Demand, GroupTerm, Strategy
 
 
 class GroupRecord:
@@ -23,13 +23,23 @@ class GroupRecord:
         "places",
         "policy",
         "reservation",
+        "selectors",
         "state",
         "steps",
         "target",
         "watchers",
     )
 
-    def __init__(self, identifier: bytes, bundles: tuple[Demand, ...], policy: str, name: str, namespace: str, detached: bool) -> None:
+    def __init__(
+        self,
+        identifier: bytes,
+        bundles: tuple[Demand, ...],
+        policy: str,
+        name: str,
+        namespace: str,
+        detached: bool,
+        selectors: tuple[Strategy, ...] = (),
+    ) -> None:
         self.id = identifier
         self.bundles = bundles
         self.policy = policy
@@ -37,6 +47,8 @@ class GroupRecord:
         self.namespace = namespace
         self.detached = detached
         """Whether it outlives its job."""
+        self.selectors = selectors
+        """Which labels the node of each bundle has, as rows of a strategy; empty if no bundle asks for any."""
         self.state = PENDING_GROUP
         self.places = [b""] * len(bundles)
         """The node of each bundle; empty while the bundle is not reserved for good."""

@@ -22,7 +22,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, LOCAL_SCHEDULER, TASK_BYTES, Address
 from zfabric.protocol.messages import CREATED, REMOVED, RESCHEDULING
-from zfabric.protocol.options import Demand
+from zfabric.protocol.options import Demand, Strategy, accepts
 
 SURVEY_SECONDS = 1.0
 """How long a node may take to report its room. A group is planned without those that do not answer."""
@@ -51,21 +51,30 @@ class Groups:
     # -- requests of clients --
 
     def create(
-        self, source: Address, token: int, group: bytes, bundles: tuple[Demand, ...], policy: str, name: str, namespace: str, detached: bool
+        self,
+        source: Address,
+        token: int,
+        group: bytes,
+        bundles: tuple[Demand, ...],
+        policy: str,
+        name: str,
+        namespace: str,
+        detached: bool,
+        selectors: tuple[Strategy, ...] = (),
     ) -> None:
         """Make a group for a process of this node, or of another one. The answer is (its home, why it was refused)."""
         job = self.tables.jobs.get(group[:JOB_BYTES])
         if job is None or job.ended:
             raise ValueError("the job has ended")
         if job.home:
-            arguments = (group, bundles, policy, name, namespace, detached)
+            arguments = (group, bundles, policy, name, namespace, detached, selectors)
             self._relay(source, token, job.home, "create group", arguments)
             return
         holder = next((each for each in self.tables.groups.values() if name and (each.namespace, each.name) == (namespace, name)), None)
         if holder is not None and holder.id != group:
             self.tables.send(source, m.Answer(token, (b"", f"a placement group is called {name!r} already"), ""))
             return
-        record = self.tables.groups.setdefault(group, GroupRecord(group, bundles, policy, name, namespace, detached))
+        record = self.tables.groups.setdefault(group, GroupRecord(group, bundles, policy, name, namespace, detached, selectors))
         self._stale = True
         self._write(record, (source, token, (group, self.tables.node, "")))
 
@@ -96,6 +105,7 @@ class Groups:
             "name": record.name,
             "namespace": record.namespace,
             "detached": record.detached,
+            "selectors": record.selectors,
             "places": tuple(record.places),
             "leaving": tuple(sorted(record.leaving)),
             "state": record.state,
@@ -163,11 +173,13 @@ class Groups:
         free = {node: self._rooms[node][0] for node in order}
         capacity = {node: self._rooms[node][1] for node in order}
         for record in self.tables.groups.values():
-            missing = record.missing
-            if not missing or record.target:
+            if not record.missing or record.target:
                 continue
             taken = [place for place in record.places if place]
-            target = plan(record.policy, missing, free, taken) or plan(record.policy, missing, capacity, taken)
+            missing, marks = self._marked(record, order)
+            target = plan(record.policy, missing, _joined(free, marks), taken) or plan(
+                record.policy, missing, _joined(capacity, marks), taken
+            )
             if target is None:
                 continue
             for node, indexes in _by_node(target).items():
@@ -178,6 +190,26 @@ class Groups:
             record.reservation += 1
             record.steps = sorted(set(target.values()), key=self.tables.number_of, reverse=True)
             self._go_on(record)
+
+    def _marked(self, record: GroupRecord, nodes: list[bytes]) -> tuple[dict[int, Demand], dict[bytes, dict[str, int]]]:
+        """Return the bundles without a place, and what else nodes have for them.
+
+        While a group is planned, a label selector is a resource: nodes whose labels fit have any amount, and the bundle takes one.
+        """
+        if not record.selectors:
+            return record.missing, {}
+        names = {selector: f"labels {number}" for number, selector in enumerate(dict.fromkeys(record.selectors)) if selector}
+        missing = {
+            index: (*demand, *([(names[record.selectors[index]], 1)] if record.selectors[index] else []))
+            for index, demand in record.missing.items()
+        }
+        marks = {
+            node: {name: len(record.bundles) for selector, name in names.items() if accepts(self._labels(node), selector)} for node in nodes
+        }
+        return missing, marks
+
+    def _labels(self, node: bytes) -> Mapping[str, str]:
+        return self.tables.labels if node == self.tables.node else self.tables.nodes[node].labels if node in self.tables.nodes else {}
 
     def _go_on(self, record: GroupRecord) -> None:
         """Have the next node prepare its bundles; after the last one the group is whole."""
@@ -294,7 +326,8 @@ class Groups:
             if not facts["detached"] and (job is None or job.ended):
                 self.tables.send(self.tables.control_address, m.Write(0, (), (("group", identifier),)))
                 continue
-            record = GroupRecord(identifier, facts["bundles"], facts["policy"], facts["name"], facts["namespace"], facts["detached"])
+            terms = (facts["bundles"], facts["policy"], facts["name"], facts["namespace"], facts["detached"], facts["selectors"])
+            record = GroupRecord(identifier, *terms)
             record.state = facts["state"]
             record.places = list(facts["places"])
             record.leaving = set(facts["leaving"])
@@ -320,6 +353,10 @@ class Groups:
             rows += [(record.id, index, record.state == CREATED) for index, place in places if place == node]
             rows += [(record.id, index, True) for index, place in record.leaving if place == node]
         return tuple(rows)
+
+
+def _joined(rooms: Mapping[bytes, dict[str, int]], marks: Mapping[bytes, dict[str, int]]) -> Mapping[bytes, dict[str, int]]:
+    return {node: {**room, **marks[node]} for node, room in rooms.items()} if marks else rooms
 
 
 def _state_of(record: GroupRecord, reason: str = "") -> m.GroupState:

@@ -203,7 +203,9 @@ class Diagnoses:
             return f"waits for {group}: the node that decides about it has not answered yet"
         if known is not None and queue.away:
             missing = [describe(demand) for demand, place in zip(known.bundles, known.places, strict=True) if not place]
-            return f"waits for {group}, which is {known.state}: no nodes have room yet for {'; '.join(missing[:8])}"
+            home = self.tables.groups.get(term.group)
+            labels = ", on nodes with the labels that they ask for" if home is not None and home.selectors else ""
+            return f"waits for {group}, which is {known.state}: no nodes have room yet for {'; '.join(missing[:8])}{labels}"
         if not queue.pool.fits(queue.demand):
             return f"waits for {describe(queue.demand)} of {group}: free in its bundles here is {describe(queue.pool.available())}"
         return f"{group} has its resources; waits for a worker ({len(queue)} tasks in its queue)"

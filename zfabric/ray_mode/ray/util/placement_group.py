@@ -4,7 +4,7 @@ import sys as _sys
 from typing import Any
 
 import zfabric.util.placement_group as _module
-from zfabric.api.placement_groups import check_arguments
+from zfabric.api.placement_groups import check_arguments, check_selectors
 from zfabric.ray_mode.absent import Absent, attributes
 from zfabric.util.placement_group import (
     PlacementGroup,
@@ -31,9 +31,11 @@ def _valid_resource_shape(resources: dict[str, float], bundle_specs: list[dict[s
     return any(all(bundle.get(name, 0) >= amount for name, amount in resources.items()) for bundle in bundle_specs)
 
 
-def validate_placement_group(bundles: Any, strategy: str | None = None, lifetime: str | None = None, **options: Any) -> None:
+def validate_placement_group(
+    bundles: Any, strategy: str | None = None, lifetime: str | None = None, bundle_label_selector: Any = None, **options: Any
+) -> None:
     """Raise ValueError unless ``placement_group`` takes these arguments."""
-    check_arguments(bundles, strategy or "PACK", lifetime, options)
+    check_selectors(bundle_label_selector, len(check_arguments(bundles, strategy or "PACK", lifetime, options)))
 
 
 _sys.modules[__name__].__class__ = type(_module)
