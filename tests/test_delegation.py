@@ -735,6 +735,16 @@ def test_tasks_that_only_prefer_nodes_return_once_from_one_that_ends_none_for_a_
     assert home.take(m.Reclaim) == []
 
 
+@pytest.mark.parametrize(("node", "demand"), [(NODES[1], (("gpu", 1),)), (b"thisnode", (("gpu", 1),))])
+def test_tasks_for_a_certain_node_that_has_too_little_fail(node: bytes, demand: Demand) -> None:
+    """For what a node has stays as it is. Those for labels wait for another node."""
+    home = Home()
+    home.submit(row(1, strategy=on(node), demand=demand), row(2, strategy=in_zones("b"), demand=demand))
+    ((number, (status, (payload,))),) = home.results().items()
+    assert (number, status, unpack_failure(payload)[0]) == (1, m.FAILED, "TaskUnschedulableError")
+    assert "which does not have 0.0001 gpu" in unpack_failure(payload)[1]
+
+
 @pytest.mark.parametrize("strategy", [on(NODES[1]), on(NODES[1], "soft"), in_zones("b")])
 def test_tasks_that_are_to_run_on_certain_nodes_stay_there(strategy: Strategy) -> None:
     home = Home()

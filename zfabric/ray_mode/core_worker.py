@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
+from zfabric.api.actor import ActorHandle
 from zfabric.api.context import get_runtime_context
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
+from zfabric.protocol.ids import FIRST_RETURN
 from zfabric.protocol.messages import ALIVE, DEAD
 from zfabric.ray_mode.absent import Incomplete
 from zfabric.ray_mode.ids import ActorID, WorkerID
@@ -35,8 +38,12 @@ class CoreWorkerClient(Incomplete):
         return small if memory_store_only else small or get_runtime_context().get_node_id() in found.nodes
 
     def get_all_reference_counts(self) -> dict[bytes, dict[str, int]]:
-        """The values that this process refers to, by id in hexadecimal: refs, and tasks and calls without an outcome that take it."""
-        counts = connected().reference_counts()
+        """The values that this process refers to, by id in hexadecimal: refs, and tasks and calls without an outcome that take it.
+
+        Handles of actors are left out. It looks at all objects of the process, and is for tests.
+        """
+        handles = {each._id + FIRST_RETURN for each in gc.get_objects() if type(each) is ActorHandle}
+        counts = {each: count for each, count in connected().reference_counts().items() if each not in handles}
         return {each.hex().encode(): {"local": refs, "submitted": taken} for each, (refs, taken) in counts.items()}
 
     def get_actor_id(self) -> ActorID:

@@ -390,15 +390,14 @@ class Client:
 
     def reference_counts(self) -> dict[bytes, tuple[int, int]]:
         """For each object with a ref in this process or in work that it has submitted: how many refs, and how many tasks and calls without
-        an outcome that take it. Handles of actors are no refs of this kind once the actor was called.
+        an outcome take it. A handle of an actor is a ref, too.
         """
         self.releases.settle()
         entries, targets = self.objects.all_entries(), self.calls.targets.values()
         rows = [entry.row for _, entry in entries if entry.row is not None]
         rows += [row for target in targets for row in (*target.sent.values(), *target.unsent())]
         taken = Counter(identifier for row in rows if len(row) > DEPENDENCIES for identifier in row[DEPENDENCIES])
-        handles = {target.handle for target in targets}
-        refs = {identifier: entry.refs for identifier, entry in entries if identifier not in handles}
+        refs = {identifier: entry.refs for identifier, entry in entries}
         return {each: (refs.get(each, 0), taken[each]) for each in refs.keys() | taken.keys() if refs.get(each) or taken[each]}
 
     def check_invariants(self) -> None:

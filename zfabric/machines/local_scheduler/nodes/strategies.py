@@ -9,7 +9,7 @@ A node on which actors leave no room for such tasks is passed over. For another 
 
 from __future__ import annotations
 
-from zfabric.machines.common.resources import ResourcePool, covers
+from zfabric.machines.common.resources import ResourcePool, covers, describe
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS
 from zfabric.machines.local_scheduler.records import READY, NodeRecord, ShapeQueue, TaskRecord
@@ -17,6 +17,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol.options import HERE, NODE_ID, Strategy, accepts, describe_strategy
 
+SOFT_ADVICE = "soft=True runs it elsewhere"
 TRIED_MOST = 16
 """Tasks by which a node is tried that had no room."""
 
@@ -56,6 +57,10 @@ class Strategies:
             self._nowhere(queue, hard, now)
             return
         others = [node for node in nodes if _is_able(node, queue)]
+        if _on_node(hard) and not others and all(map(_is_ready, nodes)) and not (here and self.pool.fits_total(queue.demand)):
+            text = f"{describe_strategy(queue.strategy)}, which does not have {describe(queue.demand)}: {SOFT_ADVICE}"
+            self._fail(queue, text)
+            return
         here = here and (self.pool.fits_total(queue.demand) or not others)
         if not others and not here:
             queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
@@ -123,17 +128,24 @@ class Strategies:
     def _nowhere(self, queue: ShapeQueue, hard: list[tuple[str, str, str, tuple[str, ...]]], now: float) -> None:
         """Fail tasks for a node that does not exist; those for labels wait for a node that has them."""
         queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
-        on_node = any(key == NODE_ID for _, key, _, _ in hard)
+        on_node = _on_node(hard)
         if self.tables.config.infeasible != "raise" and not on_node:
             return
         if any(accepts(node.labels, hard) for node in self.tables.nodes.values()):
             why = "which is being drained"
         else:
             why = "which has died or left, or is not known" if on_node else "and this cluster has none"
-        advice = "soft=True runs it elsewhere" if on_node else "labels of nodes are in zf.nodes()"
-        text = f"is to run {describe_strategy(queue.strategy)}, {why}: {advice}"
+        advice = SOFT_ADVICE if on_node else "labels of nodes are in zf.nodes()"
+        self._fail(queue, f"{describe_strategy(queue.strategy)}, {why}: {advice}")
+
+    def _fail(self, queue: ShapeQueue, where: str) -> None:
         for task in [task for task in queue if task.state == READY]:
-            self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} {text}", ())
+            self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} is to run {where}", ())
+
+
+def _on_node(hard: list[tuple[str, str, str, tuple[str, ...]]]) -> bool:
+    """Whether tasks may run on a certain node only. What it has does not change, and no other node gets its id."""
+    return any(key == NODE_ID and operator == "in" for _, key, operator, _ in hard)
 
 
 def _is_able(node: NodeRecord, queue: ShapeQueue) -> bool:
