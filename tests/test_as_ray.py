@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import PATIENCE, Place
 
+from zfabric.ray_mode.finder import OWN, WITHOUT_RAY
 from zfabric.ray_mode.installed import NEWEST, TESTED
 from zfabric.ray_mode.report import LIBRARIES, modules
 
@@ -414,14 +415,38 @@ def test_names_that_are_not_here_say_where_to_look() -> None:
     """)
 
 
+def test_what_only_libraries_import_can_be_imported_without_ray(tmp_path: Path) -> None:
+    """Modin imports ``ray.data``. The package of an installed Ray comes first."""
+    run("""
+        import zfabric.as_ray
+        import pytest, ray
+        from ray.data import from_pandas_refs
+
+        with pytest.raises(ray.NotInRayModeError, match=r"ray.data.from_pandas_refs is not in zfabric: .*pip install 'ray.*docs/as-ray.md"):
+            from_pandas_refs([])
+        with pytest.raises(AttributeError, match=r"'ray.data' has no 'range' on zfabric .*pip install 'ray.data.*docs/as-ray.md"):
+            ray.data.range(3)
+        for source in ("import ray.data.dataset", "from ray.data import dataset", "from ray import tune", "import ray.tune"):
+            with pytest.raises(ModuleNotFoundError, match=r"no module 'ray.* on zfabric .*pip install 'ray.*docs/as-ray.md"):
+                exec(source)
+        assert not hasattr(ray.data, "range") and not hasattr(ray, "tune")
+    """)
+    install(tmp_path)
+    (tmp_path / "ray/data.py").write_text("range = 'of the installation'\n")
+    run("import zfabric.as_ray, ray.data\nassert ray.data.range == 'of the installation'", path=tmp_path)
+    (tmp_path / "ray/data.py").unlink()
+    run("import zfabric.as_ray, pytest\nwith pytest.raises(ModuleNotFoundError, match='ray.data'):\n    import ray.data", path=tmp_path)
+
+
 def test_every_stand_in_can_be_imported() -> None:
-    wanted = [name for name in modules() if "pydantic" not in name]  # That one needs what only Ray's libraries need.
-    assert {"ray", "ray.util.state.common"} <= set(wanted)
+    wanted = [name for name in modules((OWN, WITHOUT_RAY)) if "pydantic" not in name]  # That one needs what only Ray's libraries need.
+    assert {"ray", "ray.util.state.common", "ray.data"} <= set(wanted)
     run(f"import zfabric.as_ray, importlib\nfor name in {wanted!r}:\n    importlib.import_module(name)")
 
 
 def test_the_check_says_what_is_here(tmp_path: Path) -> None:
-    assert "Ray: not installed" in run("", command=("-m", "zfabric.as_ray", "--check")).stdout
+    shown = run("", command=("-m", "zfabric.as_ray", "--check")).stdout
+    assert all(said in shown for said in ("Ray: not installed", "ray.data     not installed", "  ray.data: from_pandas_refs"))
     shown = run("", command=("-m", "zfabric.as_ray", "--check"), path=install(tmp_path), code=1).stdout
     for said in (f"Ray: {NEWEST} (tested)", "ray.data     ModuleNotFoundError", ", CoreWorker, "):
         assert said in shown

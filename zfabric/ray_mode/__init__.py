@@ -11,4 +11,5 @@ read, and whose binaries are not. Without it, programs that use Ray's core alone
 - ``absent``: names that exist and cannot be used
 - ``command``, ``report``: ``python -m zfabric.as_ray``, and its ``--check``
 - ``ray``: one file for each module of Ray that zfabric has itself or has a stand-in for
+- ``without_ray``: modules that exist only where no Ray is installed
 """

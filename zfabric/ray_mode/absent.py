@@ -74,12 +74,12 @@ def nearest(name: str, known: list[str]) -> str:
     return f"; there is {close[0]!r}" if close else ""
 
 
-def attributes(module: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a stand-in: names that it lacks raise AttributeError with the page."""
+def attributes(module: str, why: str = "") -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a stand-in: names that it lacks raise AttributeError with the page, and ``why`` there are not more."""
 
     def lacks(name: str) -> NoReturn:
         known = [each for each in vars(sys.modules[module]) if not each.startswith("__")]
-        raise AttributeError(f"module {module!r} has no {name!r} on zfabric{nearest(name, known)} ({PAGE})")
+        raise AttributeError(f"module {module!r} has no {name!r} on zfabric{nearest(name, known)} ({why and f'{why}; '}{PAGE})")
 
     return lacks
 
@@ -95,8 +95,8 @@ def submodules(package: str) -> Callable[[str], Any]:
         try:
             return importlib.import_module(whole)
         except ModuleNotFoundError as error:
-            if error.name != whole:
+            if error.name not in (whole, package):
                 raise
-        return lacks(name)
+            return lacks(name)  # Both errors are shown, and the first one says where libraries come from.
 
     return load

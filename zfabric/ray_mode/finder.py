@@ -1,4 +1,4 @@
-"""Where each module of ``ray`` comes from: a file beside this one, else the user's Ray.
+"""Where each module of ``ray`` comes from: a file of the directory ``ray`` beside this one, else the user's Ray, else ``without_ray``.
 
 A binary of Ray is never loaded, and ``ray/__init__.py`` of the installation never run: this finder knows only files of Python, and the
 package ``ray`` itself is zfabric's.
@@ -18,6 +18,8 @@ from zfabric.ray_mode.installed import Installed
 
 OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray")
 """The directory with zfabric's modules of ``ray``."""
+WITHOUT_RAY = os.path.join(os.path.dirname(OWN), "without_ray")
+"""The directory with modules of ``ray`` that exist only where no Ray is installed."""
 
 
 class Finder(MetaPathFinder):
@@ -25,34 +27,34 @@ class Finder(MetaPathFinder):
 
     def __init__(self, installed: Installed | None) -> None:
         self.installed = installed
+        self._directories = OWN, WITHOUT_RAY if installed is None else installed.directory
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return how to load a module of ``ray``. Raises ModuleNotFoundError with the page that says what there is."""
         if fullname.partition(".")[0] != "ray":
             return None
         parts = fullname.split(".")[1:]
-        places = [os.path.join(OWN, *parts)]
-        if self.installed is not None:
-            places.append(os.path.join(self.installed.directory, *parts))
-        directories = [place for place in places if os.path.isdir(place)]
+        places = self._places(parts)
+        found_in = [place for place in places if os.path.isdir(place)]
         for place in places:
             if os.path.isfile(os.path.join(place, "__init__.py")):
-                return spec_from_file_location(fullname, os.path.join(place, "__init__.py"), submodule_search_locations=directories)
+                return spec_from_file_location(fullname, os.path.join(place, "__init__.py"), submodule_search_locations=found_in)
             if os.path.isfile(f"{place}.py"):
                 return spec_from_file_location(fullname, f"{place}.py")
-        if directories:
+        if found_in:
             found = ModuleSpec(fullname, None, is_package=True)
-            found.submodule_search_locations = directories
+            found.submodule_search_locations = found_in
             return found
-        raise ModuleNotFoundError(self._why(fullname), name=fullname)
+        raise self._missing(fullname)
 
-    def _why(self, name: str) -> str:
+    def _places(self, parts: Sequence[str]) -> list[str]:
+        return [os.path.join(directory, *parts) for directory in self._directories]
+
+    def _missing(self, name: str) -> ModuleNotFoundError:
         package, _, last = name.rpartition(".")
-        places = [os.path.join(OWN, *package.split(".")[1:])]
-        if self.installed is None:
-            libraries = "no Ray is installed here, which Ray's libraries come from: pip install 'ray[...]'; "
-        else:
-            libraries = ""
-            places.append(os.path.join(self.installed.directory, *package.split(".")[1:]))
+        places = self._places(package.split(".")[1:])
+        libraries = "" if self.installed else "no Ray is installed here, which Ray's libraries come from: pip install 'ray[...]'; "
         known = {entry.removesuffix(".py") for place in places if os.path.isdir(place) for entry in os.listdir(place)}
-        return f"there is no module {name!r} on zfabric{nearest(last, sorted(known))} ({libraries}{PAGE})"
+        text = f"there is no module {name!r} on zfabric{nearest(last, sorted(known))} ({libraries}{PAGE})"
+        # Python would replace an error with the whole name by one of its own, without this text (``from ray import tune``).
+        return ModuleNotFoundError(text, name=package if self.installed is None else name)

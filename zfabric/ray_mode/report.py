@@ -8,10 +8,10 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from zfabric.ray_mode.absent import Absent
-from zfabric.ray_mode.finder import OWN
+from zfabric.ray_mode.finder import OWN, WITHOUT_RAY
 from zfabric.ray_mode.installed import NEWEST, TESTED, find
 
 LIBRARIES = ("data", "train", "tune", "rllib", "serve")
@@ -29,11 +29,11 @@ def report() -> int:
     failed = 0
     print("\nlibraries:")
     for library in LIBRARIES:
-        problem = _problem(f"ray.{library}")
+        problem = _problem(f"ray.{library}") if ray else "not installed"
         failed += bool(problem)
         print(f"  ray.{library:<8} {problem or 'can be imported'}")
     print("\nnames that exist and raise NotInRayModeError where they are used:")
-    for module in modules():
+    for module in dict.fromkeys(modules((OWN,) if ray else (OWN, WITHOUT_RAY))):
         if _problem(module):
             print(f"  {module}: cannot be imported")
         elif names := sorted(name for name, value in vars(sys.modules[module]).items() if type(value) is Absent):
@@ -41,14 +41,15 @@ def report() -> int:
     return int(failed > 0 and ray is not None)
 
 
-def modules() -> Iterator[str]:
-    """The modules of ``ray`` that zfabric has itself."""
-    for directory, folders, files in os.walk(OWN):
-        folders[:] = sorted(folder for folder in folders if folder != "__pycache__")
-        below = os.path.relpath(directory, OWN)
-        package = "ray" if below == os.curdir else f"ray.{below.replace(os.sep, '.')}"
-        for name in sorted(file.removesuffix(".py") for file in files if file.endswith(".py")):
-            yield package if name == "__init__" else f"{package}.{name}"
+def modules(places: Sequence[str] = (OWN,)) -> Iterator[str]:
+    """The modules of ``ray`` in these directories: those that zfabric has itself."""
+    for place in places:
+        for directory, folders, files in os.walk(place):
+            folders[:] = sorted(folder for folder in folders if folder != "__pycache__")
+            below = os.path.relpath(directory, place)
+            package = "ray" if below == os.curdir else f"ray.{below.replace(os.sep, '.')}"
+            for name in sorted(file.removesuffix(".py") for file in files if file.endswith(".py")):
+                yield package if name == "__init__" else f"{package}.{name}"
 
 
 def _problem(module: str) -> str:

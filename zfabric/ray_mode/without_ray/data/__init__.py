@@ -1,0 +1,8 @@
+"""``ray.data`` where no Ray is installed. Modin imports it, and uses it only to exchange frames with Ray Data."""
+
+from zfabric.ray_mode.absent import Absent, attributes
+
+WHY = "no Ray is installed here: pip install 'ray[data]'"
+from_pandas_refs = Absent("ray.data.from_pandas_refs", WHY)
+
+__getattr__ = attributes(__name__, WHY)
