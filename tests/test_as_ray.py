@@ -295,6 +295,22 @@ def test_steps_of_a_bar_are_drawn_and_not_shown(tmp_path: Path) -> None:
     assert lines == ["drawn 7", "text"], ended.stdout
 
 
+def test_a_node_starts_where_modin_has_every_interpreter_import_pandas(tmp_path: Path) -> None:
+    """Modin does so while it calls ``ray.init`` itself, by a ``.pth`` file; pandas starts threads, beside which nothing can be forked."""
+    threads = "import os, threading, time\nif os.environ.get('__MODIN_AUTOIMPORT_PANDAS__'):\n    "
+    (tmp_path / "sitecustomize.py").write_text(f"{threads}threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n")
+    run(
+        """
+        import zfabric.as_ray
+        import os, ray
+        os.environ["__MODIN_AUTOIMPORT_PANDAS__"] = "1"
+        ray.init(num_cpus=1)
+        assert ray.get(ray.remote(lambda: 1).remote()) == 1 and os.environ["__MODIN_AUTOIMPORT_PANDAS__"] == "1"
+        """,
+        path=tmp_path,
+    )
+
+
 # --- the user's Ray ---------------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,9 @@ from zfabric.exceptions import ConfigError
 CLIENT_SCHEME = "ray://"
 hooks: list[Callable[[], None]] = []
 """What libraries have run once a program is connected: Ray's ``_post_init_hooks``."""
+MODIN_IMPORTS = "__MODIN_AUTOIMPORT_PANDAS__"
+"""Modin sets this while it calls ``init``, and has a ``.pth`` file by which every new interpreter then imports pandas. That may start
+threads, and zfabric's processes are forked. Workers import pandas when they need it."""
 
 
 def init(address: str | None = None, *, _memory: float | None = None, job_config: Any = None, **options: Any) -> ClusterContext:
@@ -38,7 +41,12 @@ def init(address: str | None = None, *, _memory: float | None = None, job_config
     if options.get("namespace") is None:
         options["namespace"] = os.environ.get("RAY_NAMESPACE") or str(uuid.uuid4())  # As in Ray, that of this program alone.
     options.setdefault("log_to_driver", os.environ.get("RAY_LOG_TO_DRIVER") != "0")
-    context = lifecycle.init(address, **options)
+    modin = os.environ.pop(MODIN_IMPORTS, None)
+    try:
+        context = lifecycle.init(address, **options)
+    finally:
+        if modin is not None:
+            os.environ[MODIN_IMPORTS] = modin
     for hook in hooks:
         hook()
     return context
