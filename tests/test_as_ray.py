@@ -142,11 +142,21 @@ except StopIteration as error:
     assert isinstance(error, ray.exceptions.RayTaskError)
 
 kv = ray.experimental.internal_kv
-assert not kv._internal_kv_put("key", b"1", namespace="space") and kv._internal_kv_put("key", b"2", overwrite=False, namespace="space")
+assert not kv._internal_kv_put("key", b"0", namespace="space") and kv._internal_kv_put("key", b"1", namespace="space")
+assert kv._internal_kv_put("key", b"2", overwrite=False, namespace="space")
 assert kv._internal_kv_get(b"key", namespace=b"space") == b"1" and kv._internal_kv_list("k", namespace="space") == [b"key"]
 assert kv._internal_kv_del("k", del_by_prefix=True, namespace="space") == 1 and not kv._internal_kv_exists("key", namespace="space")
 
 node = ray.nodes()[0]
+assert ray._private.worker._global_node.cluster_id == ray.ClusterID.from_hex(node["NodeID"]), "a cluster has the id of its head"
+used = ray._private.worker.global_worker.core_worker.get_local_memory_store_bytes_used
+before = used()
+small = [ray.put(bytes(10_000)), ray.remote(lambda: bytes(10_000)).remote()]
+ray.get(small)
+assert 20_000 <= used() - before < 21_000, (before, used())
+in_store = ray.put(bytes(1_000_000))
+del small
+assert used() < before + 1_000, "values of dropped refs, and of the object store, do not count"
 assert ray._private.state.available_resources_per_node()[node["NodeID"]]["CPU"] <= 2
 group = ray.util.placement_group([{"CPU": 1}])
 assert ray.get(group.ready()) and ray._private.state.state.placement_group_table(group.id)["state"] == "CREATED"

@@ -129,7 +129,7 @@ def test_an_answer_waits_for_its_commit(store: StoreOfHead) -> None:
     store.turn()
     assert store.answers == {}, "a read waits for what was written before it"
     store.settle()
-    assert [store.answers[token].payload for token in (1, 2)] == [(True,), (False,)], "requests of one turn are decided in order"
+    assert [store.answers[token].payload for token in (1, 2)] == [(True, False), (False, True)], "requests of one turn are decided in order"
     assert store.answers[3].payload[2] == b"1"
 
 
@@ -144,7 +144,7 @@ def test_a_repeated_request_changes_nothing_and_has_the_answer_of_the_first(stor
     deleted = store.ask(m.DeleteKeys, second, "", b"lock", False)
     assert deleted.payload == (int(committed), False)
     answer = store.ask(m.PutKey, first, "", b"lock", b"mine", 0, False, False)
-    assert answer.payload == (True,)
+    assert answer.payload == (True, False)
     assert bool(store.get(b"lock")) is not committed, "it was put once: before it was deleted, or behind that"
     assert store.ask(m.DeleteKeys, second, "", b"lock", False) == deleted._replace(token=store.token)
 
@@ -153,7 +153,7 @@ def test_answers_are_retained_only_while_their_process_waits(store: StoreOfHead)
     for _ in range(3):
         store.put(b"a")
     ((_, row),) = (each for each in store.journal.scan("kv", b"j") if each[0].endswith(b"process-"))
-    assert unpack_row(row) == (3, ((3, (True,)),))
+    assert unpack_row(row) == (3, ((3, (True, True)),))
     late = store.ask(m.PutKey, store.writer(number=2), "", b"a", b"late", 0, True, False)
     assert (late.error, store.get(b"a")[2]) == ("FabricError", b""), "whoever sent it does not wait any more"
 
@@ -189,13 +189,13 @@ def test_lists_and_deletions_go_page_by_page() -> None:
 
 def test_a_full_store_refuses_and_room_is_found_again() -> None:
     store = StoreOfHead(kv_bytes=3 * KEY_COSTS + 150)
-    assert store.put(b"a", b"x" * 100).payload == (True,)
-    assert store.put(b"b", b"x" * 100).payload == (True,)
+    assert store.put(b"a", b"x" * 100).payload == (True, False)
+    assert store.put(b"b", b"x" * 100).payload == (True, False)
     refused = store.put(b"c", b"x" * 100)
     assert (refused.error, refused.payload) == ("KeyValueStoreFullError", ())
     assert "kv_bytes" in refused.text
-    assert store.put(b"b", b"").payload == (True,), "a smaller value fits"
-    assert store.put(b"c", b"x" * 30).payload == (True,)
+    assert store.put(b"b", b"").payload == (True, True), "a smaller value fits"
+    assert store.put(b"c", b"x" * 30).payload == (True, False)
     assert store.ask(m.PutPart, store.writer(), 0, 2 * PART_BYTES, bytes(PART_BYTES)).error == "KeyValueStoreFullError"
     assert store.list() == ((b"a", b"b", b"c"), False)
 
@@ -230,7 +230,7 @@ def test_a_reader_of_parts_notices_another_value(store: StoreOfHead) -> None:
 def test_an_ended_job_puts_nothing_any_more(store: StoreOfHead) -> None:
     store.ask(m.Write, (("job", job_id(1), pack_row({"status": "ended"})),), ())
     assert store.put(b"a", keep=True).error == "JobEndedError"
-    assert store.put(b"a", job=job_id(2)).payload == (True,)
+    assert store.put(b"a", job=job_id(2)).payload == (True, False)
 
 
 def test_the_end_of_a_job_deletes_what_was_put_just_before_it(store: StoreOfHead) -> None:
@@ -328,9 +328,10 @@ class AgainstADictionary(RuleBasedStateMachine):
             value_sent = b""
         else:
             value_sent = value
-        expected = overwrite or (namespace, key) not in self.model
+        existed = (namespace, key) in self.model
+        expected = overwrite or not existed
         answer = self.change(m.PutKey, self.store.writer(job_id(job)), namespace, key, value_sent, upload, overwrite, keep)
-        assert answer.payload == (expected,)
+        assert answer.payload == (expected, existed)
         if expected:
             self.model[namespace, key] = Stored(value, job, keep)
 
@@ -441,7 +442,7 @@ def test_the_next_cluster_on_a_store_has_the_keys_that_are_kept() -> None:
     for message in (register, m.Ready(), *puts):
         first.receive(0.0, DRIVER, LOCAL_SCHEDULER, CLIENT, message)
         answers += turn(first)
-    assert [each.payload for each in answers if isinstance(each, m.Answer)] == [((True,), "", "")] * 2
+    assert [each.payload for each in answers if isinstance(each, m.Answer)] == [((True, False), "", "")] * 2
     second = NodeMachines(b"\x02daemon2", b"node two", Config(), (("CPU", 10_000),), 0, journal, 0)
     second.start(0.0, former_jobs=True)
     turn(second)

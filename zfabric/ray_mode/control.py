@@ -102,11 +102,7 @@ class ErrorSubscriber:
 def put(key: Text, value: Text, overwrite: bool, namespace: Text | None) -> bool:
     """Store a value that outlives the job, as Ray's does. Return whether the key was there already."""
     data = value.encode() if isinstance(value, str) else value
-    if kv.put(key, data, namespace=_text(namespace), overwrite=False, keep=True):
-        return False
-    if overwrite:
-        kv.put(key, data, namespace=_text(namespace), overwrite=True, keep=True)
-    return True
+    return kv.store(key, data, _text(namespace), overwrite, keep=True).existed
 
 
 def _text(namespace: Text | None) -> str:

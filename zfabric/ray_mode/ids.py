@@ -77,7 +77,9 @@ class ActorClassID(Id):
 
 
 class ClusterID(Id):
-    """The id of a cluster."""
+    """The id of a cluster: its head's."""
+
+    SIZE = INCARNATION_BYTES
 
 
 class NodeID(Id):

@@ -255,6 +255,12 @@ class FabricClient:
         with self._lock:
             return self.machine.reference_counts()
 
+    def inline_bytes(self) -> int:
+        """Implement ``ClientInterface.inline_bytes``."""
+        with self._lock:
+            self.connection.settle()
+            return self.machine.objects.inline_bytes()
+
     def await_room(self, actor_id: bytes, terms: Terms) -> None:
         """Wait until fewer calls than ``terms.pending`` have no outcome, or raise PendingCallsLimitExceededError."""
         calls = self.machine.calls

@@ -237,6 +237,7 @@ class DriverClient:
         self.takes_far = fabric.takes_far
         self.actor_state = fabric.actor_state
         self.reference_counts = fabric.reference_counts
+        self.inline_bytes = fabric.inline_bytes
         self.call_all = fenced(fabric.call_all, self._drop_all)
         self.kill_actor = fenced(fabric.kill_actor)
         self.put = fenced(fabric.put, lambda identifier, *_: drop(identifier))

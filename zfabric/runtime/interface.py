@@ -149,6 +149,9 @@ class ClientInterface(Protocol):
     def reference_counts(self) -> dict[bytes, tuple[int, int]]:
         """The objects that this process refers to, each with its refs, and with the tasks and calls without an outcome that take it."""
 
+    def inline_bytes(self) -> int:
+        """Bytes of the values that this process has and the object store has not. Looks at each object of the process."""
+
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor's process at once."""
 

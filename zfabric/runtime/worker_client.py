@@ -50,6 +50,7 @@ class WorkerClient:
         self.takes_far = fabric.takes_far
         self.actor_state = fabric.actor_state
         self.reference_counts = fabric.reference_counts
+        self.inline_bytes = fabric.inline_bytes
         self.call_all = closed(self._call_all)
         self.kill_actor = closed(fabric.kill_actor)
         self.put = closed(fabric.put)

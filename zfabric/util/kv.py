@@ -13,7 +13,7 @@ import itertools
 import math
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from zfabric import exceptions
 from zfabric.api.errors import a
@@ -103,6 +103,19 @@ def put(key: Key, value: Value, *, namespace: str = "", overwrite: bool = True, 
     >>> kv.get("model", namespace="docs")
     b'weights'
     """
+    return store(key, value, namespace, overwrite, keep, timeout).stored
+
+
+class PutOutcome(NamedTuple):
+    """What ``store`` returns."""
+
+    stored: bool
+    existed: bool
+    """Whether the key was there before."""
+
+
+def store(key: Key, value: Value, namespace: str, overwrite: bool, keep: bool, timeout: float | None = None) -> PutOutcome:
+    """Store a value as ``put`` does, with its arguments; return also whether the key was there before. Raises what ``put`` raises."""
     name, deadline = _key(key), _Deadline(timeout)
     if not isinstance(value, bytes | bytearray | memoryview):
         raise ArgumentTypeError(f"a value is bytes, not {a(value)}; encode a text, pickle another object")
@@ -110,14 +123,14 @@ def put(key: Key, value: Value, *, namespace: str = "", overwrite: bool = True, 
     data = memoryview(value).cast("B") if memoryview(value).contiguous else memoryview(bytes(value))
     how = bool(overwrite), bool(keep)
     if len(data) <= PART_BYTES:
-        return bool(deadline.change("put", namespace, name, bytes(data), 0, *how)[0])
+        return PutOutcome(*deadline.change("put", namespace, name, bytes(data), 0, *how))
     if not overwrite and deadline.ask("get", namespace, name, b"", -1):
-        return False
+        return PutOutcome(stored=False, existed=True)
     upload = _numbers.new()
     try:
         for place, start in enumerate(range(0, len(data), PART_BYTES)):
             deadline.ask("part", upload, upload, place, len(data), bytes(data[start : start + PART_BYTES]))
-        return bool(deadline.change("put", namespace, name, b"", upload, *how)[0])
+        return PutOutcome(*deadline.change("put", namespace, name, b"", upload, *how))
     except BaseException:  # Ctrl-C, too. The parts would take room until the job ends.
         _drop(upload)
         raise

@@ -45,6 +45,11 @@ class ObjectTable:
         """All entries with their object ids."""
         return [(identifier, entry) for identifier in list(self.entries) if (entry := self.entry(identifier)) is not None]
 
+    def inline_bytes(self) -> int:
+        """Bytes of the values that are in entries, and not in the arena."""
+        values = (each.data if type(each) is ObjectEntry else each for each in self.entries.values())
+        return sum(len(value) for value in values if type(value) is bytes)
+
     def lookup(self, identifier: bytes) -> ObjectEntry:
         """The entry of an object. If there is none, one without refs is made: the program has a ref that is not counted here."""
         entry = self.entry(identifier)

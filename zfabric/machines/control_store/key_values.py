@@ -142,7 +142,7 @@ class KeyValues:
         if old is not None and not message.overwrite:
             if message.upload:
                 self._drop_upload(now, job, version)
-            return (False,)
+            return (False, True)
         entry = _Entry(message.key, version, size, b"" if message.keep else job)
         self._count(now, _costs(row_key, entry) - uploaded - (_costs(row_key, old) if old is not None else 0))
         if old is not None:
@@ -154,7 +154,7 @@ class KeyValues:
         self._put(now, row_key, pack_row(entry))
         if entry.job:
             self._put(now, _of_job(job) + row_key, b"")
-        return (True,)
+        return (True, old is not None)
 
     def _put_part(self, now: float, message: m.PutPart) -> None:
         """Gather a part of an upload. The first one reserves the bytes of all. A part may come twice."""

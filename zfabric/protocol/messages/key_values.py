@@ -24,7 +24,7 @@ class PutKey(NamedTuple):
     """local scheduler -> control store. Store a value under a key, unless ``overwrite`` is false and the key exists.
 
     The value is ``value``, or, if ``upload`` is not 0, the parts that were sent under this number. ``keep`` says that the key outlives its
-    job. The payload of ``KeyAnswer`` is ``(whether it was stored,)``.
+    job. The payload of ``KeyAnswer`` is ``(whether it was stored, whether the key existed)``.
     """
 
     token: int

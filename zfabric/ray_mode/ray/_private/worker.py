@@ -23,11 +23,13 @@ from zfabric import (
     wait,
 )
 from zfabric.api.cluster import node_ip_address as _node_ip_address
+from zfabric.api.cluster import nodes as _nodes
 from zfabric.api.lifecycle import ClusterContext
+from zfabric.protocol.options import HEAD_RESOURCE
 from zfabric.ray_mode.absent import Incomplete, attributes
 from zfabric.ray_mode.control import ControlClient
 from zfabric.ray_mode.core_worker import CoreWorkerClient
-from zfabric.ray_mode.ids import ActorID, JobID, TaskID, WorkerID
+from zfabric.ray_mode.ids import ActorID, ClusterID, JobID, TaskID, WorkerID
 from zfabric.ray_mode.starting import hooks as _post_init_hooks
 from zfabric.ray_mode.starting import init
 from zfabric.util import deregister_serializer, register_serializer
@@ -157,7 +159,11 @@ class ThisNode(Incomplete):
     max_bytes = 512 * 1024 * 1024
     """Where Ray's libraries begin another file of logs."""
     backup_count = 5
-    cluster_id = "zfabric"
+
+    @property
+    def cluster_id(self) -> ClusterID:
+        """The id of the cluster."""
+        return next(ClusterID.from_hex(node["NodeID"]) for node in _nodes() if HEAD_RESOURCE in node["Resources"])
 
     @property
     def node_id(self) -> str:
