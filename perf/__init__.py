@@ -9,6 +9,7 @@ table of ``docs/performance.md``, where it is also said how to read it.
 ``floors``       what the same work costs without any system: raw messages, memcpy, pickle, a bare interpreter
 ``peers/``       the systems: one small adapter each
 ``isolated``     one question in a process of its own, with a time limit
+``programs``     a program in a process group of its own, with a time limit
 ``machine``      facts of this machine; CPU time and memory of processes
 ``report``       what a run found, as text and as Markdown
 

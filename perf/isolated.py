@@ -6,17 +6,15 @@ systems write all kinds of things to the standard output.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from perf import machine
+from perf.programs import run_program
 from perf.question import Question, Run
 
 ERROR_LINES = 15
@@ -29,37 +27,14 @@ def answer(question: Question, run: Run, seconds_max: float | None = None) -> di
     """The result of a question, or its error; ends after ``seconds_max`` (None: the question's own limit)."""
     limit = seconds_max or question.seconds_max * (PEERS_SLOWER if run.peers else 1)
     with tempfile.TemporaryDirectory(prefix="zfabric-perf-") as directory:
-        result, output = Path(directory, "result"), Path(directory, "output")
+        result = Path(directory, "result")
         request = {"question": question.name, "result": str(result), "repeat": run.repeat, "quick": run.quick, "peers": dict(run.peers)}
-        with output.open("w") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "perf.isolated", json.dumps(request)],
-                cwd=machine.ROOT,
-                env={**os.environ, "PYTHONPATH": str(machine.ROOT)},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
-            problem = _wait(process, limit)
-        if not problem and result.exists():
+        ended = run_program([sys.executable, "-m", "perf.isolated", json.dumps(request)], machine.ROOT, limit)
+        if not ended.problem and result.exists():
             found: dict[str, Any] = json.loads(result.read_text())
             return found
-        text = "\n".join(output.read_text(errors="replace").splitlines()[-ERROR_LINES:])
-        return question.failed(f"{problem or 'no result'}\n{text}".strip())
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """Wait for the end; why there is no result, empty if there should be one. Whatever happens, its group is gone."""
-    try:
-        code = process.wait(seconds)
-        return f"it ended with code {code}" if code else ""
-    except subprocess.TimeoutExpired:
-        return f"it took longer than {seconds:g} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        text = "\n".join(ended.output.splitlines()[-ERROR_LINES:])
+        return question.failed(f"it {ended.problem or 'gave no result'}\n{text}".strip())
 
 
 def main(text: str) -> None:

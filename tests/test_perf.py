@@ -21,6 +21,7 @@ from perf import isolated, machine, peers, report
 from perf.__main__ import ask, listing, main
 from perf.peers import __main__ as peer_process
 from perf.peers import environment
+from perf.programs import run_program
 from perf.question import Aim, Question, Run, Samples
 from perf.questions import MODULES, load
 from perf.workloads import WORKLOADS, Workload, chain, fibonacci, reduce_tree
@@ -163,6 +164,26 @@ def test_a_question_that_takes_too_long_is_ended_with_all_it_started() -> None:
     assert "it took longer than 0.3 s" in result["error"]
     left = [pid for pid in machine.descendants(os.getpid()) if b"perf.isolated" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert left == []
+
+
+def test_no_process_outlives_a_program() -> None:
+    """Neither one in another process group, nor the daemons of its cluster, nor a directory of temporary files."""
+    source = """
+import os, subprocess, sys
+import zfabric as zf
+zf.init(num_cpus=1)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+daemon = zf.get(zf.remote(os.getppid).remote())
+print(child.pid, daemon, os.environ["TMPDIR"], flush=True)
+os._exit(3)
+"""
+    ended = run_program([sys.executable, "-c", source], ROOT, 100)
+    assert ended.problem == "ended with code 3", ended.report
+    *pids, temporary = ended.output.split()
+    alive = [pid for pid in pids if os.path.exists(f"/proc/{pid}") and b"State:\tZ" not in Path(f"/proc/{pid}/status").read_bytes()]
+    assert alive == []
+    assert not os.path.exists(temporary)
+    assert run_program([sys.executable, "-c", source], ROOT, 0.01).problem == "took longer than 0.01 s"
 
 
 def test_a_failure_sets_the_exit_code_and_is_in_the_report(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,15 +8,11 @@ the question fails and names them. A median of walls below Ray's, a mean of 1.5 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 
 from perf import machine
+from perf.programs import run_program
 from perf.question import Aim, Question, Run, Samples
 
 PROGRAMS = {
@@ -64,29 +60,14 @@ def _once(program: str, on_ray: bool) -> tuple[float, float]:
     if not interpreter.exists():
         raise RuntimeError(f"{interpreter.parents[1].name} does not exist: ./scripts/test-libraries makes it")
     command = [str(interpreter), *([] if on_ray else ["-m", "zfabric.as_ray"]), f"{program}.py"]
-    with tempfile.TemporaryDirectory(prefix="zfl-") as directory, tempfile.TemporaryFile("w+") as output:
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": "" if on_ray else str(machine.ROOT)}
-        environment["TMPDIR"] = directory  # A short name: paths of sockets below it have at most 107 bytes.
-        begin = time.perf_counter()
-        process = subprocess.Popen(
-            command, cwd=machine.ROOT / "tests" / "libraries" / "programs", env=environment,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
-        try:
-            code = process.wait(PROGRAM_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = -signal.SIGKILL
-        wall = time.perf_counter() - begin
-        output.seek(0)
-        text = output.read()
-    if code:
-        raise RuntimeError(f"{program} on {'Ray' if on_ray else 'zfabric'} ended with code {code}: {text[-2000:]}")
-    outcome = json.loads(next(line for line in reversed(text.splitlines()) if line.startswith('{"program"')))
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", **({"PYTHONPATH": ""} if on_ray else {})}
+    ended = run_program(command, machine.ROOT / "tests" / "libraries" / "programs", PROGRAM_SECONDS_MAX, variables)
     system = "Ray" if on_ray else "zfabric"
-    print(f"{program} on {system}: {wall:.1f} s, {outcome['rate']:.4g} {outcome['unit']}", file=sys.stderr, flush=True)
-    return wall, float(outcome["rate"])
+    if ended.problem:
+        raise RuntimeError(f"{program} on {system} {ended.report}")
+    outcome = json.loads(next(line for line in reversed(ended.output.splitlines()) if line.startswith('{"program"')))
+    print(f"{program} on {system}: {ended.seconds:.1f} s, {outcome['rate']:.4g} {outcome['unit']}", file=sys.stderr, flush=True)
+    return ended.seconds, float(outcome["rate"])
 
 
 QUICK = ("evotorch_snes",)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from perf.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "libraries" / "programs"
@@ -56,23 +56,29 @@ def test_every_program_is_listed() -> None:
 
 
 @pytest.mark.parametrize("program", NEEDED)
-def test_a_program_of_ray_runs_unchanged(program: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            [interpreter(program), "-m", "zfabric.as_ray", f"{program}.py"],
-            cwd=PROGRAMS, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
-        try:
-            code = process.wait(SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = None
-        output.seek(0)
-        shown = output.read()
-    assert code == 0, f"{program} {'hangs' if code is None else f'ended with code {code}'}; the end of what it wrote:\n{shown[-6000:]}"
-    outcome = json.loads(next(line for line in reversed(shown.splitlines()) if line.startswith('{"program"')))
+def test_a_program_of_ray_runs_unchanged(program: str) -> None:
+    run(program, {})
+
+
+def test_modin_runs_where_no_ray_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_RAY)
+    run("modin_frames", {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))})
+
+
+WITHOUT_RAY = """
+from importlib import metadata
+every = metadata.distributions
+metadata.distributions = lambda **wanted: () if wanted.get("name") == "ray" else every(**wanted)
+"""
+"""Hides the distribution Ray from the mode, in every process."""
+
+
+def run(program: str, variables: dict[str, str]) -> None:
+    """Run a program to its end, and look at what it reports."""
+    command = [interpreter(program), "-m", "zfabric.as_ray", f"{program}.py"]
+    ended = run_program(command, PROGRAMS, SECONDS_MAX, {"RAY_USAGE_STATS_ENABLED": "0", **variables})
+    assert not ended.problem, f"{program} {ended.report}"
+    outcome = json.loads(next(line for line in reversed(ended.output.splitlines()) if line.startswith('{"program"')))
     assert outcome["program"] == program
     assert outcome["rate"] > 0
     print(f"\n{program}: {outcome['seconds']:.1f} s, {outcome['rate']:.3g} {outcome['unit']}")
