@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -431,3 +433,22 @@ def test_a_group_may_be_made_and_removed_by_a_task_on_another_node(three: zf.Loc
     zf.get(removed.options(scheduling_strategy=at(there)).remote(group), timeout=PATIENCE)
     with pytest.raises(PlacementGroupRemovedError):
         zf.get(run_in(group), timeout=PATIENCE)
+
+
+def test_a_program_is_warned_of_a_group_that_no_node_can_hold() -> None:
+    """With sizes, and not of one that waits for others. Ray's Tune reserves a group for each trial, and itself says nothing of memory."""
+    source = """
+import zfabric as zf
+from zfabric.util.placement_group import placement_group
+zf.init(num_cpus=2, _memory=2**30)
+fits = [placement_group([{"CPU": 2}]) for _ in range(2)]
+trial = placement_group([{"CPU": 1, "memory": 2**40}], name="trial")
+together = placement_group([{"CPU": 2}] * 2, strategy="STRICT_PACK")
+zf.get(trial.ready())
+"""
+    with subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        first, second = (next(line for line in program.stderr if "warning" in line) for _ in range(2))
+        program.kill()
+    assert "group 'trial' asks one node for 1 CPU, 1024 GiB memory, which none has (this one has 2 CPU, 1.0 GiB memory)" in first
+    assert "a placement group asks one node for 4 CPU, which none has" in second

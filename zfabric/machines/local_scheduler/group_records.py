@@ -27,6 +27,7 @@ class GroupRecord:
         "state",
         "steps",
         "target",
+        "warned",
         "watchers",
     )
 
@@ -62,6 +63,8 @@ class GroupRecord:
         """The number of the last attempt to reserve it."""
         self.watchers: set[bytes] = set()
         """Nodes that have tasks for it."""
+        self.warned = False
+        """Whether its driver was warned that no node can hold it."""
 
     @property
     def missing(self) -> dict[int, Demand]:

@@ -491,7 +491,7 @@ class LocalScheduler:
         if self._more_to_collect or self.dispatcher.in_a_hurry:
             return 0.0
         tables = self.tables
-        dues = [self._flush_at, self._overdue_at, self._trim_at, self.groups.until, self.deadlocks.look_at]
+        dues = [self._flush_at, self._overdue_at, self._trim_at, self.groups.next_deadline(), self.deadlocks.look_at]
         dues += [self.membership.next_deadline(), self.stopping.next_deadline()]
         if tables.recovering:
             dues.append(self.rejoining.next_deadline())

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zfabric.machines.common.resources import covers, describe, describe_node
 from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler.group_records import GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.groups.bundles import Bundles
-from zfabric.machines.local_scheduler.groups.planning import plan, total_of
+from zfabric.machines.local_scheduler.groups.planning import STRICT_PACK, plan, total_of
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
@@ -37,10 +38,13 @@ class Groups:
         self.bundles = bundles
         self._survey = 0
         """The number of the last question about room."""
+        self._asked_at = 0.0
         self._expected: set[bytes] = set()
         """Nodes that have not answered it."""
-        self.until: float | None = None
+        self._until: float | None = None
         """When they are waited for no longer."""
+        self._unmet: dict[bytes, float] = {}
+        """Groups that no node can ever hold, and when their drivers are warned."""
         self._surveyed: set[bytes] = set()
         """Nodes that were asked."""
         self._rooms: dict[bytes, tuple[dict[str, int], dict[str, int]]] = {}
@@ -134,8 +138,9 @@ class Groups:
         if self._stale or nodes != self._surveyed:
             self._stale = False
             self._survey += 1
+            self._asked_at = now
             self._rooms = {}
-            self.until = now + SURVEY_SECONDS
+            self._until = now + SURVEY_SECONDS
             self._expected, self._surveyed = set(nodes), nodes
             for node in sorted(nodes, key=self.tables.number_of):
                 self.tables.send_to_peer(node, m.AskRoom(self._survey))
@@ -153,17 +158,26 @@ class Groups:
 
     def _no_longer_expected(self, node: bytes) -> None:
         self._expected.discard(node)
-        if not self._expected and self.until is not None:
-            self.until = None
+        if not self._expected and self._until is not None:
+            self._until = None
             self._plan()
 
     def tick(self, now: float) -> None:
-        """Plan without the nodes that do not answer."""
-        if self.until is not None and now >= self.until:
+        """Plan without the nodes that do not answer, and warn drivers."""
+        if self._until is not None and now >= self._until:
             self._surveyed -= self._expected  # They are asked again.
             self._expected.clear()
-            self.until = None
+            self._until = None
             self._plan()
+        for group in [group for group, due in self._unmet.items() if now >= due]:
+            del self._unmet[group]
+            if group in self.tables.groups:
+                self._warn(self.tables.groups[group])
+
+    def next_deadline(self) -> float | None:
+        """When nodes are waited for no longer, or a driver is to be warned."""
+        dues = [*self._unmet.values(), *(() if self._until is None else (self._until,))]
+        return min(dues, default=None)
 
     # -- reserving --
 
@@ -181,6 +195,8 @@ class Groups:
                 record.policy, missing, _joined(capacity, marks), taken
             )
             if target is None:
+                if not record.warned and self._beyond_all_nodes(record):
+                    self._unmet.setdefault(record.id, self._asked_at + self.tables.config.infeasible_warning)
                 continue
             for node, indexes in _by_node(target).items():
                 for name, amount in total_of([record.bundles[index] for index in indexes]):
@@ -210,6 +226,29 @@ class Groups:
 
     def _labels(self, node: bytes) -> Mapping[str, str]:
         return self.tables.labels if node == self.tables.node else self.tables.nodes[node].labels if node in self.tables.nodes else {}
+
+    def _beyond_all_nodes(self, record: GroupRecord) -> Demand:
+        """What a group asks of one node, and no node has; empty if each part of it fits on some node."""
+        demands = [total_of(record.bundles)] if record.policy == STRICT_PACK else record.bundles
+        totals = [self.tables.pool.total, *(node.resources for node in self.tables.nodes.values())]
+        return next((demand for demand in demands if not any(covers(total, demand) for total in totals)), ())
+
+    def _warn(self, record: GroupRecord) -> None:
+        """Warn the driver of a group, once, unless a node with enough has joined meanwhile."""
+        demand = self._beyond_all_nodes(record)
+        if not demand:
+            return
+        record.warned = True
+        job = self.tables.jobs.get(record.id[:JOB_BYTES])
+        driver = job.driver if job is not None else None
+        if driver is not None:
+            has = describe_node(tuple(sorted(self.tables.pool.total.items())))
+            name = f" {record.name!r}" if record.name else ""
+            text = (
+                f"a placement group{name} asks one node for {describe(demand)}, which none has "
+                f"(this one has {has}); it stays pending until one joins that does. Ask for less, or add a node that has it."
+            )
+            self.tables.send_to_client(driver, m.Notice("warning", text))
 
     def _go_on(self, record: GroupRecord) -> None:
         """Have the next node prepare its bundles; after the last one the group is whole."""
