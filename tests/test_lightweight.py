@@ -561,3 +561,17 @@ def test_exceptions_of_exit_handlers_are_reported(capfd: Any, lightweight: bool)
         del clumsy
         eventually(told, "its error is shown")
     assert "Clumsy.__exit__ raised" in shown
+
+
+def test_a_loop_waits_for_the_next_of_a_thousand_actors() -> None:
+    """As Tune's loop does: one result at a time, whose actor then takes its next step."""
+    trials = [Counter.remote() for _ in range(1000)]
+    pending = {trial.add.remote(): trial for trial in trials}
+    totals = Tally[int]()
+    while pending:
+        (ready,), _ = zf.wait(list(pending), num_returns=1, timeout=PATIENCE)
+        trial, count = pending.pop(ready), value_of(ready)
+        totals[count] += 1
+        if count < 3:
+            pending[trial.add.remote()] = trial
+    assert totals == {1: 1000, 2: 1000, 3: 1000}
