@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import copy
+import functools
 import gc
 import inspect
 import os
@@ -544,6 +545,26 @@ def test_a_remote_class_has_the_attributes_of_its_class() -> None:
     with pytest.raises(AttributeError):
         value_of(Local.remote().limit.remote())
     assert value_of(Shadowed.remote().by_class.remote()) == [7, 6, "Shadowed", 10, 1, 1]
+
+
+def test_a_wrapper_may_take_the_instance_among_its_arguments() -> None:
+    def counted(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return len(args), len(kwargs), function(*args, **kwargs)
+
+        return wrapper
+
+    @zf.remote
+    class Wrapped:
+        @counted
+        def add(self, first: int, second: int = 0) -> int:
+            return first + second
+
+    wrapped = Wrapped.remote()
+    calls = [wrapped.add.remote(1, 2), wrapped.add.remote(1, second=3), wrapped.add.remote(first=1)]
+    assert value_of(calls) == [(3, 0, 3), (2, 1, 4), (1, 1, 1)]
+    assert list(inspect.signature(wrapped.add).parameters) == ["args", "kwargs"]
 
 
 def test_methods_are_values() -> None:

@@ -197,7 +197,8 @@ def methods_of(kind: type, retries: int, defaults: Pairs = ()) -> tuple[Method, 
             found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", options, readonly))
             continue
         parameters = list(signature.parameters.values())
-        if not static and not isinstance(function, classmethod):
+        bare = not static and not isinstance(function, classmethod)
+        if bare and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:  # A wrapper's ``*args`` have the instance.
             parameters = parameters[1:]
         least, most = positional(parameters)
         found.append(Method(name, least, most, shown(signature, parameters), inspect.getdoc(bound) or "", options, readonly))
