@@ -11,11 +11,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from faults import descendants, eventually, gone, kill_daemon, name_of
 
 import zfabric as zf
-from zfabric.exceptions import ActorDiedError, GetTimeoutError, OptionError, PlacementGroupRemovedError, TaskUnschedulableError
+from zfabric.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    OptionError,
+    OptionTypeError,
+    PlacementGroupRemovedError,
+    TaskUnschedulableError,
+)
 from zfabric.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from zfabric.util.scheduling_strategies import PlacementGroupSchedulingStrategy as InGroup
 
@@ -69,7 +77,7 @@ def test_bundles_are_taken_from_the_node_and_used_by_tasks_that_name_them() -> N
     assert zf.get(group.ready(), timeout=PATIENCE) == group
     assert free(1.0)()
     assert group.bundle_specs == [{"CPU": 1.0}, {"CPU": 1.0}]
-    rows = zf.get([run_in(group, index) for index in (0, 1, -1, -1)], timeout=PATIENCE)
+    rows = zf.get([run_in(group, index) for index in (0, np.int64(1), -1, -1)], timeout=PATIENCE)
     assert {name for _, name, _ in rows} == {group.id.hex()}
     assert zf.get(run_in(None), timeout=PATIENCE)[1] is None
     node = zf.nodes()[0]["NodeID"]
@@ -186,6 +194,9 @@ def test_what_no_bundle_has_is_refused_at_the_call() -> None:
         InGroup(group, 2)
     with pytest.raises(TypeError):
         InGroup("a group")
+    for index in (True, 0.0, "0"):
+        with pytest.raises(OptionTypeError, match=f"is an int, not {index!r}"):
+            InGroup(group, index)  # type: ignore[arg-type]
     assert zf.get(run_in(group, num_cpus=2), timeout=PATIENCE)[1] == group.id.hex()
 
     @zf.remote

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from operator import index as integer
+from typing import Any, SupportsIndex, TypeVar
 
 from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
 from zfabric.machines.common.resources import covers, describe, named_demand
@@ -137,8 +138,9 @@ class PlacementGroupSchedulingStrategy:
         index = placement_group_bundle_index
         if placement_group is not None and not hasattr(placement_group, "bundle_specs"):
             raise OptionTypeError(f"placement_group is the result of zf.util.placement_group(), not {placement_group!r}")
-        if isinstance(index, bool) or not isinstance(index, int):
+        if isinstance(index, bool) or not isinstance(index, SupportsIndex):
             raise OptionTypeError(f"placement_group_bundle_index is an int, not {index!r}")
+        index = integer(index)  # Of NumPy's integers, too.
         count = 0 if placement_group is None else placement_group.bundle_count
         if not ANY_BUNDLE <= index < max(count, 0 if placement_group is None else 1):
             raise OptionError(f"placement_group_bundle_index is from 0 to {count - 1}, or -1 for any bundle, not {index}")
