@@ -55,7 +55,7 @@ def install(directory: Path, version: str = NEWEST) -> Path:
 # --- a program --------------------------------------------------------------------------------------------------------------------
 
 PROGRAM = """
-import os, sys, threading
+import copy, os, sys, threading
 import ray
 
 @ray.remote
@@ -92,6 +92,15 @@ assert ray.get(ray.get_actor("adder").add.options(_labels={"part": "1"}).remote(
 assert adder._get_local_state() == 2, "it is alive"
 assert isinstance(adder, ray.actor.ActorHandle) and adder._actor_id == ray.ActorID.from_hex(adder._actor_id.hex())
 assert Adder.__ray_metadata__.class_name == "Adder" and Adder.__ray_metadata__.modified_class.__name__ == "Adder"
+assert isinstance(Adder, ray.actor.ActorClass) and Adder.__ray_actor_class__ is Adder.__ray_metadata__.modified_class
+
+@ray.remote
+def names(kinds):
+    return [type(kind).__name__ for kind in (Adder, *kinds)], ray.get(Adder.remote(3).add.remote(4))
+
+kinds = [Adder, Adder.options(num_cpus=0), Adder.options(name="other"), copy.deepcopy(Adder)]
+assert ray.get(names.remote(kinds)) == (["ActorClass(Adder)"] * 5, 7)
+assert {type(kind).__name__ for kind in kinds} == {"ActorClass(Adder)"}
 
 ref = ray.put("value")
 if not ref:

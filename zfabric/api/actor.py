@@ -234,7 +234,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         if not NAMING.issuperset(wanted):
             return ActorClass(self._kind, merged)
         export = self._export
-        named = ActorClass.__new__(ActorClass)  # The wrapped class is the same, and so it is inspected and pickled once.
+        named = ActorClass.__new__(type(self))  # The wrapped class is the same, and so it is inspected and pickled once.
         vars(named).update(vars(self), _options=merged, _export=export)
         return named
 

@@ -6,6 +6,7 @@ zfabric's own classes get them, so that values are the same objects in and outsi
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,7 +46,14 @@ def add() -> None:
             "_consume_next_ref_n": _consume,
         },
         RemoteFunction: {"_remote": _remote},
-        ActorClass: {"_remote": _remote, "__ray_metadata__": property(_Metadata)},
+        ActorClass: {
+            "_remote": _remote,
+            "__ray_metadata__": property(_Metadata),
+            "__ray_actor_class__": property(lambda kind: kind._kind),
+            "__init__": _named_type(ActorClass.__init__),
+            "__setstate__": _named_type(ActorClass.__setstate__),
+            "__reduce__": lambda kind: (object.__new__, (ActorClass,), kind.__getstate__()),
+        },
         ActorMethod: {"_remote": _remote},
         ActorHandle: {
             "_actor_id": property(lambda handle: ActorID(handle._id)),
@@ -171,6 +179,22 @@ def _consume(self: ObjectRefGenerator, count: int) -> None:
 def _remote(self: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
     """``remote`` with its arguments as two values, and with options."""
     return (self.options(**options) if options else self).remote(*args, **(kwargs or {}))
+
+
+@functools.lru_cache(maxsize=1024)
+def _type_called(name: str) -> type[ActorClass[..., Any]]:
+    return type(f"ActorClass({name})", (ActorClass,), {})
+
+
+def _named_type(fill: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a method that fills a remote class: as in Ray, its type is named after it then. veRL names its workers by that."""
+
+    @functools.wraps(fill)
+    def filled(self: Any, *args: Any) -> None:
+        fill(self, *args)
+        self.__class__ = _type_called(self._kind.__name__)
+
+    return filled
 
 
 class _Metadata:
