@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import shutil
@@ -9,7 +10,6 @@ import signal
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +24,7 @@ if sys.dont_write_bytecode and sys.pycache_prefix is None:
 
 import hypothesis
 import pytest
+from lost_processes import RUN, STACKS, LostProcesses, processes_of
 
 import zfabric as zf
 
@@ -39,9 +40,6 @@ LONGEST = (
     "test_failures_disk", "test_supervisor",
 )  # fmt: skip
 """The files that take longest, in the order in which a run side by side begins with them."""
-
-# Every process this run starts inherits this, however often it forks or changes its name, and no process of another run has it.
-MARK = uuid.uuid4().hex
 
 # Examples have no deadline: tests do not measure speed. In CI they are the same for the same code, as the simulator's seeds are there:
 # what lands is not decided by chance. Everybody else's runs search on.
@@ -91,20 +89,6 @@ def shared_cluster() -> Iterator[Any]:
         yield context
 
 
-def processes_of_this_run() -> dict[int, str]:
-    """The processes that descend from this run, each with its command line, this one aside."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if f"ZFABRIC_TEST_RUN={MARK}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:
-            continue  # it ended meanwhile, or belongs to another user
-    return found
-
-
 def shared_memory() -> set[Path]:
     """The named shared memory of this user's clusters. It does not show which test has left it."""
     return {path for path in Path("/dev/shm").glob("zfabric*") if owned(path)}
@@ -122,19 +106,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give the run a directory for its sessions, so that runs on one machine neither see nor sweep each other's.
 
     Its name is short, since sockets lie below it, and others may enter it, since tests show that they get no further. Where tests run side
-    by side, each process that runs some has a directory below the run's, and a mark of its own: it accounts for what its own tests left.
+    by side, each process that runs some has a directory below the run's, and accounts for what its own tests left.
     """
     tempfile.gettempdir()  # Python keeps this answer: what pytest makes stays where it is looked for
     if side_by_side(config):
         directory = f"{os.environ['TMPDIR']}/{os.environ['PYTEST_XDIST_WORKER']}"
         os.mkdir(directory)
+        stacks = os.open(directory + STACKS, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        faulthandler.enable(stacks)
     else:
         directory = tempfile.mkdtemp(prefix="zft-", dir="/tmp")
+        stacks = os.dup(2)  # What pytest captures later is not shown when this process exits.
     os.chmod(directory, 0o755)
     os.environ["TMPDIR"] = directory
     for name in [name for name in os.environ if name.startswith("ZFABRIC_")]:  # No cluster of whoever runs the tests is joined.
         del os.environ[name]
-    os.environ["ZFABRIC_TEST_RUN"] = MARK
+    os.environ[RUN] = directory
+    config.pluginmanager.register(LostProcesses(directory, stacks))
 
 
 def pytest_unconfigure() -> None:
@@ -175,7 +163,7 @@ def nothing_is_left() -> Iterator[None]:
         sweep()
         # The reason of the latest node that ended by itself stays, for ``zfabric status``.
         directories = (each for each in Path(os.environ["TMPDIR"]).glob("zfabric-*/*") if each.name != LAST_FAILURE)
-        left = [*processes_of_this_run().items(), *map(str, directories), *map(str, shared_memory() - before)]
+        left = [*processes_of(os.environ[RUN]).items(), *map(str, directories), *map(str, shared_memory() - before)]
         if not left or time.monotonic() > deadline:
             break
         time.sleep(0.05)  # the last processes are no children of this one: their end raises no event

@@ -78,7 +78,10 @@ def test_parallel_test_processes_account_for_their_own_leftovers(tmp_path: Path)
     (tmp_path / "test_tidy.py").write_text("import os, time\ndef test_tidy():\n    while not os.path.exists('left'): time.sleep(0.01)\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-vvrA"]
-    ran = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=100)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))}
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=100
+    )
     (pid,) = set(map(int, re.findall(r"^left (\d+)$", ran.stdout, re.MULTILINE))) or {0}
     assert pid, ran.stdout + ran.stderr
     os.kill(pid, signal.SIGKILL)
