@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import running_cluster
 from faults import PATIENCE, damage_what_is_on_disk, eventually, kill_daemon, processes_named, query
+from files import wait_for_file
 
 import zfabric as zf
 from zfabric.exceptions import ActorDiedError, ObjectTooLargeError, OptionError, SerializationError, TaskCancelledError
@@ -121,33 +122,40 @@ class Caller:
         self.ledger = ledger
         self.name = name
 
-    def run(self, count: int, together: int) -> list[tuple[int, int]]:
+    def run(self, count: int, together: int, halfway: str) -> list[tuple[int, int]]:
+        """Wait for the file ``halfway`` before the second half of the calls."""
         results_seen = []
         for start in range(0, count, together):
+            if start >= count // 2:
+                wait_for_file(halfway)
             refs = [self.ledger.write.remote((self.name, number)) for number in range(start, start + together)]
             results_seen += [(start + index, zf.get(ref)) for index, ref in enumerate(refs)]
         return results_seen
 
 
 @pytest.mark.parametrize(("every", "together", "seed"), [(7, 1, 1), (50, 20, 2), (0, 20, 3), (13, 100, 4)])
-def test_four_callers_see_each_result_once_and_in_order_however_often_the_actor_is_killed(every: int, together: int, seed: int) -> None:
+def test_four_callers_see_each_result_once_and_in_order_however_often_the_actor_is_killed(
+    every: int, together: int, seed: int, tmp_path: Path
+) -> None:
     rng = random.Random(seed)
     ledger = Ledger.options(checkpoint_every=every).remote()
     callers = [Caller.remote(ledger, name) for name in "abcd"]
     count = 300
-    results = [caller.run.remote(count, together) for caller in callers]
+    halfway = tmp_path / "halfway"
+    results = [caller.run.remote(count, together, str(halfway)) for caller in callers]
     deaths = 0
     done: list[Any] = []
     while deaths < 6 and len(done) < 4:
         seen = get(ledger.read.remote())
-        wanted = min(len(seen[1]) + rng.randrange(150), 4 * count)
+        wanted = min(len(seen[1]) + rng.randrange(150), 4 * count if halfway.exists() else 2 * count)
         while len(done) < 4 and len(get(ledger.read.remote())[1]) < wanted:
             done, _ = zf.wait(results, num_returns=4, timeout=0.01)
         kill(get(ledger.pid.remote()))
         deaths += 1
+        if deaths == 2:
+            halfway.touch()
     results_seen = dict(zip("abcd", get(results), strict=True))
     _, entries = get(ledger.read.remote())
-    assert deaths >= 2
     assert sorted(entries) == [(name, number) for name in "abcd" for number in range(count)], "each has had its effect once"
     for name, outcomes in results_seen.items():
         assert [number for number, _ in outcomes] == list(range(count))
