@@ -46,7 +46,8 @@ from zfabric.sim.streams import with_streaming_methods
 from zfabric.sim.variants import SCRIPTED, VARIANTS, applied, kind_of
 from zfabric.sim.world import EVENTS_MAX, Failure, World, WorldResult
 
-SEEDS = range(250)
+SEEDS = range(80)
+"""Some of those that ``scripts/worlds`` runs in the same check."""
 VARIANT_SEEDS = 200
 """Every broken variant is caught within so many seeds of one node, or a third of it of three: some ten seconds (most within a handful)."""
 
