@@ -22,7 +22,6 @@ if sys.dont_write_bytecode and sys.pycache_prefix is None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
 
-import hypothesis
 import pytest
 from lost_processes import RUN, STACKS, LostProcesses, processes_of
 
@@ -40,11 +39,6 @@ LONGEST = (
     "test_failures_disk", "test_supervisor",
 )  # fmt: skip
 """The files that take longest, in the order in which a run side by side begins with them."""
-
-# Examples have no deadline: tests do not measure speed. In CI they are the same for the same code, as the simulator's seeds are there:
-# what lands is not decided by chance. Everybody else's runs search on.
-hypothesis.settings.register_profile("patient", deadline=None, derandomize=bool(os.environ.get("CI")))
-hypothesis.settings.load_profile("patient")
 
 # A shell without job control starts what it puts in the background with Ctrl-C ignored, for all its descendants; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -67,10 +61,14 @@ os.kill, os.killpg = kill_one(os.kill), kill_one(os.killpg)
 
 @contextmanager
 def running_cluster(**options: Any) -> Iterator[Any]:
-    """A cluster as ``zf.init`` makes it, of two CPUs by default; shut down afterwards, whatever happened."""
+    """A cluster as ``zf.init`` makes it, of two CPUs by default; shut down afterwards, whatever happened.
+
+    Its workers are forked with pytest. Each that runs an actor of a test module imports that, and would take 0.1 s of CPU time for pytest.
+    """
     zf.shutdown()
+    config = {"preload": ("pytest",), **options.get("config", {})}
     try:
-        yield zf.init(**{"num_cpus": 2, "log_to_driver": False, **options})
+        yield zf.init(**{"num_cpus": 2, "log_to_driver": False, **options, "config": config})
     finally:
         zf.shutdown()
 
@@ -79,7 +77,7 @@ def running_cluster(**options: Any) -> Iterator[Any]:
 def cluster() -> Iterator[Callable[..., Any]]:
     """A factory: ``cluster(num_cpus=1, config={...})`` starts a cluster that ends with the test."""
     with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(running_cluster(**options))
+        yield lambda **options: stack.enter_context(running_cluster(**{**options, "config": {"preload": (), **options.get("config", {})}}))
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +120,19 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith("ZFABRIC_")]:  # No cluster of whoever runs the tests is joined.
         del os.environ[name]
     os.environ[RUN] = directory
+    set_profile()
     config.pluginmanager.register(LostProcesses(directory, stacks))
+
+
+def set_profile() -> None:
+    """Let examples have no deadline: tests do not measure speed.
+
+    In CI they are the same for the same code, as the simulator's seeds are: what lands is not decided by chance. Others' runs search on.
+    """
+    import hypothesis  # Not above: workers import this file, and would take 0.2 s for that.
+
+    hypothesis.settings.register_profile("patient", deadline=None, derandomize=bool(os.environ.get("CI")))
+    hypothesis.settings.load_profile("patient")
 
 
 def pytest_unconfigure() -> None:

@@ -114,8 +114,8 @@ FIRST = {
     "placed-for-ever": 128,
     "yielded-values-are-no-lineage": 15,
 }
-"""Where to begin looking for those that take long. A change of what is sent gives the seeds other worlds. If none of the first ones notices the
-variant then, it needs another hint."""
+"""Where to begin looking for those that take long. A change of what is sent gives the seeds other worlds: a variant that none of the first
+ones notices then needs another hint."""
 
 SAYS = {
     "children-adopted-early": "is at home on",
