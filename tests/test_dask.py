@@ -49,8 +49,8 @@ TESTS = Path(__file__).resolve().parent
 
 @pytest.fixture(scope="module", autouse=True)
 def shared() -> Iterator[Any]:
-    """One cluster for the file."""
-    with running_cluster() as context:
+    """One cluster for the file. Its workers are forked with what each would take a second to import."""
+    with running_cluster(config={"preload": ("pytest", "dask.array", "dask.bag", "dask.dataframe")}) as context:
         yield context
 
 
