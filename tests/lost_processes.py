@@ -19,8 +19,8 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-SLOWDOWN_MAX = 4.0
-"""How many times its limit a test may run, however busy the machine is: a hang must end long before the run's own limit."""
+SLOWDOWN_MAX = 2.5
+"""How many times its limit a test may run, however busy the machine is: a run with several hangs must end before its own limit."""
 
 END_SECONDS = 10
 """How long processes may take to end after SIGKILL."""

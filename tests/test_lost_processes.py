@@ -151,7 +151,7 @@ def test_a_new_process_runs_what_a_lost_one_leaves(left: int) -> None:
 
 @pytest.mark.parametrize(
     ("load", "processes", "expected"),
-    [(0.0, "1", 1.0), (3.0, "1", 1.5), (3.0, "4", 2.0), (100.0, "4", lost_processes.SLOWDOWN_MAX)],
+    [(0.0, "1", 1.0), (3.0, "1", 1.5), (3.0, "4", 2.0), (100.0, "1", lost_processes.SLOWDOWN_MAX)],
 )
 def test_limits_grow_with_what_wants_a_cpu(load: float, processes: str, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
