@@ -225,7 +225,7 @@ def test_a_restart_begins_with_the_last_checkpoint_and_reports_lost_calls(
 
 
 @BOTH
-@pytest.mark.parametrize(("large", "seed"), [(False, 1), (False, 2), (True, 3)])
+@pytest.mark.parametrize(("large", "seed"), [(False, 1), (True, 3)])
 def test_repeated_calls_take_effect_once_however_often_the_actor_is_killed(kind: Any, large: bool, seed: int, tmp_path: Path) -> None:
     rng, note = random.Random(seed), tmp_path / "note"
     book = kind.options(max_task_retries=-1).remote(str(note))
@@ -244,10 +244,9 @@ def test_repeated_calls_take_effect_once_however_often_the_actor_is_killed(kind:
 
 
 @BOTH
-@pytest.mark.parametrize("seed", [4, 5])
-def test_calls_with_an_unknown_outcome_are_not_in_the_restored_state(kind: Any, seed: int, tmp_path: Path) -> None:
+def test_calls_with_an_unknown_outcome_are_not_in_the_restored_state(kind: Any, tmp_path: Path) -> None:
     """A call whose outcome is in a checkpoint has it, though it is not made again."""
-    rng = random.Random(seed)
+    rng = random.Random(4)
     book = kind.remote(str(tmp_path / "note"))
     callers = [Caller.remote(book, name) for name in "abcd"]
     results = [caller.run.remote(200, 20, False) for caller in callers]

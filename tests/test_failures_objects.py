@@ -452,7 +452,8 @@ def test_frames_and_tables_survive_a_storm_of_kills(small: Any) -> None:
     reason = "pandas or pyarrow is not installed: frames and tables under kill storms are NOT tested"
     pandas = pytest.importorskip("pandas", reason=reason)
     arrow = pytest.importorskip("pyarrow", reason=reason)
-    small(put_patience=PATIENCE, poison_kills=50)  # A task may be on one worker after the other as they are killed: it is not its fault.
+    # A task may be on one worker after the other as they are killed: it is not its fault. None has to import these libraries.
+    small(put_patience=PATIENCE, poison_kills=50, preload=("pandas", "pyarrow.compute"))
 
     @zf.remote(max_retries=50)
     def frame(number: int) -> Any:

@@ -181,7 +181,7 @@ def test_calls_by_init_survive_a_restart(shared: Any, every: int) -> None:
     assert get(actor.read.remote())[1] == list(range(30, -1, -1))
 
 
-@pytest.mark.parametrize("every", [0, 1, 2, 1000])
+@pytest.mark.parametrize("every", [0, 1, 2])
 def test_the_value_of_an_own_call_is_available_after_a_restart(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     get(actor.ask.remote(7))
@@ -193,9 +193,8 @@ def test_the_value_of_an_own_call_is_available_after_a_restart(shared: Any, ever
 
 
 @pytest.mark.parametrize("method", ["large", "boxed"])
-@pytest.mark.parametrize("every", [0, 1000])
-def test_a_value_missing_from_the_log_is_available_after_a_restart(shared: Any, every: int, method: str) -> None:
-    actor = Chain.options(checkpoint_every=every).remote()
+def test_a_value_missing_from_the_log_is_available_after_a_restart(shared: Any, method: str) -> None:
+    actor = Chain.options(checkpoint_every=0).remote()
     get(actor.ask_for.remote(method, 7))
     for _ in range(2):
         kill_when(actor, 1)
@@ -203,7 +202,7 @@ def test_a_value_missing_from_the_log_is_available_after_a_restart(shared: Any, 
     assert get(actor.read.remote())[1] == [7]
 
 
-@pytest.mark.parametrize("every", [0, 1, 7, 1000])
+@pytest.mark.parametrize("every", [0, 1, 7])
 def test_own_calls_that_need_values_of_others_continue(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     actor.step_with.remote(80, 0)
@@ -224,7 +223,7 @@ def test_values_of_tasks_and_puts_are_available_to_waiting_own_calls(shared: Any
     assert get(actor.read.remote())[1] == list(range(61, 0, -1)), "each step has the value that the one before has made"
 
 
-@pytest.mark.parametrize("every", [0, 1, 1000])
+@pytest.mark.parametrize("every", [0, 1])
 def test_a_readonly_method_in_the_middle_is_not_replayed_with_its_calls(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     get(actor.ask_for.remote("look_and_note", 7))
@@ -236,7 +235,7 @@ def test_a_readonly_method_in_the_middle_is_not_replayed_with_its_calls(shared: 
     assert get(actor.read.remote())[1] == [7, 0, 0]
 
 
-@pytest.mark.parametrize("every", [0, 1, 1000])
+@pytest.mark.parametrize("every", [0, 1])
 def test_own_calls_stopped_before_they_ran_are_not_run_by_the_next_life(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     get(actor.ask_in_vain.remote(7))
