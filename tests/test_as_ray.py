@@ -168,6 +168,7 @@ del small
 assert used() < before + 1_000, "values of dropped refs, and of the object store, do not count"
 assert ray._private.state.available_resources_per_node()[node["NodeID"]]["CPU"] <= 2
 group = ray.util.placement_group([{"CPU": 1}])
+assert group.id == ray.PlacementGroupID.from_hex(group.id.hex()) and not group.id.is_nil()
 assert ray.get(group.ready()) and ray._private.state.state.placement_group_table(group.id)["state"] == "CREATED"
 strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group)
 assert ray.get(inner.options(scheduling_strategy=strategy).remote())[1]
@@ -248,8 +249,10 @@ def test_what_ray_takes_from_the_environment_and_from_a_jobs_configuration(tmp_p
                 ray.get(ray.remote(print).remote("not shown"))
         assert spaces[0] != spaces[1] and "" not in spaces, spaces
         os.environ["RAY_NAMESPACE"] = "theirs"
-        with ray.init(num_cpus=1) as cluster:
+        with ray.init(num_cpus=0, object_spilling_directory={str(tmp_path / "spilled")!r}):
             assert ray.get_runtime_context().namespace == "theirs"
+            assert "CPU" not in ray.cluster_resources() and "CPU" not in ray.nodes()[0]["Resources"]
+            assert os.listdir({str(tmp_path / "spilled")!r}), "its own directory is there"
         job = SimpleNamespace(ray_namespace="ours", runtime_env={{"working_dir": {str(tmp_path / "sent")!r}}})
         with ray.init(num_cpus=1, job_config=job):
             assert ray.get_runtime_context().namespace == "ours"

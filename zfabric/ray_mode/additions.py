@@ -15,6 +15,7 @@ from zfabric.api.actor import ActorClass, ActorHandle, ActorMethod
 from zfabric.api.context import RuntimeContext
 from zfabric.api.futures import when_done
 from zfabric.api.generators import ObjectRefGenerator
+from zfabric.api.placement_groups import PlacementGroup
 from zfabric.api.refs import ObjectRef, owner_of
 from zfabric.api.remote_function import RemoteFunction
 from zfabric.exceptions import GetTimeoutError, NotInitializedError, NotInRayModeError
@@ -62,6 +63,7 @@ def add() -> None:
             "_get_local_state": lambda handle: local_actor_state(handle._id),
             "_ray_method_signatures": property(lambda handle: {name: known.signature for name, known in handle._methods.items()}),
         },
+        PlacementGroup: {"id": _IdOfGroup()},
         LocalNode: {
             "unique_id": property(lambda node: node.node_id),
             "remaining_processes_alive": LocalNode.alive,
@@ -171,6 +173,16 @@ def _consume(self: ObjectRefGenerator, count: int) -> None:
     for _ in range(count):
         self._coming()
         self._take()
+
+
+class _IdOfGroup:
+    """The ``id`` of a placement group, as an object of Ray's kind. The group itself has the bytes."""
+
+    def __get__(self, group: PlacementGroup | None, kind: type) -> Any:
+        return self if group is None else PlacementGroupID(vars(group)["id"])
+
+    def __set__(self, group: PlacementGroup, identifier: bytes) -> None:
+        vars(group)["id"] = identifier
 
 
 # --- functions and actors -------------------------------------------------------------------------------------------------

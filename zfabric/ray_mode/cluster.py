@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import zfabric
 from zfabric.api.cluster import nodes
 from zfabric.api.lifecycle import connected
 from zfabric.util import placement_group_table
@@ -14,11 +15,20 @@ _seen: dict[str, dict[str, Any]] = {}
 
 def all_nodes() -> list[dict[str, Any]]:
     """The living nodes, as ``zfabric.nodes`` lists them, and then those that died or left: they are not alive, and have nothing."""
-    living = nodes()
+    living = [{**node, "Resources": _without_nothing(node["Resources"])} for node in nodes()]
     _seen.update({node["NodeID"]: node for node in living})
     dead = [each for each in connected().query("dead nodes") if each not in {node["NodeID"] for node in living}]
     nothing = {"Alive": False, "alive": False, "Resources": {}}
     return [*living, *({**_seen.get(each, {"NodeID": each, "Labels": {}}), **nothing} for each in dead)]
+
+
+def cluster_resources() -> dict[str, float]:
+    """The resources of all nodes together. As in Ray, what there is nothing of is not among them."""
+    return _without_nothing(zfabric.cluster_resources())
+
+
+def _without_nothing(amounts: dict[str, float]) -> dict[str, float]:
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def totals_by_node() -> dict[str, dict[str, float]]:

@@ -34,7 +34,8 @@ def init(address: str | None = None, *, _memory: float | None = None, job_config
         )
     if _memory is not None:
         options["_memory"] = _memory
-    if (spilling := options.pop("_object_spilling_directory", None)) is not None:
+    if (spilling := options.pop("object_spilling_directory", None)) is not None:
+        os.makedirs(spilling, exist_ok=True)
         options["config"] = {"spill_directory": spilling}
     if job_config is not None:
         _take(job_config, options)

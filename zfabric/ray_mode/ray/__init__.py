@@ -16,7 +16,6 @@ from zfabric import (
     as_completed,
     available_resources,
     cancel,
-    cluster_resources,
     exit_actor,
     get,
     get_actor,
@@ -35,6 +34,7 @@ from zfabric.exceptions import *
 from zfabric.ray_mode.absent import Absent as _Absent
 from zfabric.ray_mode.absent import submodules as _submodules
 from zfabric.ray_mode.cluster import all_nodes as nodes
+from zfabric.ray_mode.cluster import cluster_resources
 from zfabric.ray_mode.finder import Finder as _Finder
 from zfabric.ray_mode.ids import (
     ActorClassID,

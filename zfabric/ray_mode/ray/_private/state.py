@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from zfabric import available_resources, cluster_resources, get_runtime_context, timeline
+from zfabric import available_resources, get_runtime_context, timeline
 from zfabric.ray_mode.absent import attributes
-from zfabric.ray_mode.cluster import GlobalState, available_by_node, totals_by_node
+from zfabric.ray_mode.cluster import GlobalState, available_by_node, cluster_resources, totals_by_node
 from zfabric.ray_mode.cluster import all_nodes as nodes
 
 state = GlobalState()
