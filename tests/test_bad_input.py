@@ -252,7 +252,7 @@ def test_a_node_that_is_not_the_head_admits_none_and_the_error_says_who_does() -
         ("", {"a": "\u00e9" * 2049}, {}, "a label of a node, its name or its value, has at most 4,096 bytes, not 4,098"),
         ("", {"l" * 5000: "a"}, {}, "a label of a node"),
         ("", {f"l{each}": "" for each in range(1001)}, {}, "at most 1,000 labels, not 1,001"),
-        ("", {}, {f"r{each}": 1.0 for each in range(1001)}, "at most 996 resources, not 1,001"),
+        ("", {}, {f"r{each}": 1.0 for each in range(1001)}, "at most 995 resources, not 1,001"),
         ("", {f"l{each}": "a" * 4000 for each in range(20)}, {}, "at most 49,152 bytes together"),
     ],
 )
