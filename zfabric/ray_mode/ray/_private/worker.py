@@ -4,7 +4,7 @@ import copyreg as _copyreg
 import os as _os
 from typing import Any
 
-import cloudpickle as pickle
+from ray import cloudpickle as pickle  # type: ignore[import-not-found, unused-ignore]
 
 import zfabric as _zfabric
 from zfabric import (
