@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from zfabric.adapters import processes
+from zfabric.runtime.connect import node_resources
 
 
 def in_child(body: Callable[[], object]) -> int:
@@ -219,6 +220,14 @@ def test_the_model_of_gpus_is_what_the_driver_says_of_all(models: list[str], exp
         file.parent.mkdir()
         file.write_text(f"Model: \t\t {model}\nIRQ:   \t\t 27\n")
     assert processes.gpu_model(str(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(("model", "more"), [("A100", {"accelerator_type:A100": 1.0}), ("", {})])
+def test_a_node_with_gpus_has_their_model_among_its_resources(model: str, more: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(processes, "gpu_model", lambda: model)
+    assert node_resources(1, 2, None, None) == {"CPU": 1.0, "GPU": 2.0, **more}
+    assert node_resources(1, 0, None, None) == {"CPU": 1.0}
 
 
 V2 = {

@@ -36,7 +36,7 @@ def init(address: str | None = None, *, _memory: float | None = None, job_config
         options["_memory"] = _memory
     if (spilling := options.pop("object_spilling_directory", None)) is not None:
         os.makedirs(spilling, exist_ok=True)
-        options["config"] = {"spill_directory": spilling}
+        options["config"] = {**(options.get("config") or {}), "spill_directory": spilling}
     if job_config is not None:
         _take(job_config, options)
     if options.get("namespace") is None:

@@ -18,8 +18,8 @@ def get_node_ip_address(address: str | None = None, **ignored: Any) -> str:
 
 
 def remaining_processes_alive() -> bool:
-    """Whether the node of this process lives. Its supervisor starts again whatever of it ends."""
-    return is_initialized() and _address() != ""
+    """Whether the node of this process answers. Its supervisor starts again whatever of it ends."""
+    return is_initialized() and bool(_address())
 
 
 def get_node_instance_id() -> str:
