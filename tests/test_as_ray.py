@@ -295,7 +295,7 @@ def test_steps_of_a_bar_are_drawn_and_not_shown(tmp_path: Path) -> None:
     path = install(tmp_path)
     (path / "ray" / "experimental").mkdir()
     (path / "ray" / "experimental" / "tqdm_ray.py").write_text(
-        "class Bars:\n def process_state_update(self, state):\n  print('drawn', state['n'])\ndef instance():\n return Bars()\n"
+        "class Bars:\n def process_state_update(self, state):\n  print('drawn', 70 // state['n'])\ndef instance():\n return Bars()\n"
     )
     ended = run(
         """
@@ -304,6 +304,7 @@ def test_steps_of_a_bar_are_drawn_and_not_shown(tmp_path: Path) -> None:
 
         @ray.remote
         def steps():
+            print('{"__magic_token__": "__ray_tqdm_magic_token__", "n": 0}')
             print('{"__magic_token__": "__ray_tqdm_magic_token__", "n": 7}')
             print('{"__magic_token__": "__ray_tqdm_magic_token__", cut')
             print("text")
@@ -314,7 +315,7 @@ def test_steps_of_a_bar_are_drawn_and_not_shown(tmp_path: Path) -> None:
         path=path,
     )
     lines = [line.rpartition(") ")[2] for line in ended.stdout.splitlines()]
-    assert lines == ["drawn 7", "text"], ended.stdout
+    assert lines == ["drawn 10", "text"], ended.stdout
 
 
 def test_a_node_starts_where_modin_has_every_interpreter_import_pandas(tmp_path: Path) -> None:

@@ -14,6 +14,6 @@ def draw(line: str) -> bool:
     """Draw the step in a line, by the user's Ray. Return False if the line is text, and is to be shown."""
     if MARK not in line:
         return False
-    with contextlib.suppress(ValueError, LookupError, ImportError):  # A line cut in two, or no Ray here that could draw it.
+    with contextlib.suppress(Exception):  # A line cut in two, or a Ray that cannot draw it: ``get``, which shows lines, must not fail.
         importlib.import_module("ray.experimental.tqdm_ray").instance().process_state_update(json.loads(line))
     return True

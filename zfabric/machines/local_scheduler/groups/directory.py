@@ -365,7 +365,7 @@ class Groups:
             if not facts["detached"] and (job is None or job.ended):
                 self.tables.send(self.tables.control_address, m.Write(0, (), (("group", identifier),)))
                 continue
-            terms = (facts["bundles"], facts["policy"], facts["name"], facts["namespace"], facts["detached"], facts["selectors"])
+            terms = (facts["bundles"], facts["policy"], facts["name"], facts["namespace"], facts["detached"], facts.get("selectors", ()))
             record = GroupRecord(identifier, *terms)
             record.state = facts["state"]
             record.places = list(facts["places"])
