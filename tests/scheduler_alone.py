@@ -7,6 +7,7 @@ from typing import Any
 from zfabric.config import Config
 from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.machine import LocalScheduler
+from zfabric.machines.local_scheduler.objects.call_results import CONFIRM_DELAY
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -65,9 +66,18 @@ class Node:
                     self.pids[effect.token] = 100 + int.from_bytes(effect.token, "big")
         self.scheduler.check_invariants()
 
+    def confirm(self) -> list[tuple[bytes, Any]]:
+        """Let the time pass after which recorded outcomes are confirmed; take the confirmations, with those that were sent before."""
+        self.now += CONFIRM_DELAY
+        self.scheduler.tick(self.now)
+        self.turn()
+        return self.take(m.OutcomesRecorded)
+
     def answer(self, message: Any) -> None:
-        """The control store is always at hand; while it is ``full``, it writes nothing."""
-        if isinstance(message, m.NewJob) and not self.full:
+        """The stores are always at hand; while the control store is ``full``, it writes nothing."""
+        if isinstance(message, m.Query) and message.what == "nothing":
+            self.send(b"O" + OWN, m.Answer(message.token, b"", ""))
+        elif isinstance(message, m.NewJob) and not self.full:
             self.send(b"S" + OWN, m.JobNumber(message.token, 1))
         elif isinstance(message, m.NewJob | m.Write | m.EndKeys) and message.token:
             self.send(b"S" + OWN, m.Written(message.token, not self.full, self.full))

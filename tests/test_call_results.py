@@ -62,3 +62,20 @@ def test_a_caller_that_was_promised_a_place_is_told_of_a_value_that_is_lost(node
     (row,) = node.take(m.Objects)[-1][1].rows
     assert row[:2] == (VALUE, FAILED)
     assert unpack_failure(row[2])[0] == "ObjectLostError"
+
+
+def test_recorded_outcomes_are_confirmed_together_once_the_store_has_their_values(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then, only the actor could report them to a restarted daemon."""
+    asked: list[int] = []
+    answer = node.answer
+    monkeypatch.setattr(node, "answer", lambda message: asked.append(message.token) if type(message) is m.Query else answer(message))
+    ended(node)
+    node.send(WORKER + next(iter(node.pids)), m.CallOutcomes(((task_id(6), DRIVER, OK, ((4096 + 128_000, 100_000),), ()),)))
+    assert node.take(m.OutcomesRecorded) == []
+    assert asked == []
+    assert node.confirm() == []
+    node.send(OBJECT_STORE + OWN, m.Answer(asked.pop(), b"", ""))
+    ((_, confirmed),) = node.take(m.OutcomesRecorded)
+    assert confirmed.call_ids == (CALL, task_id(6))
+    assert node.confirm() == []
+    assert asked == []

@@ -550,7 +550,7 @@ class Source(Worker):
 
     def receive(self, node: Node) -> None:
         """Receive a daemon's messages about outcomes."""
-        for to, message in node.take(m.OutcomesRecorded):
+        for to, message in node.confirm():
             assert to in (WORKER + OLD, b"K" + control_of(OLD))
             self.step(0.0, b"L", message)
 

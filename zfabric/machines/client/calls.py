@@ -487,8 +487,7 @@ class Calls:
         for call_id, status, outputs in rows:
             target = pending.get(call_id)
             if target is None:
-                if any(_is_recorded(status, value) for value in outputs):
-                    self._handle_second_outcome(call_id, status, outputs)
+                self._handle_second_outcome(call_id, status, outputs)
                 continue
             # A local outcome may be the failure of an argument, which an earlier life left behind: this life goes on.
             if status == FAILED and not is_local and target.state == ALIVE and outputs and has_left(outputs[0], target.actor_id):

@@ -484,6 +484,7 @@ class LocalScheduler:
         self.rejoining.tick(now)
         self.cluster_queries.tick(now)
         self.groups.tick(now)
+        self.call_results.tick(now)
         self.deliver()
 
     def next_deadline(self) -> float | None:
@@ -521,6 +522,8 @@ class LocalScheduler:
             dues.append(self.logs.next_deadline())
         if self.direct.active:
             dues.append(self.direct.next_deadline())
+        if self.call_results.confirm_at is not None:
+            dues.append(self.call_results.confirm_at)
         if self.dispatcher.backpressure.until is not None:
             dues.append(self.dispatcher.backpressure.until)
         return min((each for each in dues if each is not None), default=None)

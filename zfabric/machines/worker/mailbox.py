@@ -184,15 +184,17 @@ class Mailbox:
             log.unrecorded.difference_update(call_ids)
         for call_id in call_ids:
             row = self._reported.pop(call_id, None)
-            if row is not None:
-                _, caller, status, outputs, contained = row
+            if row is None or node_of_caller(row[1]):
+                continue  # The scheduler of another node has recorded it.
+            _, caller, status, outputs, contained = row
+            if status != OK:
+                values = outputs
+            elif any(contained):
                 named = (*contained, *[()] * len(outputs))
-                values = tuple(
-                    value if status != OK or (type(value) is bytes and not refs) else None
-                    for value, refs in zip(outputs, named, strict=False)
-                )
-                if not node_of_caller(caller):  # Otherwise it was recorded there.
-                    self._returned.setdefault(caller, []).append((call_id, status, values))
+                values = tuple(value if type(value) is bytes and not refs else None for value, refs in zip(outputs, named, strict=False))
+            else:
+                values = tuple([value if type(value) is bytes else None for value in outputs])
+            self._returned.setdefault(caller, []).append((call_id, status, values))
 
     def unrecorded(self) -> tuple[m.Message, ...]:
         """Messages that repeat unconfirmed outcomes and log rows to a restarted daemon."""

@@ -5,6 +5,7 @@ All other results go from process to process, without a record in the scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from zfabric.machines.local_scheduler.objects.streams import Streams
@@ -18,6 +19,8 @@ from zfabric.protocol.ids import Address, call_value, node_of_caller
 from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import OK
 
+CONFIRM_DELAY = 0.005
+"""Seconds after which a recorded outcome is confirmed to its actor, with those recorded meanwhile. Only an actor that ends waits for it."""
 _ONE_SMALL = (bytes,)
 """The types of an outcome's values, if it is one small value."""
 
@@ -30,6 +33,10 @@ class CallResults:
         self.requests = requests
         self.outcomes = outcomes
         self.streams = streams
+        self.confirm_at: float | None = None
+        """When the outcomes recorded meanwhile are confirmed to their actors."""
+        self._unconfirmed: dict[bytes, list[bytes]] = {}
+        """The calls of these outcomes, by the worker's token."""
 
     def on_expect_results(self, now: float, source: Address, message: m.ExpectResults) -> None:
         """Record promised results: refs to them were passed on before they exist."""
@@ -67,11 +74,18 @@ class CallResults:
                 return
         self.tables.end_due = True
         self.take(worker, rows)
-        recorded = tuple(row[0] for row in rows)
-        if self.tables.store_address is None or not any(type(value) is tuple for row in rows for value in row[3]):
-            self.tables.send_to_control(worker, m.OutcomesRecorded(recorded))
-        else:  # Until the store has recorded values in the arena, only the actor can report them again.
-            self.requests.ask_store("nothing", (), then=self._taken_over, about=(worker.token, recorded))
+        if self.confirm_at is None:
+            self.confirm_at = now + CONFIRM_DELAY
+        self._unconfirmed.setdefault(worker.token, []).extend(row[0] for row in rows)
+
+    def tick(self, now: float) -> None:
+        """Confirm recorded outcomes once the object store has their values, too: until then, only the actor can report these again."""
+        if self.confirm_at is not None and self.confirm_at <= now:
+            recorded, self._unconfirmed, self.confirm_at = self._unconfirmed, {}, None
+            if self.tables.store_address is None:
+                self._confirm(recorded)
+            else:
+                self.requests.ask_store("nothing", (), then=self._taken_over, about=recorded)
 
     def _relay(self, worker: WorkerRecord, row: m.Row) -> None:
         """Have an outcome sent to another node at the end of the turn. The actor may release at once what the outcome names.
@@ -103,8 +117,9 @@ class CallResults:
 
     def take(self, worker: WorkerRecord, rows: m.Rows) -> None:
         """Record outcomes of calls that processes of this node made, and send them to the callers. ``worker`` is where the actor lives."""
+        returned: list[m.Row] = []
         for call_id, caller, status, outputs, contained in rows:
-            returned = tuple(
+            values = tuple(
                 self._take_value(
                     worker, caller, call_value(call_id, index), status, value, contained[index] if index < len(contained) else ()
                 )
@@ -112,12 +127,11 @@ class CallResults:
             )
             if self.streams.any_here:
                 self.streams.call_ended(call_id, status, outputs[0] if outputs else b"")
-            receiver = self.tables.processes.get(caller)
-            if receiver is not None:
-                self.tables.send_to_client(receiver, m.Returned(((call_id, status, returned),)))
+            returned.append((call_id, caller, status, values, ()))
+        self.pass_on(returned)
 
-    def pass_on(self, rows: m.Rows) -> None:
-        """Send small outcomes to the callers, whom alone they concern."""
+    def pass_on(self, rows: Iterable[m.Row]) -> None:
+        """Send outcomes to the callers."""
         by_caller: dict[bytes, list[m.Row]] = {}
         for call_id, caller, status, outputs, _ in rows:
             by_caller.setdefault(caller, []).append((call_id, status, outputs))
@@ -126,12 +140,14 @@ class CallResults:
             if receiver is not None:
                 self.tables.send_to_client(receiver, m.Returned(tuple(returned)))
 
-    def _taken_over(self, now: float, about: tuple[bytes, tuple[bytes, ...]], answer: m.Answer) -> None:
-        """Confirm outcomes to the actor: the object store has recorded their values."""
-        token, call_ids = about
-        worker = self.tables.workers.get(token)
-        if worker is not None:
-            self.tables.send_to_control(worker, m.OutcomesRecorded(call_ids))
+    def _taken_over(self, now: float, about: dict[bytes, list[bytes]], answer: m.Answer) -> None:
+        self._confirm(about)
+
+    def _confirm(self, recorded: dict[bytes, list[bytes]]) -> None:
+        for token, call_ids in recorded.items():
+            worker = self.tables.workers.get(token)
+            if worker is not None:
+                self.tables.send_to_control(worker, m.OutcomesRecorded(tuple(call_ids)))
 
     def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
         """Record a value that other processes need. Return what the caller receives in its place."""
