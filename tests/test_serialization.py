@@ -94,6 +94,30 @@ def test_arrays_of_every_kind_arrive_equal_and_read_only(array):
     assert mine.tobytes() == array.tobytes()
 
 
+def test_a_remembered_pickle_is_of_the_same_dtype_shape_and_order():
+    alike = [
+        np.arange(12.0).reshape(3, 4),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.arange(12.0).reshape(4, 3),
+        np.arange(12.0),
+        np.arange(12),
+        np.arange(12, dtype=">i8"),
+        np.arange(12, dtype=np.dtype("i8", metadata={"of": "mine"})),
+        np.arange(12).astype("datetime64[D]"),
+        np.arange(12).astype("datetime64[s]"),
+    ]
+    for _ in range(2):
+        for array in alike:
+            got = round_trip(array)
+            assert (got.dtype, got.shape, got.dtype.metadata) == (array.dtype, array.shape, array.dtype.metadata)
+            assert got.flags.c_contiguous == array.flags.c_contiguous
+            assert np.array_equal(got, array)
+    assert s.serialize(alike[0]).stream is s.serialize(alike[0] + 1).stream
+    for length in range(2 * s.ARRAY_STREAMS_MAX):
+        s.serialize(np.zeros(length))
+    assert len(s._array_streams) <= s.ARRAY_STREAMS_MAX
+
+
 def test_copy_gives_writable_arrays_also_of_arrays_that_were_read_only():
     first = round_trip({"a": np.arange(5), "nested": [np.ones(3)]})
     again = round_trip(first, copy=True)

@@ -240,12 +240,35 @@ def serialize(value: Any, where: str = "value") -> SerializedValue:
         if kind is bytes and len(value) >= BUFFER_MIN:
             return _pickle(_LargeBytes(value), _BUFFERED, where)
         return SerializedValue(_dumps(value, 5))
+    if _is_plain_array(value, kind) and value.ndim:
+        return _serialize_array(value, where)
     how = _scan(value)
     if how == _BARE:
         return SerializedValue(_dumps(value, 5))
-    if _is_plain_array(value, kind) and value.ndim and not (value.flags.c_contiguous or value.flags.f_contiguous):
-        value = value.copy()
     return _pickle(value, how, where).naming_refs()
+
+
+_array_streams: dict[tuple[Any, ...], bytes] = {}
+"""Pickles of arrays, by all that is in them beside the buffer: dtype, shape, order."""
+
+
+def _serialize_array(value: Any, where: str) -> SerializedValue:
+    """Serialize a numpy array. Arrays of one dtype and shape have the same pickle, which takes longer to make than the rest."""
+    order = value.flags.c_contiguous
+    if not order and not value.flags.f_contiguous:
+        value, order = value.copy(), True
+    if value.dtype.isbuiltin != 1 or value.dtype.metadata is not None:
+        return _pickle(value, _BUFFERED, where)
+    facts = value.dtype, value.shape, order
+    stream = _array_streams.get(facts)
+    if stream is not None:
+        return SerializedValue(stream, (pickle.PickleBuffer(value).raw(),))
+    made = _pickle(value, _BUFFERED, where)
+    if len(made.buffers) == 1 and len(made.stream) <= PLAIN_MAX:
+        if len(_array_streams) == ARRAY_STREAMS_MAX:
+            _array_streams.clear()
+        _array_streams[facts] = made.stream
+    return made
 
 
 def serialize_fast(value: Any) -> bytes | None:
@@ -288,6 +311,8 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 as_user: Callable[..., Any] = _call
 """Calls what runs user code: that of values which are pickled or loaded. A worker sets it, so that such code can be interrupted."""
+ARRAY_STREAMS_MAX = 256
+"""Shapes of arrays for which the pickle is remembered."""
 PLAIN_MAX = 4096
 """Longest pickle in bytes that is searched for what is not plain data."""
 _BY_NAME = b"\x93"
