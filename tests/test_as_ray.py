@@ -264,6 +264,12 @@ def test_what_ray_takes_from_the_environment_and_from_a_jobs_configuration(tmp_p
             assert "is an address of Ray's client" in str(error)
         else:
             raise SystemExit("RAY_ADDRESS is not read")
+        try:
+            ray.init(job_config=SimpleNamespace(ray_namespace="", runtime_env={{}}, _default_actor_lifetime=0), address="local")
+        except ray.exceptions.FabricError as error:
+            assert "lifetime='detached'" in str(error)
+        else:
+            raise SystemExit("the lifetime of a job's actors is not read")
     """)
 
 
@@ -428,8 +434,9 @@ def test_the_mode_comes_first_or_not_at_all(before: str, said: str) -> None:
 def test_names_that_are_not_here_say_where_to_look() -> None:
     run("""
         import zfabric.as_ray
-        import pickle, pytest, ray
+        import importlib.util, pickle, pytest, ray
 
+        assert importlib.util.find_spec("ray.dta") is None and importlib.util.find_spec("ray.util") is not None
         with pytest.raises(ModuleNotFoundError, match=r"no module 'ray.dta' on zfabric.*pip install 'ray.*docs/as-ray.md"):
             import ray.dta
         with pytest.raises(ModuleNotFoundError, match="there is 'placement_group'.*docs/as-ray.md"):

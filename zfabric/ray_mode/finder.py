@@ -6,11 +6,12 @@ package ``ray`` itself is zfabric's.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
 from types import ModuleType
 
 from zfabric.ray_mode.absent import PAGE, nearest
@@ -30,21 +31,27 @@ class Finder(MetaPathFinder):
         self._directories = OWN, WITHOUT_RAY if installed is None else installed.directory
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return how to load a module of ``ray``. Raises ModuleNotFoundError with the page that says what there is."""
+        """Return how to load a module of ``ray``.
+
+        Raises ModuleNotFoundError with the page that says what there is, unless ``importlib.util.find_spec`` asks: its answer is None.
+        """
         if fullname.partition(".")[0] != "ray":
             return None
         parts = fullname.split(".")[1:]
         places = self._places(parts)
         found_in = [place for place in places if os.path.isdir(place)]
         for place in places:
-            if os.path.isfile(os.path.join(place, "__init__.py")):
-                return spec_from_file_location(fullname, os.path.join(place, "__init__.py"), submodule_search_locations=found_in)
+            package = os.path.join(place, "__init__.py")
+            if os.path.isfile(package):
+                return importlib.util.spec_from_file_location(fullname, package, submodule_search_locations=found_in)
             if os.path.isfile(f"{place}.py"):
-                return spec_from_file_location(fullname, f"{place}.py")
+                return importlib.util.spec_from_file_location(fullname, f"{place}.py")
         if found_in:
             found = ModuleSpec(fullname, None, is_package=True)
             found.submodule_search_locations = found_in
             return found
+        if sys._getframe(2).f_code is importlib.util.find_spec.__code__:
+            return None  # A question, which no error answers.
         raise self._missing(fullname)
 
     def _places(self, parts: Sequence[str]) -> list[str]:

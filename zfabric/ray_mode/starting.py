@@ -12,6 +12,8 @@ from zfabric.api.lifecycle import ClusterContext
 from zfabric.exceptions import ConfigError
 
 CLIENT_SCHEME = "ray://"
+DETACHED = 0
+"""How a ``JobConfig`` writes that its actors are detached unless they say otherwise."""
 hooks: list[Callable[[], None]] = []
 """What libraries have run once a program is connected: Ray's ``_post_init_hooks``."""
 MODIN_IMPORTS = "__MODIN_AUTOIMPORT_PANDAS__"
@@ -24,7 +26,7 @@ def init(address: str | None = None, *, _memory: float | None = None, job_config
 
     What is None is taken from ``job_config``, and from RAY_ADDRESS, RAY_NAMESPACE and RAY_LOG_TO_DRIVER.
 
-    Raises ConfigError for an address of Ray's client.
+    Raises ConfigError for an address of Ray's client, and for a job whose actors are all to be detached.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if isinstance(address, str) and address.startswith(CLIENT_SCHEME):
@@ -55,6 +57,8 @@ def init(address: str | None = None, *, _memory: float | None = None, job_config
 
 def _take(job_config: Any, options: dict[str, Any]) -> None:
     """Add the namespace and the runtime_env of a ``ray.job_config.JobConfig`` to the arguments of ``init``, which win."""
+    if getattr(job_config, "_default_actor_lifetime", None) == DETACHED:
+        raise ConfigError("init: default_actor_lifetime='detached' has no meaning here: pass lifetime='detached' to each actor's options")
     for option, value in (("namespace", job_config.ray_namespace), ("runtime_env", job_config.runtime_env)):
         if options.get(option) is None and value:
             options[option] = value
