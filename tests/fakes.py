@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from zfabric.adapters.generated_values import returning_all
-from zfabric.adapters.serialization import deserialize, load_arguments, load_function, serialize, serialize_fast
+from zfabric.adapters.serialization import Outcome, deserialize, load_arguments, load_function, serialize, serialize_fast
 from zfabric.adapters.task_errors import load_error, load_failure, pack_error
 from zfabric.config import Config
 from zfabric.exceptions import GetTimeoutError
@@ -19,11 +19,11 @@ from zfabric.protocol.ids import FIRST_PUT_INDEX, child_prefix, job_id, object_i
 from zfabric.protocol.messages import ERROR, FAILED, OK
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
-from zfabric.runtime.interface import Outcome, TaskContext
+from zfabric.runtime.interface import TaskContext
 
 
 class FakeClient:
-    """Implements ``ClientInterface``. ``held`` are tasks that wait for ``run()``, where ``manual``; ``references`` counts refs."""
+    """Stands in for ``FabricClient``. ``held`` are tasks that wait for ``run()``, where ``manual``; ``references`` counts refs."""
 
     _jobs = 0
 

@@ -19,7 +19,7 @@ import zfabric as zf
 from zfabric.machines.worker.machine import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import LOCAL_SCHEDULER, WORKER
-from zfabric.runtime.interface import current
+from zfabric.runtime import interface
 from zfabric.runtime.lending import Lending
 
 
@@ -108,7 +108,8 @@ def test_a_thread_that_began_to_wait_under_a_task_on_top_lends_afterwards(tmp_pa
     @zf.remote
     def on_top() -> int:
         (tmp_path / "runs").touch()
-        eventually(lambda: current()._waiting._lending.waits, "the thread waits")  # type: ignore[union-attr]
+        client: Any = interface.current()
+        eventually(lambda: interface.context.task_id in client.connection.worker.waits, "the thread waits")
         return os.getpid()
 
     @zf.remote

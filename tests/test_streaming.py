@@ -18,7 +18,7 @@ from conftest import running_cluster
 from faults import PATIENCE, eventually, failure, kill_daemon, query
 
 import zfabric as zf
-from zfabric.runtime import interface
+from zfabric.runtime.arena_access import UnreportedWrites
 
 pytestmark = pytest.mark.usefixtures("shared_cluster")
 
@@ -424,8 +424,7 @@ class Beside:
 
     def stream(self) -> Iterator[bytes]:
         """One value."""
-        runtime: Any = interface.current()
-        store = runtime._replayer.writes.store
+        store = UnreportedWrites.store
 
         def store_slowly(*arguments: Any) -> Any:
             place = store(*arguments)
@@ -433,7 +432,7 @@ class Beside:
             self.others_ended.wait(PATIENCE)
             return place
 
-        runtime._replayer.writes.store = store_slowly
+        UnreportedWrites.store = store_slowly  # type: ignore[method-assign]
         yield bytes(200_000)
 
     def wait_for_it(self) -> None:

@@ -282,7 +282,7 @@ class TestOneNode:
     def test_how_many_wait_is_bounded(self, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
         client: Any = interface.current()
         most = client.machine.last.count + 2
-        monkeypatch.setattr(client.fabric, "config", dataclasses.replace(client.config, last_callbacks_max=most))
+        monkeypatch.setattr(client, "config", dataclasses.replace(client.config, last_callbacks_max=most))
         ref, other = zf.put(1), zf.put(2)
         zf.util.on_freed(ref, calls)
         zf.util.on_freed(ref, calls, "process")

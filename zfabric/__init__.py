@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from zfabric import _beginning as _beginning
 from zfabric import actor
 from zfabric._version import __version__
+from zfabric.adapters.generated_values import YieldStatistics
 from zfabric.api.actor import ActorClass, ActorHandle, exit_actor, get_actor, kill, typed
 from zfabric.api.cluster import available_resources, cluster_resources, explain, nodes, timeline
 from zfabric.api.context import get_gpu_ids, get_runtime_context
@@ -73,7 +74,6 @@ from zfabric.exceptions import (
     VersionMismatchError,
     WorkerCrashedError,
 )
-from zfabric.runtime.interface import YieldStatistics
 
 if TYPE_CHECKING:
     from zfabric import util as util

@@ -35,7 +35,7 @@ import threading
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zfabric.adapters import arrow
 from zfabric.adapters.mapping import aligned_room
@@ -231,6 +231,18 @@ class SerializedValue:
             end = position + len(piece)
             target[position:end] = piece
             position = end
+
+
+class Outcome(NamedTuple):
+    """The outcome of an object. ``status`` is one of ``protocol.messages`` (OK, ERROR, FAILED).
+
+    ``data`` is for ``deserialize``: bytes, or a memoryview of the value in the arena. ``release``
+    is None for bytes. For a view it must be called once, from any thread or finalizer, when the view is no longer used.
+    """
+
+    status: int
+    data: bytes | memoryview
+    release: Callable[[], None] | None
 
 
 def serialize(value: Any, where: str = "value") -> SerializedValue:

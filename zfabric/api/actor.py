@@ -42,9 +42,9 @@ from zfabric.api.types import Instance_co, Parameters, R
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, ArgumentTypeError, OptionError
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, short
 from zfabric.protocol.names import check_length, is_text
-from zfabric.protocol.options import LOGGED, option
+from zfabric.protocol.options import LOGGED, Terms, option
 from zfabric.runtime import interface
-from zfabric.runtime.interface import ClientInterface, Terms
+from zfabric.runtime.interface import ClientInterface
 
 _FAREWELLS = ("__ray_shutdown__", "__exit__", "__del__")
 """Methods that an instance runs at a clean end."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from zfabric.adapters.serialization import deserialize_all, serialize
+from zfabric.adapters.serialization import Outcome, deserialize_all, serialize
 from zfabric.api.errors import a, check_flag, check_timeout
 from zfabric.api.generators import DynamicObjectRefGenerator, ObjectRefGenerator
 from zfabric.api.lifecycle import connected
@@ -16,7 +16,6 @@ from zfabric.api.types import R
 from zfabric.exceptions import ArgumentTypeError, GetTimeoutError
 from zfabric.protocol.ids import is_put
 from zfabric.runtime import interface
-from zfabric.runtime.interface import Outcome
 
 READ_SECONDS = 5.0
 """The least time, in seconds, that ``as_completed`` allows an existing value to arrive."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+from zfabric.adapters.serialization import Outcome
 from zfabric.adapters.task_errors import load_error, load_failure
 from zfabric.exceptions import ConfigError
 from zfabric.protocol.messages import ERROR
 from zfabric.protocol.names import is_text
-from zfabric.runtime.interface import Outcome
 from zfabric.runtime.process_exit import hold_thread
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from zfabric.adapters.collector import untrack
 from zfabric.adapters.namespaces import register_without_data
-from zfabric.adapters.serialization import deserialize, note_reference, register_plain
+from zfabric.adapters.serialization import Outcome, deserialize, note_reference, register_plain
 from zfabric.api.errors import error_of
 from zfabric.api.lifecycle import connected
 from zfabric.api.types import Value_co
@@ -17,7 +17,7 @@ from zfabric.exceptions import ArgumentTypeError, NotInitializedError
 from zfabric.protocol.ids import JOB_BYTES, OBJECT_BYTES, TASK_BYTES, short
 from zfabric.protocol.messages import OK
 from zfabric.runtime import interface
-from zfabric.runtime.interface import ClientInterface, Outcome
+from zfabric.runtime.interface import ClientInterface
 from zfabric.runtime.process_exit import hold_thread
 
 if TYPE_CHECKING:

@@ -108,7 +108,8 @@ class ExportedFunction:
                 )
             function_id = self.function_id if known and not self.stale else function_identity(payload, pairs)
             if not known or function_id != self.function_id or self.node != client.node:
-                client.export(function_id, self.name, payload, (*pairs, ("contains", captured)) if captured else pairs)
+                more = (("contains", captured), ("prelude", interface.prelude))
+                client.export(function_id, self.name, payload, (*pairs, *(each for each in more if each[1])))
             # Set these last: Ctrl-C may interrupt at any line above.
             self.packages, self.captured, self.size = packages_of(pairs), captured, len(payload)
             self.function_id, self.job, self.node, self.environment = function_id, client.job, client.node, environment

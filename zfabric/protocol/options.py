@@ -196,6 +196,24 @@ def only_prefers(strategy: Strategy) -> bool:
     return all(rank in ("spread", "here") or (rank == "soft" and label != NODE_ID) for rank, label, _, _ in strategy)
 
 
+class Terms(NamedTuple):
+    """How to call an actor.
+
+    ``retries`` is how often a call is repeated after the loss of the process (``LOGGED`` if it is logged), ``pending`` the most calls
+    without an outcome (0: any number). ``keeps`` says that its checkpoints retain outcomes that callers may not have received.
+    ``unordered`` says that it runs several calls at once, so that no call waits for the arguments of an earlier one.
+    """
+
+    retries: int = 0
+    pending: int = 0
+    keeps: bool = False
+    unordered: bool = False
+
+
+ActorCall = tuple[bytes, tuple[tuple[Any, ...], ...] | None, int, Terms]
+"""One call of several: (actor id, options, number of values, terms)."""
+
+
 class GroupTerm(NamedTuple):
     """Where in a placement group a task is to run."""
 

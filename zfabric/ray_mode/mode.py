@@ -12,7 +12,7 @@ from zfabric.ray_mode.additions import add
 from zfabric.ray_mode.finder import Finder
 from zfabric.ray_mode.installed import TESTED, Installed, find
 from zfabric.ray_mode.progress_bars import draw
-from zfabric.runtime import interface
+from zfabric.runtime import interface, terminal
 
 PRELUDE = "zfabric.as_ray"
 """What workers of a job in this mode import first."""
@@ -47,7 +47,7 @@ def enter() -> None:
     warnings.filterwarnings("ignore", message="max_calls=", category=RuntimeWarning)  # Ray's libraries ask for it where they are imported.
     interface.prelude = PRELUDE
     interface.warm = modules_to_share
-    interface.takes_line = draw
+    terminal.takes_line = draw
     task_errors.unfit = tuple(kind for kind in task_errors.unfit if kind not in (StopIteration, StopAsyncIteration))
     packages.ignore_files = (".gitignore", ".rayignore", packages.IGNORE_FILE)
     sys.meta_path.insert(0, Finder(ray))

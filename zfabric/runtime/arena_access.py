@@ -10,7 +10,7 @@ import threading
 from functools import partial
 
 from zfabric.adapters.arena import Arena
-from zfabric.adapters.serialization import has_own_memory
+from zfabric.adapters.serialization import SerializedValue, has_own_memory
 from zfabric.adapters.spill import SpillFiles
 from zfabric.config import NUMBER_MAX, SMALL_BYTES
 from zfabric.exceptions import ObjectLostError, ObjectStoreFullError, ObjectTooLargeError, OutOfDiskError
@@ -18,7 +18,6 @@ from zfabric.machines.common.extents import file_number
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.runtime.connection import Connection, clock
-from zfabric.runtime.interface import Serialized
 
 COPIES_KEPT = 4
 """Values that an actor's process keeps of those that several calls take, if they are as large as can be."""
@@ -37,7 +36,7 @@ class ArenaAccess:
         self._arena: Arena | None = None
         self._files = SpillFiles(spill)
 
-    def write(self, identifier: bytes, value: Serialized) -> tuple[int, int]:
+    def write(self, identifier: bytes, value: SerializedValue) -> tuple[int, int]:
         """Reserve room for a large value, write it and seal it. Return (offset, size).
 
         After it has reported the value, the caller calls ``Reservations.finished``.
@@ -57,7 +56,7 @@ class ArenaAccess:
             raise
         return offset, size
 
-    def _write_file(self, offset: int, identifier: bytes, value: Serialized) -> None:
+    def _write_file(self, offset: int, identifier: bytes, value: SerializedValue) -> None:
         try:
             self._files.fill(file_number(offset), identifier, value.pieces())
         except OSError as error:
@@ -198,7 +197,7 @@ class UnreportedWrites:
         self._inline_bytes = connection.config.inline_bytes
         self._values = values
 
-    def store(self, identifier: bytes, packed: Serialized, room: int = NUMBER_MAX) -> bytes | tuple[int, int]:
+    def store(self, identifier: bytes, packed: SerializedValue, room: int = NUMBER_MAX) -> bytes | tuple[int, int]:
         """Return a value as a message reports it: inline bytes, at most ``room``, or its place after writing it."""
         if packed.size <= self._inline_bytes and packed.size <= max(room, SMALL_BYTES):
             return packed.to_bytes()

@@ -1,4 +1,7 @@
-"""The operations of the API, by ids and bytes, on the connection of this process. The clients of drivers and of workers are built on it.
+"""The client of this process: what ``zfabric.api`` calls, by ids and bytes. Drivers and workers derive theirs from it.
+
+An operation is written once, here, and marked by ``operation``. What else a process does about each of them follows from that mark:
+a driver defers signals meanwhile (``runtime.driver``), a worker interrupts (``runtime.worker_client``).
 
 ``submit`` and ``call`` append a row to a batch under the lock. The row is sent at once if nothing else is in flight; otherwise the flusher
 sends it soon.
@@ -7,11 +10,14 @@ sends it soon.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import zmq
 
+from zfabric.adapters.serialization import Outcome, SerializedValue
 from zfabric.exceptions import (
     CallbackLimitExceededError,
     FabricError,
@@ -26,11 +32,9 @@ from zfabric.protocol.ids import FIRST_RETURN, LOCAL_SCHEDULER
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.messages.queries import LIST_LIMIT
 from zfabric.protocol.names import brief
-from zfabric.protocol.options import option
-from zfabric.runtime import interface
+from zfabric.protocol.options import ActorCall, Terms, option
 from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection, clock
-from zfabric.runtime.interface import ActorCall, Outcome, Serialized, Terms
 
 ONLY_ROWS = {tuple}
 """The types of a client's entries if none has an outcome (``machines.client.entries``): one comparison instead of a check of each."""
@@ -44,6 +48,24 @@ FAR_CALLS = 64
 """Calls of an actor on another node that may be under way with arguments of up to ``FAR_BYTES_MAX``."""
 FEW = 32
 """Up to this many entries are checked one by one."""
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+Options = tuple[Row, ...] | None
+"""The options of a task or call; None if it has none of its own."""
+
+OPERATIONS: list[str] = []
+"""The names of all operations."""
+OPTIONS_AT = {"submit": 3, "create_detached": 3, "call": 4}
+"""Operations that submit one task or call, and which of their arguments are its options."""
+OPTIONS_OF_EACH_AT = {"submit_many": (1, 2), "call_all": (3, 1)}
+"""Operations that submit several, which of their arguments are these, and which field of each has its options."""
+
+
+def operation(function: _Function) -> _Function:
+    """Mark a method of ``FabricClient`` as an operation: it takes the lock, so a process must not be stopped in the middle of it."""
+    OPERATIONS.append(function.__name__)
+    return function
 
 
 NO_ACTOR = "exit_actor() is for methods of actors, and for threads and asyncio tasks that actors have started; this is none"
@@ -74,14 +96,15 @@ class WaitFor(Protocol):
         """Wait. ``plain``: a ``get`` without a timeout. ``needed``: how many outcomes must come; 0 if the caller can go on without any."""
 
 
-class FabricClient:
-    """Most of ``runtime.interface.ClientInterface``, without protection from signals.
+class FabricClient(ABC):
+    """The client of this process. All methods are thread-safe. Object ids have 20 bytes, task ids 16.
 
     ``namer`` returns the ``Namer`` for tasks and values of the calling thread; ``wait_for`` waits for objects.
     """
 
     def __init__(self, connection: Connection, namer: Callable[[], Namer], wait_for: WaitFor) -> None:
         self.connection = connection
+        self.session = connection.session
         self.machine = connection.machine
         self.config = connection.config
         self.paths: tuple[str, ...] = ()
@@ -92,6 +115,7 @@ class FabricClient:
         self.values = ArenaAccess(connection, str(description["arena"]), int(description["arena_size"]), str(description["spill"]))
         self.machine.arguments.void = self.values.void
         self.drop_reference = self.machine.dropped.append
+        """Count one ref less. Safe in finalizers: takes no lock, never raises."""
         self.unview = self.machine.unviewed.append
         self._lock = connection.lock
         self._namer = namer
@@ -100,28 +124,49 @@ class FabricClient:
         self._detached_elsewhere = False
         """Whether detached actors are at home on another node than this."""
 
+    # -- identity --
+
+    @property
+    def job(self) -> bytes:
+        """The job of this process (4 bytes)."""
+        return self.machine.job
+
+    @property
+    def namespace(self) -> str:
+        """The default namespace for names of actors."""
+        return self.connection.namespace
+
+    @property
+    def node(self) -> bytes:
+        """The incarnation of its node."""
+        return self.machine.node
+
     # -- what the API calls --
 
+    @operation
     def new_id(self) -> bytes:
-        """Return an id that no other task or value has."""
+        """Return an id (16 bytes) that nothing else has: it begins with the job's."""
         with self._lock:
             return self._namer().child()
 
+    @operation
     def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
-        """Implement ``ClientInterface.export``."""
+        """Export a function to the job; its id is a 16-byte hash of its content. Repeated exports are cheap."""
         if self.paths:
             options = (*options, ("paths", self.paths))
         if self.directory:
             options = (*options, ("directory", self.directory))
-        if interface.prelude:
-            options = (*options, ("prelude", interface.prelude))
         with self._lock:
             self.machine.tasks.export(function_id, name, payload, options)
 
+    @operation
     def submit(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
     ) -> bytes:
-        """Implement ``ClientInterface.submit``."""
+        """Queue one task and return the id of its first value, even if it will have none. The process holds one ref to each value.
+
+        The returned bytes object is also the key in the tables, which makes look-ups faster.
+        """
         machine, connection = self.machine, self.connection
         with self._lock:
             if connection.closed or machine.farewell or machine.refused:
@@ -139,13 +184,14 @@ class FabricClient:
                 connection.arm_flusher()
         return first
 
+    @operation
     def create_detached(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None
     ) -> bytes:
-        """Implement ``ClientInterface.create_detached``."""
+        """Have a detached actor made, and return the id of its handle, once the node that is its home has it. The process holds one ref."""
         self._detached_elsewhere = self._detached_elsewhere or self.query("detached elsewhere")
         if not self._detached_elsewhere:
-            return self.submit(function_id, arguments, dependencies, options, 1)
+            return FabricClient.submit(self, function_id, arguments, dependencies, options, 1)
         machine = self.machine
         with self._lock:
             self.connection.check_usable()
@@ -171,10 +217,11 @@ class FabricClient:
             self.connection.flush()
         return first
 
+    @operation
     def submit_many(
         self, function_id: bytes, calls: Iterable[tuple[bytes, tuple[bytes, ...], tuple[Row, ...] | None]], num_returns: int
     ) -> list[bytes]:
-        """Implement ``ClientInterface.submit_many``."""
+        """Queue many tasks of one function, each (arguments, dependencies, options). Return the ids of their first values."""
         firsts = []
         machine = self.machine
         with self._lock:
@@ -188,6 +235,7 @@ class FabricClient:
             self.connection.flush()
         return firsts
 
+    @operation
     def call(
         self,
         actor_id: bytes,
@@ -198,7 +246,10 @@ class FabricClient:
         num_returns: int,
         terms: Terms,
     ) -> bytes:
-        """Implement ``ClientInterface.call``."""
+        """Queue one call of an actor and return the id of its first value. The process holds one ref to each value.
+
+        If the terms allow no more calls, raise PendingCallsLimitExceededError, or wait if the configuration says so.
+        """
         machine, connection = self.machine, self.connection
         if terms.pending:
             self.await_room(actor_id, terms)
@@ -218,8 +269,9 @@ class FabricClient:
                 connection.arm_flusher()
         return first
 
+    @operation
     def call_all(self, method: str, arguments: bytes, dependencies: tuple[bytes, ...], calls: Sequence[ActorCall]) -> list[bytes]:
-        """Implement ``ClientInterface.call_all``."""
+        """Call a method of several actors with the same arguments, in one message to each process. Return what ``call`` would for each."""
         for actor_id, _, _, terms in calls:
             if terms.pending:
                 self.await_room(actor_id, terms)
@@ -239,24 +291,33 @@ class FabricClient:
         return firsts
 
     def takes_far(self, actor_id: bytes) -> bool:
-        """Implement ``ClientInterface.takes_far``. Only for a few calls under way, since all processes on the way have the arguments."""
+        """Whether arguments that would be stored for a call on this node travel with a call of this actor: it lives on another node.
+
+        Only for a few calls under way, since all processes on the way have the arguments.
+        """
         target = self.machine.calls.targets.get(actor_id)
         if target is None or target.address[:1] != LOCAL_SCHEDULER or target.keeps:
             return False
         return len(target.sent) + target.waits + len(self.machine.submitted) < FAR_CALLS
 
+    @operation
     def actor_state(self, actor_id: bytes) -> tuple[int, bool] | None:
-        """Implement ``ClientInterface.actor_state``."""
+        """The state of an actor (``CREATING``, ``ALIVE``, ``DEAD``) as this process last received it, and whether it has lived before that.
+
+        None if this process has not called it. Asks nobody.
+        """
         with self._lock:
             return self.machine.calls.state_of(actor_id)
 
+    @operation
     def reference_counts(self) -> dict[bytes, tuple[int, int]]:
-        """Implement ``ClientInterface.reference_counts``."""
+        """The objects that this process refers to, each with its refs, and with the tasks and calls without an outcome that take it."""
         with self._lock:
             return self.machine.reference_counts()
 
+    @operation
     def inline_bytes(self) -> int:
-        """Implement ``ClientInterface.inline_bytes``."""
+        """Bytes of the values that this process has and the object store has not. Looks at each object of the process."""
         with self._lock:
             self.connection.settle()
             return self.machine.objects.inline_bytes()
@@ -275,15 +336,17 @@ class FabricClient:
             )
         self.connection.wait_until(lambda: calls.count(actor_id) < terms.pending, None)
 
+    @operation
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
-        """Implement ``ClientInterface.kill_actor``."""
+        """End an actor's process at once."""
         with self._lock:
             self.connection.check_usable()
             self.machine.calls.kill(actor_id, no_restart)
             self.connection.flush()
 
-    def put(self, value: Serialized, durable: bool, argument: bool = False) -> bytes:
-        """Implement ``ClientInterface.put``."""
+    @operation
+    def put(self, value: SerializedValue, durable: bool, argument: bool = False) -> bytes:
+        """Store a value; return its object id. The process holds one ref. Raises ObjectStoreFullError or ObjectTooLargeError."""
         connection = self.connection
         if durable and value.size > self.config.durable_bytes:
             raise ObjectTooLargeError(
@@ -332,15 +395,17 @@ class FabricClient:
         if reason:
             raise OutOfDiskError(reason)
 
+    @operation
     def add_reference(self, object_id: bytes) -> None:
-        """Implement ``ClientInterface.add_reference``."""
+        """Count one more ref in this process, for a ref that is unpickled or copied."""
         with self._lock:
             self.machine.references.add(object_id)
             if not self.connection.armed:
                 self.connection.arm_flusher()
 
+    @operation
     def follow(self, object_ids: Sequence[bytes]) -> None:
-        """Implement ``ClientInterface.follow``."""
+        """Count one more ref to each object, and request values as soon as they exist: the next ones of a stream."""
         with self._lock:
             self.connection.check_usable()
             for object_id in object_ids:
@@ -349,8 +414,12 @@ class FabricClient:
             if not self.connection.armed:
                 self.connection.arm_flusher()
 
+    @operation
     def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
-        """Implement ``ClientInterface.get``."""
+        """Wait for all objects, each listed once. A small value is returned as bytes. Raises GetTimeoutError after ``timeout`` seconds.
+
+        With ``fail_fast`` the first failure ends the wait; the list then has only its outcome.
+        """
         machine = self.machine
         count = len(object_ids)
         deadline = None if timeout is None else clock() + timeout
@@ -485,18 +554,21 @@ class FabricClient:
         self.machine.pins.view(identifier)
         return Outcome(OK, view, View(self.unview, identifier))
 
+    @operation
     def ignore_unread(self) -> None:
-        """Implement ``ClientInterface.ignore_unread``."""
+        """Show no failures that nobody has read, from now on: the user has interrupted the program, and knows that its tasks are lost."""
         with self._lock:
             self.machine.unread.ignore()
 
+    @operation
     def has_failed(self, object_id: bytes) -> bool:
-        """Implement ``ClientInterface.has_failed``."""
+        """Whether an object's outcome has arrived and is an error. The error still counts as unread."""
         with self._lock:
             return self.machine.objects.has_failed(object_id)
 
+    @operation
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
-        """Implement ``ClientInterface.wait``."""
+        """Wait for ``num_returns`` outcomes; return the first objects that have one, or after ``timeout`` all that do."""
         machine = self.machine
         known = machine.objects.at_hand if fetch_local else machine.objects.known
         ready: set[bytes] = set()
@@ -542,8 +614,9 @@ class FabricClient:
                 scan()
         return ready
 
+    @operation
     def watch(self, object_ids: Iterable[bytes], callback: Callable[[bytes], None]) -> None:
-        """Implement ``ClientInterface.watch``."""
+        """Call ``callback`` with each object once it has an outcome: at once, or while this process waits for anything."""
         machine = self.machine
         with self._lock:
             self.connection.check_usable()
@@ -553,15 +626,17 @@ class FabricClient:
                 else:
                     machine.objects.watch(identifier, callback)
 
+    @operation
     def await_watched(self, object_ids: Collection[bytes], done: Callable[[], bool], timeout: float | None) -> bool:
-        """Implement ``ClientInterface.await_watched``."""
+        """Wait for ``object_ids`` until a ``callback`` of ``watch`` has made ``done`` true. Return False after ``timeout``."""
         # A worker reports what it waits for. A driver does not; it may wait very often for one of very many.
         wanted: Any = object_ids if self.connection.kind == "driver" else tuple(object_ids)
         deadline, needed = (None, 1) if timeout is None else (clock() + timeout, 0)
         return self._wait_for(wanted, done, deadline, plain=False, needed=needed)
 
+    @operation
     def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
-        """Implement ``ClientInterface.add_done_callback``."""
+        """Call ``callback(object_id)`` once the object has an outcome: at once, or from a thread of the fabric."""
         with self._lock:
             self.connection.check_usable()
             if not self.machine.objects.at_hand(object_id):
@@ -571,8 +646,9 @@ class FabricClient:
                 return
         callback(object_id)
 
+    @operation
     def add_outcome_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
-        """Implement ``ClientInterface.add_outcome_callback``."""
+        """Do as ``add_done_callback``, but do not bring a value here whose outcome comes without it."""
         with self._lock:
             self.connection.check_usable()
             if not self.machine.objects.known(object_id):
@@ -582,8 +658,12 @@ class FabricClient:
                 return
         callback(object_id)
 
+    @operation
     def add_last_callback(self, object_id: bytes, callback: Callable[[bytes], None], everywhere: bool) -> None:
-        """Implement ``ClientInterface.add_last_callback``."""
+        """Call ``callback(object_id)`` in a thread of the fabric once no ref is left: in this process, or anywhere in the cluster.
+
+        Raises CallbackLimitExceededError if ``last_callbacks_max`` have been added and not been called.
+        """
         last = self.machine.last
         with self._lock:
             self.connection.check_usable()
@@ -595,8 +675,9 @@ class FabricClient:
             last.add(object_id, callback, everywhere)
             self.connection.arm_flusher()  # From now on it looks often whether the last ref is dropped.
 
+    @operation
     def locate(self, object_ids: Sequence[bytes]) -> dict[bytes, Row]:
-        """Implement ``ClientInterface.locate``."""
+        """Return what is known of these objects: (size or None, ids of the nodes with the value in hex, only on disk, has an outcome)."""
         with self._lock:
             self.connection.check_usable()
             found = self.machine.located(object_ids)
@@ -605,32 +686,36 @@ class FabricClient:
             found.update(self.query("locate", tuple(missing[start : start + LIST_LIMIT])))
         return found
 
+    @operation
     def cancel(self, object_ids: Sequence[bytes], force: bool, recursive: bool) -> None:
-        """Implement ``ClientInterface.cancel``."""
+        """Request the cancellation of the tasks that make these objects."""
         with self._lock:
             self.connection.check_usable()
             self.machine.cancel(tuple(object_ids), force, recursive)
             self.connection.flush()
             self.connection.wake_followers()  # A call that was not sent yet has its outcome now.
 
+    @operation
     def explain_call(self, object_id: bytes) -> tuple[str, bytes, str] | None:
-        """Implement ``ClientInterface.explain_call``."""
+        """Explain the call that makes this object: (state, actor, reason). None if this process made no such call."""
         with self._lock:
             return self.machine.calls.explain(object_id)
 
+    @operation
     def pending_calls(self, matches: Callable[[bytes], bool]) -> list[bytes]:
-        """Implement ``ClientInterface.pending_calls``."""
+        """Return the ids of this process's calls that have no outcome yet and match."""
         with self._lock:
             return list(filter(matches, self.machine.calls.pending))
 
     def breakpoint_of(self, task_id: bytes, pid: str) -> str:
-        """Implement ``ClientInterface.breakpoint_of``."""
+        """Describe the ``breakpoint()`` at which this task or call waits, or else this process; empty if there is none."""
         from zfabric.runtime.debugger import where_waiting  # Only `zfabric debug` needs it.
 
         return where_waiting(self.connection.session.directory, task_id, pid)
 
+    @operation
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
-        """Implement ``ClientInterface.query``."""
+        """Query the node's daemon; return the payload of its ``Answer``. Raises FabricError with its error text."""
         with self._lock:
             self.connection.check_usable()
             token = self.machine.queries.token()
@@ -645,3 +730,48 @@ class FabricClient:
         if answer.error:
             raise FabricError(answer.error)
         return answer.payload
+
+    def exit_actor(self) -> NoReturn:
+        """End this process's actor for good. Raises TypeError if it has none, or has several and none of them runs here."""
+        raise TypeError(NO_ACTOR)
+
+    @operation
+    @abstractmethod
+    def close(self) -> None:
+        """Send everything, disconnect and release all refs."""
+
+    # -- what else changes operations --
+
+    def alter_options(self, names: Iterable[str], alter: Callable[[Options], Options]) -> Callable[[], None]:
+        """Have ``alter`` return the options of what these operations submit from now on. Return a function that ends this.
+
+        The operations are replaced on this object, so that what is not altered takes no longer.
+        """
+        own = vars(self)
+        before = {name: own[name] for name in names if name in own}
+        altered = {name: _altered(getattr(self, name), name, alter) for name in names}
+        own.update(altered)
+
+        def end() -> None:
+            for name in altered:
+                del own[name]
+            own.update(before)
+
+        return end
+
+
+def _altered(submit: Callable[..., Any], name: str, alter: Callable[[Options], Options]) -> Callable[..., Any]:
+    """Return the operation ``submit``, whose name is ``name``, with ``alter`` applied to the options of each task or call."""
+    if name in OPTIONS_AT:
+        place, change = OPTIONS_AT[name], alter
+    else:
+        place, field = OPTIONS_OF_EACH_AT[name]
+
+        def change(calls: Any) -> Any:
+            return [(*call[:field], alter(call[field]), *call[field + 1 :]) for call in calls]
+
+    @wraps(submit)
+    def submit_altered(*args: Any) -> Any:
+        return submit(*args[:place], change(args[place]), *args[place + 1 :])
+
+    return submit_altered

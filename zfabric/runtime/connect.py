@@ -103,9 +103,9 @@ def join(session: Session, namespace: str, log_to_driver: bool) -> DriverClient:
     client.connection.shows_output = log_to_driver
     client.machine.unread.watching &= log_to_driver
     # What is no text cannot be sent: modules in a directory whose name is not UTF-8 are found only by a cluster of one's own.
-    client.fabric.paths = tuple(dict.fromkeys(path for path in module_paths() if os.path.isdir(path) and is_text(path)))
+    client.paths = tuple(dict.fromkeys(path for path in module_paths() if os.path.isdir(path) and is_text(path)))
     directory = working_directory()
-    client.fabric.directory = directory if is_text(directory) else ""
+    client.directory = directory if is_text(directory) else ""
     return client
 
 

@@ -58,6 +58,11 @@ class Contexts:
         """The task or call of this very thread or coroutine. None in a thread that user code started."""
         return current_call.get() or (self.top if self.in_main else None)
 
+    def caller_of(self, actor_id: bytes) -> Item | Invocation | None:
+        """Return the task or call of this thread if it is of this actor, else None."""
+        item = self.of_thread
+        return item if item is not None and actor_of(item) == actor_id else None
+
     def namer(self) -> Namer:
         """Return the namer of the task or call here; for threads of user code and coroutines that outlive their call, one at random."""
         if self.stack and get_ident() == self.main:

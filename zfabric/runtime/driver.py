@@ -21,19 +21,19 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
 from threading import get_ident
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import zmq
 
+from zfabric.adapters.serialization import Outcome
 from zfabric.exceptions import FabricError
 from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value, is_call, object_id, root_task
 from zfabric.protocol.messages import Row
-from zfabric.protocol.options import is_strategy_alone
-from zfabric.runtime.client import NO_ACTOR, FabricClient
+from zfabric.protocol.options import ActorCall, Terms, is_strategy_alone
+from zfabric.runtime.client import OPERATIONS, FabricClient
 from zfabric.runtime.connection import Connection, Follower, clock
-from zfabric.runtime.interface import ActorCall, Outcome, Terms
 from zfabric.runtime.process_exit import hold_thread
 from zfabric.runtime.session import Session
 
@@ -43,6 +43,9 @@ NO_HANDLERS = (int, type(None))
 """Types of what ``getsignal`` returns if no handler is in Python."""
 DEFAULT = int(signal.SIG_DFL)
 """The value of ``getsignal`` for the default action. Small ints are the same object everywhere, so ``is`` compares them."""
+
+WITHOUT_FENCE = ("get", "submit", "call")
+"""Operations of a driver that need no fence for what is most frequent, and call a fenced one for the rest."""
 
 _NOTHING = object()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -216,54 +219,34 @@ class DriverConnection(Connection):
             signals.open = False
 
 
-class DriverClient:
-    """The client of a program (``runtime.interface.ClientInterface``). Each of its calls is a fence."""
+class DriverClient(FabricClient):
+    """The client of a program. Each of its operations is a fence."""
+
+    connection: DriverConnection
 
     def __init__(self, session: Session, incarnation: bytes, kind: str, name: bytes, job: bytes, namespace: str) -> None:
         self.signals = DeferredSignals()
-        connection = self.connection = DriverConnection(session, incarnation, kind, name, job, namespace, self.signals)
-        fabric = self.fabric = FabricClient(connection, self.namer, self._wait_for)
-        self.session = session
-        self.machine = connection.machine
-        self.config = connection.config
+        connection = DriverConnection(session, incarnation, kind, name, job, namespace, self.signals)
+        super().__init__(connection, self.namer, self._wait_here)
         self.on_close: Callable[[], None] | None = None
-        self._namer: Namer | None = None
-        self._batch_rows = self.config.batch_rows
-        fenced, drop = self._fenced, fabric.drop_reference
-        self.drop_reference = drop
+        self._program_namer: Namer | None = None
+        fenced, drop = self._fenced, self.drop_reference
         self.connect = fenced(connection.connect)
-        self.export = fenced(fabric.export)
-        self.submit_many = fenced(fabric.submit_many, lambda firsts, *args: self._drop_values(firsts, args[2]))
-        self.takes_far = fabric.takes_far
-        self.actor_state = fabric.actor_state
-        self.reference_counts = fabric.reference_counts
-        self.inline_bytes = fabric.inline_bytes
-        self.call_all = fenced(fabric.call_all, self._drop_all)
-        self.kill_actor = fenced(fabric.kill_actor)
-        self.put = fenced(fabric.put, lambda identifier, *_: drop(identifier))
-        self.add_reference = fenced(fabric.add_reference, lambda _, identifier: drop(identifier))
-        self.follow = fenced(fabric.follow, lambda _, identifiers: self.machine.dropped.extend(identifiers))
-        self.has_failed = fenced(fabric.has_failed)
-        self.ignore_unread = fenced(fabric.ignore_unread)
-        self.wait = fenced(fabric.wait)
-        self.watch = fenced(fabric.watch)
-        self.await_watched = fenced(fabric.await_watched)
-        self.add_done_callback = fenced(fabric.add_done_callback)
-        self.add_outcome_callback = fenced(fabric.add_outcome_callback)
-        self.add_last_callback = fenced(fabric.add_last_callback)
-        self.locate = fenced(fabric.locate)
-        self.cancel = fenced(fabric.cancel)
-        self.explain_call = fenced(fabric.explain_call)
-        self.pending_calls = fenced(fabric.pending_calls)
-        self.breakpoint_of = fabric.breakpoint_of
-        self.query = fenced(fabric.query)
-        self.new_id = fenced(fabric.new_id)
-        self.close = fenced(self._close)
-        self._get = fenced(fabric.get)
-        self.create_detached = fenced(fabric.create_detached, lambda first, *_: drop(first))
-        self._submit = fenced(fabric.submit, lambda first, *args: self._drop_values([first], args[4]))
-        self._call = fenced(fabric.call, lambda first, *args: self._drop_values([first], args[5]))
         self._arm_again = fenced(connection.arm_again)
+        self._get = fenced(super().get)
+        self._submit = fenced(super().submit, lambda first, *args: self._drop_values([first], args[4]))
+        self._call = fenced(super().call, lambda first, *args: self._drop_values([first], args[5]))
+        undo: dict[str, Callable[..., None]] = {
+            "submit_many": lambda firsts, *args: self._drop_values(firsts, args[2]),
+            "create_detached": lambda first, *_: drop(first),
+            "call_all": self._drop_all,
+            "put": lambda identifier, *_: drop(identifier),
+            "add_reference": lambda _, identifier: drop(identifier),
+            "follow": lambda _, identifiers: self.machine.dropped.extend(identifiers),
+        }
+        for each in OPERATIONS:
+            if each not in WITHOUT_FENCE:
+                setattr(self, each, fenced(getattr(self, each), undo.get(each)))
 
     def _fenced(self, function: _Function, undo: Callable[..., None] | None = None) -> _Function:
         """Wrap ``function`` so that signals are deferred to its end. ``undo(result, *args)`` is called if a handler raises there."""
@@ -309,34 +292,17 @@ class DriverClient:
             for index in range(count):
                 self.drop_reference(name(first[:TASK_BYTES], index))
 
-    # -- identity --
-
-    @property
-    def job(self) -> bytes:
-        """This process's job (4 bytes)."""
-        return self.machine.job
-
-    @property
-    def namespace(self) -> str:
-        """The namespace in which this process looks for names of actors by default."""
-        return self.connection.namespace
-
-    @property
-    def node(self) -> bytes:
-        """The node's incarnation."""
-        return self.machine.node
-
     def namer(self) -> Namer:
         """Return the ``Namer`` of what the program submits: one for all threads."""
-        namer = self._namer
+        namer = self._program_namer
         if namer is None:
-            namer = self._namer = Namer(self.job, root_task(self.job), salt=b"")
+            namer = self._program_namer = Namer(self.job, root_task(self.job), salt=b"")
         return namer
 
     # -- what the API calls --
 
     def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
-        """Implement ``ClientInterface.get``. A small value that has arrived is read without a lock."""
+        """Do as ``FabricClient.get``. A small value that has arrived is read without a lock."""
         if len(object_ids) == 1:
             machine = self.machine
             known = machine.entries.get(object_ids[0])
@@ -347,9 +313,9 @@ class DriverClient:
     def submit(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
     ) -> bytes:
-        """Implement ``ClientInterface.submit``. If another task is unfinished, a row that names no object is appended for the flusher,
+        """Do as ``FabricClient.submit``. If another task is unfinished, a row that names no object is appended for the flusher,
         without a lock."""
-        machine, connection, namer = self.machine, self.connection, self._namer
+        machine, connection, namer = self.machine, self.connection, self._program_namer
         is_simple = connection.armed and (options is None or is_strategy_alone(options)) and not dependencies
         if is_simple and num_returns == 1 and namer is not None:
             submitted, others = machine.submitted, machine.tasks.unfinished or machine.calls.pending
@@ -374,8 +340,8 @@ class DriverClient:
         num_returns: int,
         terms: Terms,
     ) -> bytes:
-        """Implement ``ClientInterface.call``. A row may be appended as in ``submit``."""
-        machine, connection, namer = self.machine, self.connection, self._namer
+        """Do as ``FabricClient.call``. A row may be appended as in ``submit``."""
+        machine, connection, namer = self.machine, self.connection, self._program_namer
         if connection.armed and options is None and not dependencies and num_returns == 1 and namer is not None:
             submitted, others = machine.submitted, machine.calls.pending or machine.tasks.unfinished
             usable = not (connection.closed or machine.farewell or machine.refused)
@@ -387,15 +353,11 @@ class DriverClient:
                 return call_id + CALL_RETURN
         return self._call(actor_id, method, arguments, dependencies, options, num_returns, terms)
 
-    def _wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
+    def _wait_here(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
         """Wait for objects. A driver reports its waits to nobody."""
         return self.connection.wait_until(done, deadline)
 
-    def exit_actor(self) -> NoReturn:
-        """Implement ``ClientInterface.exit_actor``."""
-        raise TypeError(NO_ACTOR)
-
-    def _close(self) -> None:
+    def close(self) -> None:
         """Send ``Goodbye``, wait for the last log lines, and release everything. Idempotent."""
         connection = self.connection
         if connection.closed or connection.forked:
@@ -413,6 +375,6 @@ class DriverClient:
             pass  # The node is gone, and nothing is left to close there.
         finally:
             connection.disconnect()
-            self.fabric.values.close()
+            self.values.close()
             if self.on_close is not None:
                 self.on_close()

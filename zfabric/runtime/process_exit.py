@@ -7,13 +7,7 @@ it would in any other call that blocks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar
 
-from zfabric.exceptions import FabricError
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _begun = False
 
 
@@ -35,17 +29,3 @@ def hold_thread() -> None:
         never = threading.Lock()
         never.acquire()
         never.acquire()
-
-
-def holding(function: _Function) -> _Function:
-    """Make a function hold its thread instead of raising an error of the fabric, once the process exits."""
-
-    @wraps(function)
-    def held(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except FabricError:
-            hold_thread()
-            raise
-
-    return held  # type: ignore[return-value]

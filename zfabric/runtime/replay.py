@@ -20,7 +20,7 @@ from zfabric.adapters import serialization
 from zfabric.exceptions import FabricError, ObjectTooLargeError, SerializationError
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, LoggedCall, blocks_after, calls_in, is_note, is_remake, newest
 from zfabric.machines.common.naming import Namer
-from zfabric.machines.worker import CallLog, CheckpointLog, Gate, Invocation, Item, actor_of
+from zfabric.machines.worker import CallLog, CheckpointLog, Gate, Invocation, Item
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import LOGGED, option
@@ -46,6 +46,7 @@ class Replayer:
         self,
         connection: WorkerConnection,
         client: FabricClient,
+        replays: dict[bytes, Replay],
         contexts: Contexts,
         functions: LoadedFunctions,
         user_code: UserCode,
@@ -58,8 +59,7 @@ class Replayer:
         self.contexts = contexts
         self.user_code = user_code
         self.writes = writes
-        self.replays: dict[bytes, Replay] = {}
-        """Replays that run now, by actor."""
+        self.replays = replays
         self._functions = functions
 
     # -- creating actors --
@@ -73,13 +73,6 @@ class Replayer:
             return _Remaker(self, item, kind).remake
         every = option(self.worker.functions[item.row[1]][3], "checkpoint_every")
         return create if every is None else _Maker(self, item, kind, create, every).make
-
-    # -- calls of an actor to itself --
-
-    def caller_of(self, actor_id: bytes) -> Item | Invocation | None:
-        """Return the task or call here if it is of this actor, else None."""
-        item = self.contexts.of_thread
-        return item if item is not None and actor_of(item) == actor_id else None
 
     # -- checkpoints --
 

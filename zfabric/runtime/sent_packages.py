@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from zfabric.adapters import cached_directories, serialization, task_errors
+from zfabric.adapters.serialization import Outcome
 from zfabric.exceptions import RuntimeEnvSetupError
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.options import PACKAGE_SCHEME
 from zfabric.runtime import interface
-from zfabric.runtime.interface import Outcome
 from zfabric.runtime.worker_connection import WorkerConnection
 
 Get = Callable[[Sequence[bytes], float | None], list[bytes | Outcome]]

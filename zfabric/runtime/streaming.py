@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from zfabric.adapters import serialization
-from zfabric.adapters.generated_values import END, resumed
+from zfabric.adapters.generated_values import END, YieldStatistics, resumed
 from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.ids import object_id
 from zfabric.protocol.options import STREAM_VALUES_MAX, option
@@ -19,7 +19,6 @@ from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.client import WaitFor
 from zfabric.runtime.connection import clock
 from zfabric.runtime.functions import LoadedFunctions
-from zfabric.runtime.interface import YieldStatistics
 from zfabric.runtime.interrupter import Interrupter
 from zfabric.runtime.reporting import Reporter
 from zfabric.runtime.worker_connection import WorkerConnection

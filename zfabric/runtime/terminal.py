@@ -10,11 +10,18 @@ from collections.abc import Callable
 from typing import TextIO
 
 from zfabric.protocol import messages as m
-from zfabric.runtime import interface
 from zfabric.runtime.lines import visible
 
 RECENT_MAX = 1000
 """Most lines that are remembered, to recognise lines that other workers print, too."""
+
+
+def _no_line(line: str) -> bool:
+    return False
+
+
+takes_line: Callable[[str], bool] = _no_line
+"""Asked before a line of a worker is shown: whether the line was no text, and is shown in its own way. ``as_ray`` sets this."""
 
 
 class Recent:
@@ -74,7 +81,7 @@ class Terminal:
                 self._forget_oldest()
 
     def _line(self, pid: int, name: str, stream: str, line: str) -> None:
-        if interface.takes_line(line):
+        if takes_line(line):
             return
         if self.repeat_seconds <= 0 or not line or line.isspace():
             _print_line(pid, name, stream, line)

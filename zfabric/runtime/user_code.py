@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from zfabric.adapters import generated_values, serialization, task_errors
-from zfabric.adapters.generated_values import END, resumed
+from zfabric.adapters.generated_values import END, YieldStatistics, resumed
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.failures import pack_failure
@@ -24,7 +24,6 @@ from zfabric.runtime.arena_access import KeptCopies, UnreportedWrites
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.functions import LoadedFunctions
 from zfabric.runtime.hosting import ActorExit
-from zfabric.runtime.interface import YieldStatistics
 from zfabric.runtime.interrupter import Interrupter
 from zfabric.runtime.interrupts import TaskInterrupt
 from zfabric.runtime.worker_connection import WorkerConnection
@@ -56,7 +55,7 @@ class UserCode:
         self._view, self._unview = fabric.values.view, fabric.unview
         self._copies = KeptCopies(connection, fabric.values)
         self._fences = interrupter.fences
-        self._get = interrupter.closed(fabric.get)
+        self._get = fabric.get
         """User code may be under it: what is called again loads its arguments anew."""
         self._functions = functions
         self._load = functions.load

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from zfabric.adapters import namespaces, processes, serialization
 from zfabric.exceptions import FabricError
@@ -20,7 +21,6 @@ from zfabric.runtime import interface
 from zfabric.runtime.actor_exits import ActorExits
 from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.attempts import AttemptRunner
-from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import clock
 from zfabric.runtime.contexts import Contexts
 from zfabric.runtime.control import ControlThread
@@ -33,7 +33,7 @@ from zfabric.runtime.interrupts import INTERRUPT
 from zfabric.runtime.introspection import Introspection
 from zfabric.runtime.lending import Lending
 from zfabric.runtime.printing import name_output
-from zfabric.runtime.replay import Replayer
+from zfabric.runtime.replay import Replay, Replayer
 from zfabric.runtime.reporting import Reporter
 from zfabric.runtime.running import TaskLoop
 from zfabric.runtime.sent_packages import SentPackages
@@ -43,7 +43,7 @@ from zfabric.runtime.stacks import dump_on_signal, dump_path
 from zfabric.runtime.streaming import StreamProducer
 from zfabric.runtime.user_code import UserCode
 from zfabric.runtime.waiting import Waiting
-from zfabric.runtime.worker_client import WorkerClient
+from zfabric.runtime.worker_client import AddCallback, WorkerClient
 from zfabric.runtime.worker_connection import WorkerConnection
 
 RECURSION_PER_TASK = 40
@@ -60,27 +60,29 @@ class WorkerRuntime:
         worker, host, machine = connection.worker, connection.host, connection.machine
         self.config = connection.config
         contexts = Contexts(machine, worker)
-        fabric = FabricClient(connection, contexts.namer, self._wait_for)
         self.interrupter = Interrupter(connection, worker, contexts, host)
+        replays: dict[bytes, Replay] = {}
+        client = self.client = WorkerClient(
+            connection, contexts, self.interrupter, replays, self._wait_for, self._lend_until_called, self._exit_here
+        )
         serialization.as_user = self.interrupter.run_value_code
         self._control = ControlThread(connection, worker, host, self.interrupter)
-        packages = SentPackages(connection, self.interrupter.closed(fabric.get))
-        functions, gpus = LoadedFunctions(fabric, worker, host, packages), AssignedGpus()
+        packages = SentPackages(connection, client.get)
+        functions, gpus = LoadedFunctions(client, worker, host, packages), AssignedGpus()
         self.introspection = Introspection(connection, contexts, functions, gpus)
-        exits = ActorExits(connection, worker, host, contexts, self.interrupter, functions)
-        writes = UnreportedWrites(connection, fabric.values)
-        user_code = UserCode(connection, fabric, functions, writes, exits, self.interrupter)
+        exits = self._exits = ActorExits(connection, worker, host, contexts, self.interrupter, functions)
+        writes = UnreportedWrites(connection, client.values)
+        user_code = UserCode(connection, client, functions, writes, exits, self.interrupter)
         reporter = Reporter(connection, contexts, writes, name_output(self.introspection.name_of_writer, machine))
         streams = StreamProducer(connection, functions, writes, self.interrupter, reporter, self._wait_for)
         runner = CallRunner(connection, self.interrupter, user_code, streams, reporter)
         lending = Lending(worker)
         self._shared = SharedProcess(connection, contexts, runner)
-        replayer = Replayer(connection, fabric, contexts, functions, user_code, writes)
+        replayer = Replayer(connection, client, replays, contexts, functions, user_code, writes)
         attempts = AttemptRunner(runner, functions, gpus, user_code, streams, self._shared, replayer)
-        self._loop = TaskLoop(fabric, contexts, runner, attempts, writes, lending, self._shared, replayer)
+        self._loop = TaskLoop(client, contexts, runner, attempts, writes, lending, self._shared, replayer)
         self._waiting = Waiting(connection, contexts, functions, lending, self._shared, self._loop.execute)
-        self.client = WorkerClient(connection, fabric, self.interrupter, replayer, self._waiting, exits)
-        functions.on_capturing = self.client.begin_capturing
+        functions.on_capturing = client.begin_capturing
         namespaces.may_renew = lambda: not host.instances and len(worker.stack) + len(worker.running_calls) < 2
         namespaces.on_renewed = functions.load_again
         end_forked_children(host, self.interrupter.fences, user_code, attempts, RUNNERS)
@@ -100,6 +102,12 @@ class WorkerRuntime:
 
     def _wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
         return self._waiting.wait_for(object_ids, done, deadline, plain, needed)
+
+    def _lend_until_called(self, object_id: bytes, callback: Callable[[bytes], None], add: AddCallback) -> None:
+        self._waiting.lend_until_called(object_id, callback, add)
+
+    def _exit_here(self) -> NoReturn:
+        self._exits.exit_here()
 
 
 def _allow_recursion(levels: int) -> None:

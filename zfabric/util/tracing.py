@@ -12,7 +12,7 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
@@ -76,7 +76,7 @@ def is_enabled() -> bool:
 
 
 _NAME = "_tracing"
-_METHODS = ("submit", "submit_many", "call", "call_all")
+_OPERATIONS = ("submit", "submit_many", "call", "call_all")
 
 
 class _Submissions:
@@ -86,16 +86,13 @@ class _Submissions:
         self._setup = setup
         self._always = always
         self._own = vars(client)
-        self._before = {name: self._own[name] for name in _METHODS if name in self._own}
-        self._submit, self._submit_many, self._call = client.submit, client.submit_many, client.call
-        self._call_all = client.call_all
-        self._own.update({name: getattr(self, name) for name in _METHODS}, **{_NAME: self})
+        self._end = client.alter_options(_OPERATIONS, self._options)
+        self._own[_NAME] = self
 
     def end(self) -> None:
-        """Give the connection its own methods back."""
-        for name in (*_METHODS, _NAME):
-            self._own.pop(name, None)
-        self._own.update(self._before)
+        """Add nothing from now on."""
+        self._end()
+        del self._own[_NAME]
 
     def _options(self, options: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
         if not self._always and not trace.get_current_span().get_span_context().is_valid:
@@ -105,30 +102,6 @@ class _Submissions:
         texts = [text for pair in carrier.items() for text in pair]
         check_length("the context of a trace, with its baggage,", "".join(texts), CONTEXT_BYTES_MAX)
         return (*(options or ()), ("wrapper", (__name__, "traced", self._setup, *texts)))
-
-    def submit(
-        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Any, ...] | None, num_returns: int
-    ) -> bytes:
-        return self._submit(function_id, arguments, dependencies, self._options(options), num_returns)
-
-    def submit_many(self, function_id: bytes, calls: Iterable[Any], num_returns: int) -> list[bytes]:
-        return self._submit_many(function_id, [(*call[:2], self._options(call[2])) for call in calls], num_returns)
-
-    def call(
-        self,
-        actor_id: bytes,
-        method: str,
-        arguments: bytes,
-        dependencies: tuple[bytes, ...],
-        options: tuple[Any, ...] | None,
-        num_returns: int,
-        terms: Any,
-    ) -> bytes:
-        return self._call(actor_id, method, arguments, dependencies, self._options(options), num_returns, terms)
-
-    def call_all(self, method: str, arguments: bytes, dependencies: tuple[bytes, ...], calls: Iterable[Any]) -> list[bytes]:
-        marked = [(actor_id, self._options(options), *rest) for actor_id, options, *rest in calls]
-        return self._call_all(method, arguments, dependencies, marked)
 
 
 def _set_up(setup: str) -> None:

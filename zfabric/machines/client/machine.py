@@ -164,7 +164,7 @@ class Client:
         return place if place[0] >= 0 and place[1] <= self.config.copied_bytes else None
 
     def located(self, identifiers: Iterable[bytes]) -> dict[bytes, Row]:
-        """What this process knows by itself of objects, as ``ClientInterface.locate`` returns it. The scheduler knows the others."""
+        """What this process knows by itself of objects, as ``FabricClient.locate`` returns it. The scheduler knows the others."""
         found: dict[bytes, Row] = {}
         for identifier in identifiers:
             entry = self.objects.entry(identifier)
