@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from zfabric.machines.common.row_format import pack_row
+from zfabric.machines.common.tables import pack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import (  # fmt: skip

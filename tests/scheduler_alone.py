@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.machines.common.row_format import pack_row
+from zfabric.machines.common.tables import pack_row
 from zfabric.machines.local_scheduler.machine import LocalScheduler
 from zfabric.machines.local_scheduler.objects.call_results import CONFIRM_DELAY
 from zfabric.protocol import codec

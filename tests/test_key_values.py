@@ -23,7 +23,7 @@ import zfabric as zf
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
 from zfabric.exceptions import ArgumentTypeError, GetTimeoutError, KeyValueStoreFullError
-from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.control_store.key_values import BYTES_KEY, HEAD_BYTES, KEY_COSTS
 from zfabric.machines.control_store.machine import ControlStore
 from zfabric.protocol import codec

@@ -13,7 +13,7 @@ from zfabric.adapters.task_errors import pack_error
 from zfabric.config import Config
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.resources import ResourcePool
-from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.local_scheduler import records, tables
 from zfabric.machines.local_scheduler.records import DONE, READY
 from zfabric.machines.local_scheduler.tables import NOTICES_MAX

@@ -15,7 +15,7 @@ from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OLD, OWN, Node, 
 import zfabric as zf
 from zfabric.machines.common.lineage_blocks import entrusted_row, pack_block, read_block
 from zfabric.machines.common.naming import salt_of
-from zfabric.machines.common.row_format import pack_row
+from zfabric.machines.common.tables import pack_row
 from zfabric.machines.local_scheduler.records import ENDING, BorrowedRecord, Stored
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure

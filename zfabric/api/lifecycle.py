@@ -17,10 +17,9 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, decoded, environment_of, inherited
+from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, decoded, environment_of, inherited, sent
 from zfabric.api.errors import check_flag, check_labels, near
 from zfabric.api.interruption import install, is_interrupted
-from zfabric.api.packages import sent
 from zfabric.config import Config, size_of
 from zfabric.exceptions import AlreadyInitializedError, ConfigError, NotInitializedError
 from zfabric.protocol.names import check_length, is_text

@@ -20,9 +20,8 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from typing import Any
 
-from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, encoded, environment_of, inherited
+from zfabric.api.environments import NO_RUNTIME_ENV, RuntimeEnv, encoded, environment_of, inherited, sent
 from zfabric.api.errors import near
-from zfabric.api.packages import sent
 from zfabric.api.strategies import check_selector, check_strategy, strategy_of
 from zfabric.exceptions import OptionError, OptionTypeError
 from zfabric.machines.common.resources import amount_of, demand_of, named_demand

@@ -24,12 +24,11 @@ from zfabric.adapters.serialization import (
     serialize,
 )
 from zfabric.api import notebooks
-from zfabric.api.environments import NO_RUNTIME_ENV
+from zfabric.api.environments import NO_RUNTIME_ENV, packages_of
 from zfabric.api.errors import a
 from zfabric.api.generators import Collected, ObjectRefGenerator
 from zfabric.api.lifecycle import connected, default_environment
 from zfabric.api.options import Pairs, checked, copying, difference, mode_of, pairs_of, pairs_of_actor
-from zfabric.api.packages import packages_of
 from zfabric.api.refs import ObjectRef
 from zfabric.api.repeats import argument_sent, function_sent
 from zfabric.api.signatures import fit, shown, signature_as_called

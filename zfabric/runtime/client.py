@@ -37,7 +37,7 @@ from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection, clock
 
 ONLY_ROWS = {tuple}
-"""The types of a client's entries if none has an outcome (``machines.client.entries``): one comparison instead of a check of each."""
+"""The types of a client's entries if none has an outcome (``machines.client.objects``): one comparison instead of a check of each."""
 ONLY_SMALL = {bytes}
 """The types of outcomes if all are small values."""
 EXPLAIN_SECONDS = 0.25

@@ -9,7 +9,7 @@ from typing import Any
 from zfabric.adapters.curve import Context
 from zfabric.adapters.node_transport import NodeTransport
 from zfabric.machines.common.resources import own_resources
-from zfabric.machines.common.row_format import pack_row
+from zfabric.machines.common.tables import pack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_NODES
 from zfabric.protocol.effects import ConnectNodes

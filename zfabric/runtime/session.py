@@ -45,7 +45,7 @@ from zfabric.adapters.datagrams import SUFFIX, path_of
 from zfabric.adapters.file_trees import remove_tree
 from zfabric.config import Config
 from zfabric.exceptions import FabricError, VersionMismatchError
-from zfabric.machines.common.row_format import unpack_row
+from zfabric.machines.common.tables import unpack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.messages import PROTOCOL_VERSION

@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from zfabric.machines.common.log_format import LOG
-from zfabric.machines.common.row_format import unpack_row
+from zfabric.machines.common.tables import unpack_row
 from zfabric.machines.worker.items import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure

@@ -13,7 +13,7 @@ from typing import Any
 
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.machine import Client
-from zfabric.machines.client.passed_references import PassedReferences
+from zfabric.machines.client.retention import PassedReferences
 from zfabric.machines.common.link import Link
 from zfabric.machines.common.node_link import NOBODY, NodeLink
 from zfabric.machines.control_store.machine import ControlStore

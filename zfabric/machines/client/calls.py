@@ -15,8 +15,7 @@ from typing import Any
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.client.arguments import Arguments
-from zfabric.machines.client.entries import PENDING, ObjectEntry
-from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.objects import PENDING, ObjectEntry, ObjectTable
 from zfabric.machines.client.outbox import Outbox
 from zfabric.machines.client.pins import Place
 from zfabric.machines.client.queries import Queries

@@ -18,17 +18,14 @@ from zfabric.machines.client import rejoin
 from zfabric.machines.client.arguments import Arguments
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.direct_submission import DirectSubmitter
-from zfabric.machines.client.entries import ABSENT, ObjectEntry
-from zfabric.machines.client.last_references import LastReferences
-from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.objects import ABSENT, ObjectEntry, ObjectTable
 from zfabric.machines.client.outbox import Outbox
-from zfabric.machines.client.passed_references import PassedReferences
 from zfabric.machines.client.pins import Pins, Place
 from zfabric.machines.client.queries import Queries
 from zfabric.machines.client.references import ReceivedReferences
-from zfabric.machines.client.releases import Releases
+from zfabric.machines.client.releases import LastReferences, Releases
 from zfabric.machines.client.reservations import Reservations
-from zfabric.machines.client.retention import RetainedObjects
+from zfabric.machines.client.retention import PassedReferences, RetainedObjects
 from zfabric.machines.client.shared_results import SharedResults
 from zfabric.machines.client.targets import PendingCalls
 from zfabric.machines.client.tasks import Tasks

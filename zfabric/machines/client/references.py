@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from zfabric.machines.client.entries import ABSENT, ObjectEntry
-from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.objects import ABSENT, ObjectEntry, ObjectTable
 from zfabric.machines.client.outbox import Outbox
 from zfabric.machines.client.retention import RetainedObjects
 from zfabric.machines.client.shared_results import SharedResults

@@ -1,23 +1,77 @@
-"""Refs that the program has dropped: what is removed with the last one, here and in the scheduler."""
+"""Refs that the program has dropped: what is removed with the last one, here and in the scheduler, and what is called then."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.client.arguments import Arguments
 from zfabric.machines.client.calls import Calls
-from zfabric.machines.client.entries import ObjectEntry
-from zfabric.machines.client.last_references import LastReferences
-from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.objects import ObjectEntry, ObjectTable
 from zfabric.machines.client.outbox import Outbox
 from zfabric.machines.client.pins import Pins
 from zfabric.machines.client.retention import RetainedObjects
+from zfabric.machines.client.shared_results import SharedResults
 from zfabric.machines.client.tasks import Tasks
 from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import TASK_BYTES, is_call
+from zfabric.protocol.ids import TASK_BYTES, Address, is_call
 from zfabric.protocol.messages import OK
+
+Callback = Callable[[bytes], None]
+
+
+class LastReferences:
+    """Call backs by object, for when no ref is left: in this process, or anywhere in the cluster. Used and called under the client's lock.
+
+    ``Releases`` reports the first kind. For the second the scheduler is asked, which answers when nothing needs the object any more
+    (``local_scheduler/nodes/reference_watches.py``). It must have a record of the object: results of calls are shared, arguments reported.
+    """
+
+    def __init__(self, outbox: Outbox, results: SharedResults, arguments: Arguments) -> None:
+        self.here: dict[bytes, list[Callback]] = {}
+        """What waits for the last ref in this process."""
+        self.everywhere: dict[bytes, list[Callback]] = {}
+        """What waits for the last ref in the cluster."""
+        self.count = 0
+        """Number of call backs that wait."""
+        self._outbox = outbox
+        self._results = results
+        self._arguments = arguments
+
+    def add(self, identifier: bytes, callback: Callback, everywhere: bool) -> None:
+        """Call ``callback`` once no ref is left to an object to which this process has one."""
+        self.count += 1
+        if not everywhere:
+            self.here.setdefault(identifier, []).append(callback)
+            return
+        if identifier not in self.everywhere:
+            self._arguments.report(identifier)
+            self._results.share((identifier,))
+            self._outbox.add(m.WatchReferences, identifier)
+        self.everywhere.setdefault(identifier, []).append(callback)
+
+    def dropped(self, identifier: bytes) -> None:
+        """Call back: the last ref in this process was dropped."""
+        self._call(self.here, identifier)
+
+    def on_unreferenced(self, now: float, source: Address, message: m.Unreferenced) -> None:
+        """Call back: nothing in the cluster needs these objects any more."""
+        for identifier in message.object_ids:
+            self._call(self.everywhere, identifier)
+
+    def _call(self, waiting: dict[bytes, list[Callback]], identifier: bytes) -> None:
+        callbacks = waiting.pop(identifier, ())
+        self.count -= len(callbacks)
+        for callback in callbacks:
+            callback(identifier)
+
+    def repeat(self) -> None:
+        """Ask a restarted daemon, which has received everything that this process holds."""
+        for identifier in self.everywhere:
+            self._outbox.add(m.WatchReferences, identifier)
+
 
 _RELEASE = m.Release
 

@@ -7,8 +7,7 @@ from collections import deque
 from zfabric.config import ROWS_MAX
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.direct_submission import DirectSubmitter
-from zfabric.machines.client.entries import PENDING, ObjectEntry
-from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.objects import PENDING, ObjectEntry, ObjectTable
 from zfabric.machines.client.outbox import Outbox
 from zfabric.machines.client.references import ReceivedReferences
 from zfabric.machines.client.retention import RetainedObjects

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from zfabric.machines.common.row_format import unpack_row
+from zfabric.machines.common.tables import unpack_row
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import LOG_NUMBERS_MAX, option

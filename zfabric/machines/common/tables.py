@@ -1,8 +1,10 @@
-"""The tables of the control store, and the reads that a machine may do of their journal."""
+"""The tables of the control store, the format of their rows, and the reads that a machine may do of their journal."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgpack
 
 TABLES = ("meta", "task", "function", "object", "actor", "name", "node", "job", "event", "log", "checkpoint", "member", "group", "kv")
 """Every table. "meta" is the control store's own; keys of "event" begin with the time, so that the first are the oldest; those of
@@ -26,3 +28,14 @@ class Reader(Protocol):
 
     def floor(self, table: str, prefix: bytes, key: bytes) -> Pair | None:
         """The row with the largest key that starts with ``prefix`` and is not past ``key``."""
+
+
+def pack_row(value: Any) -> bytes:
+    """Pack plain data as the value of a row in the control store."""
+    data: bytes = msgpack.packb(value, use_bin_type=True)
+    return data
+
+
+def unpack_row(data: bytes) -> Any:
+    """Return what ``pack_row`` packed."""
+    return msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=False)

@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from zfabric.config import Config
-from zfabric.machines.common.row_format import pack_row, unpack_row
-from zfabric.machines.common.tables import Reader
+from zfabric.machines.common.tables import Reader, pack_row, unpack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import Row, Rows

@@ -17,7 +17,7 @@ from typing import Any
 from zfabric.config import ROWS_MAX, Config
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.resources import ResourcePool
-from zfabric.machines.common.row_format import pack_row
+from zfabric.machines.common.tables import pack_row
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.common.row_format import pack_row
+from zfabric.machines.common.tables import pack_row
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.names import ActorNames
 from zfabric.machines.local_scheduler.objects.streams import Streams

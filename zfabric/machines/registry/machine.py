@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from zfabric.config import Config
-from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.registry.probes import Probes
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Log, Send

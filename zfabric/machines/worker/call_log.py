@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgpack
 
 from zfabric.machines.common.log_format import LoggedCall
-from zfabric.machines.common.row_format import unpack_row
+from zfabric.machines.common.tables import unpack_row
 from zfabric.machines.worker.items import Invocation
 from zfabric.machines.worker.own_calls import OwnCalls, named_by
 from zfabric.protocol import messages as m

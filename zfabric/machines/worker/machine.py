@@ -15,8 +15,7 @@ from zfabric.config import Config
 from zfabric.machines.worker.actor_queues import CallQueue
 from zfabric.machines.worker.baton import FAREWELL, Baton
 from zfabric.machines.worker.call_trace import CallTrace, MeasuredCallTrace
-from zfabric.machines.worker.completions import CompletionBatch, lone_report
-from zfabric.machines.worker.drivers import Drivers
+from zfabric.machines.worker.completions import CompletionBatch, Drivers, lone_report
 from zfabric.machines.worker.items import Invocation, Item, actor_of
 from zfabric.machines.worker.mailbox import Callee, Mailbox
 from zfabric.machines.worker.queue import TaskQueue

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
-from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, LogBlock, RetainedBlocks, Writing, is_unlogged, worker_of
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.requests import PendingRequests

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zfabric.machines.common.resources import GPU, ResourcePool, covers
-from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.group_records import Bundle
 from zfabric.machines.local_scheduler.groups.planning import total_of

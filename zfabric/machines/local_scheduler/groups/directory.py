@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zfabric.machines.common.resources import covers, describe, describe_node
-from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.local_scheduler.group_records import GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.groups.bundles import Bundles
 from zfabric.machines.local_scheduler.groups.planning import STRICT_PACK, plan, total_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE, TOMBSTONES_KEPT
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables

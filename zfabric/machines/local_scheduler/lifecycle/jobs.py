@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.common.row_format import pack_row
+from zfabric.machines.common.tables import pack_row
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.actors.remakes import Remakes

@@ -7,7 +7,7 @@ reports are held back; then ``recovery`` rebuilds the tables from them.
 from __future__ import annotations
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.common.row_format import unpack_row
+from zfabric.machines.common.tables import unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE, Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import HELD, HELD_QUERIES, Recovery

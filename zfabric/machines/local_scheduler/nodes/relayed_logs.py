@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 
 from zfabric.machines.common.log_format import LOG
-from zfabric.machines.common.row_format import unpack_row
+from zfabric.machines.common.tables import unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from zfabric.machines.common.resources import describe
-from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.local_scheduler.records import (
     DONE,
     PENDING,
