@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from zfabric.runtime.client import OPERATIONS
+
 ROOT = Path(__file__).parent.parent
 ROLES = ("client", "worker", "object_store", "control_store", "global_scheduler", "supervisor", "local_scheduler", "transfer")
 INSIDE = ("zfabric.sim.variants", "zfabric.sim.invariants", "zfabric.sim.call_invariants", "zfabric.sim.node_invariants")
@@ -172,6 +174,16 @@ def test_no_two_classes_share_a_name() -> None:
                 if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
                     found.setdefault(each.name, []).append(name)
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_what_takes_the_lock_of_a_client_is_an_operation() -> None:
+    """A signal or an interrupt would stop what is not marked in its middle."""
+    body = ast.parse(modules()["zfabric.runtime.client"].read_text()).body
+    (client,) = [each for each in body if isinstance(each, ast.ClassDef) and each.name == "FabricClient"]
+    methods = [each for each in client.body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+    locking = {each.name for each in methods if "self._lock" in ast.unparse(each)}
+    assert len(locking) > 20
+    assert locking <= set(OPERATIONS)
 
 
 def test_tests_import_helper_modules_and_no_other_tests() -> None:

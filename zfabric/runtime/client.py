@@ -160,9 +160,7 @@ class FabricClient(ABC):
             self.machine.tasks.export(function_id, name, payload, options)
 
     @operation
-    def submit(
-        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
-    ) -> bytes:
+    def submit(self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: Options, num_returns: int) -> bytes:
         """Queue one task and return the id of its first value, even if it will have none. The process holds one ref to each value.
 
         The returned bytes object is also the key in the tables, which makes look-ups faster.
@@ -185,9 +183,7 @@ class FabricClient(ABC):
         return first
 
     @operation
-    def create_detached(
-        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None
-    ) -> bytes:
+    def create_detached(self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: Options) -> bytes:
         """Have a detached actor made, and return the id of its handle, once the node that is its home has it. The process holds one ref."""
         self._detached_elsewhere = self._detached_elsewhere or self.query("detached elsewhere")
         if not self._detached_elsewhere:
@@ -242,7 +238,7 @@ class FabricClient(ABC):
         method: str,
         arguments: bytes,
         dependencies: tuple[bytes, ...],
-        options: tuple[Row, ...] | None,
+        options: Options,
         num_returns: int,
         terms: Terms,
     ) -> bytes:
@@ -252,7 +248,7 @@ class FabricClient(ABC):
         """
         machine, connection = self.machine, self.connection
         if terms.pending:
-            self.await_room(actor_id, terms)
+            self._await_room(actor_id, terms)
         with self._lock:
             if connection.closed or machine.farewell or machine.refused:
                 connection.check_usable()
@@ -274,7 +270,7 @@ class FabricClient(ABC):
         """Call a method of several actors with the same arguments, in one message to each process. Return what ``call`` would for each."""
         for actor_id, _, _, terms in calls:
             if terms.pending:
-                self.await_room(actor_id, terms)
+                self._await_room(actor_id, terms)
         machine, connection = self.machine, self.connection
         firsts = []
         with self._lock:
@@ -322,7 +318,7 @@ class FabricClient(ABC):
             self.connection.settle()
             return self.machine.objects.inline_bytes()
 
-    def await_room(self, actor_id: bytes, terms: Terms) -> None:
+    def _await_room(self, actor_id: bytes, terms: Terms) -> None:
         """Wait until fewer calls than ``terms.pending`` have no outcome, or raise PendingCallsLimitExceededError."""
         calls = self.machine.calls
         with self._lock:

@@ -30,9 +30,8 @@ from zfabric.exceptions import FabricError
 from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value, is_call, object_id, root_task
-from zfabric.protocol.messages import Row
 from zfabric.protocol.options import ActorCall, Terms, is_strategy_alone
-from zfabric.runtime.client import OPERATIONS, FabricClient
+from zfabric.runtime.client import OPERATIONS, FabricClient, Options
 from zfabric.runtime.connection import Connection, Follower, clock
 from zfabric.runtime.process_exit import hold_thread
 from zfabric.runtime.session import Session
@@ -310,9 +309,7 @@ class DriverClient(FabricClient):
                 return [known]
         return self._get(object_ids, timeout, fail_fast)
 
-    def submit(
-        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
-    ) -> bytes:
+    def submit(self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: Options, num_returns: int) -> bytes:
         """Do as ``FabricClient.submit``. If another task is unfinished, a row that names no object is appended for the flusher,
         without a lock."""
         machine, connection, namer = self.machine, self.connection, self._program_namer
@@ -336,7 +333,7 @@ class DriverClient(FabricClient):
         method: str,
         arguments: bytes,
         dependencies: tuple[bytes, ...],
-        options: tuple[Row, ...] | None,
+        options: Options,
         num_returns: int,
         terms: Terms,
     ) -> bytes:

@@ -78,7 +78,7 @@ class WorkerClient(FabricClient):
         method: str,
         arguments: bytes,
         dependencies: tuple[bytes, ...],
-        options: tuple[Row, ...] | None,
+        options: Options,
         num_returns: int,
         terms: Terms,
     ) -> bytes:
@@ -91,11 +91,11 @@ class WorkerClient(FabricClient):
             return call_value(known, 0)
         log = logs.get(actor_id) if caller is not None else None
         if log is None:
-            return super().call(actor_id, method, arguments, dependencies, options, num_returns, terms)
+            return FabricClient.call(self, actor_id, method, arguments, dependencies, options, num_returns, terms)
         if terms.pending:
-            self.await_room(actor_id, terms)
+            self._await_room(actor_id, terms)
         with self.connection.lock:  # Another thread may run what is called as soon as it has left.
-            first = super().call(actor_id, method, arguments, dependencies, options, num_returns, terms._replace(pending=0))
+            first = FabricClient.call(self, actor_id, method, arguments, dependencies, options, num_returns, terms._replace(pending=0))
             row: Row = (first[:TASK_BYTES], method, arguments)
             if dependencies or options is not None:
                 row = (*row, dependencies, (), options)
@@ -105,7 +105,7 @@ class WorkerClient(FabricClient):
     def call_all(self, method: str, arguments: bytes, dependencies: tuple[bytes, ...], calls: Sequence[ActorCall]) -> list[bytes]:
         """Do as ``FabricClient.call_all``. A logged actor may be among those that it calls."""
         if not (self._mailbox.logs or self._replays):
-            return super().call_all(method, arguments, dependencies, calls)
+            return FabricClient.call_all(self, method, arguments, dependencies, calls)
         return [
             WorkerClient.call(self, actor_id, method, arguments, dependencies, options, num_returns, terms)
             for actor_id, options, num_returns, terms in calls
