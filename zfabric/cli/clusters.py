@@ -156,7 +156,7 @@ def _cluster_settings(
     name: str,
     labels: tuple[tuple[str, str], ...],
 ) -> ClusterSettings | None:
-    """Return what makes the session a node of a cluster of several; None without --head and --address. Makes the keys of a new head."""
+    """The settings of a node of several; None without --head and --address. Makes a new head's keys."""
     if not head and not address:
         given = {
             "--key-file": key_file,
@@ -172,7 +172,7 @@ def _cluster_settings(
         return None
     if head and address:
         raise click.UsageError("--head and --address exclude each other: a node begins a cluster or joins one")
-    from zfabric.runtime.cluster import HEAD_PORT, default_key_file, make_keys, parse_address  # Only nodes of a cluster of several need it.
+    from zfabric.runtime.cluster import HEAD_PORT, default_key_file, make_keys, parse_address  # Only nodes of several need it.
 
     if address:
         parse_address(address)
@@ -184,7 +184,7 @@ def _cluster_settings(
 
 
 def _check_store(path: str, settings: Config) -> None:
-    """Open the store as the daemon will, so that the caller sees an error in it at once."""
+    """Open the store as the daemon will, for an error at once."""
     try:
         journal = Journal.open(path, settings.control_store_bytes, settings.durability, thorough=True)
         journal.close()
@@ -195,7 +195,7 @@ def _check_store(path: str, settings: Config) -> None:
 
 
 def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
-    """Wait until the daemon answers and a worker is ready; end the session if that fails or the user interrupts."""
+    """Wait for daemon and worker; end the session if that fails or the user interrupts."""
     try:
         client = attach(launched.session, kind="tool", failure=launched.failure, seconds=PRELOAD_SECONDS if preloads else REGISTER_SECONDS)
         try:
@@ -209,12 +209,12 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
             client.close()
         description = launched.session.describe()
     except (ConnectionLostError, NodeDiedError) as error:
-        # The session records the reason before it ends, and its processes may take a moment to exit.
+        # The session records the reason before it ends; its processes may take a moment to exit.
         reason = (launched.session.failure() or launched.failure() or str(error)).strip()
         launched.close()
         forget_failure()  # The user sees it now.
         if re.match(r"the \w+ (cannot be started|failed).*\n", reason):
-            *_, reason = reason.splitlines()  # The reason is below the traceback of our own process.
+            *_, reason = reason.splitlines()  # The reason is below our own traceback.
         reason = re.sub(r"^the \w+ cannot be started \([^)]*\): ", "", reason)
         reason = re.sub(r"^(zfabric\.exceptions\.)?\w+Error: ", "", reason)
         raise click.ClickException(f"the cluster did not start: {reason}") from None
@@ -235,13 +235,13 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
 
 
 def _name_of(node: JoinedNode) -> str:
-    """The name of a node in its cluster: not the one that it asked for, if another node had that."""
+    """The node's name in its cluster, perhaps not the requested one."""
     return next(str(row[2]) for row in node.node_table().rows if row[1] == node.number)
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Allow one ``start`` at a time: the second of two finds the cluster of the first. Removes the lock's file at the end."""
+    """One ``start`` at a time: the second finds the first one's cluster."""
     path = f"{user_directory()}/starting"
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -251,7 +251,7 @@ def _alone() -> Iterator[None]:
                 break
         except FileNotFoundError:
             pass
-        os.close(descriptor)  # The previous holder has removed the file that this process locked.
+        os.close(descriptor)  # The previous holder has removed the locked file.
     try:
         yield
     finally:
@@ -261,7 +261,6 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def _spinner(text: str) -> Iterator[None]:
-    """Show a spinner in a terminal while the body runs."""
     if not sys.stderr.isatty():
         yield
         return
@@ -336,11 +335,11 @@ def drain(node: str, timeout: float | None, force: bool, address: str | None) ->
 
 
 def _of_cluster(session: Session, whole: bool, named: bool) -> list[Session]:
-    """Return the sessions to stop: the chosen one, or with --cluster all nodes of its cluster here, the head last."""
+    """The sessions to stop: the chosen one, or with --cluster all nodes here, the head last."""
     membership = session.membership()
     if membership is None:
         return [session]
-    from zfabric.runtime.cluster import nodes_here  # As above.
+    from zfabric.runtime.cluster import nodes_here
 
     here = nodes_here(membership.address)
     if whole:
@@ -357,9 +356,8 @@ def _is_head(session: Session) -> bool:
 
 
 def _what(session: Session) -> str:
-    """What ends with a session: a cluster, or one node of it."""
     cluster = None
-    with suppress(FabricError):  # It is of another version, or just ending.
+    with suppress(FabricError):  # Of another version, or just ending.
         cluster = session.cluster()
     return "the cluster" if cluster is None or cluster.head else "a node of the cluster"
 
@@ -404,7 +402,7 @@ def _document(session: Session, description: dict[str, Any], found: dict[str, An
 
 
 def _node_rows(nodes: list[dict[str, Any]]) -> list[tuple[object, ...]]:
-    """A row for each node: its CPUs, the memory that is reserved and that its workers have, its object store, tasks that wait or run."""
+    """CPUs, reserved and used memory, object store, waiting and running tasks, by node."""
     rows: list[tuple[object, ...]] = []
     for each in nodes:
         cpus, memory = (each["resources"].get(name, 0.0) for name in ("CPU", MEMORY))
@@ -483,7 +481,7 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
 
 
 def _program_of(job: dict[str, Any]) -> str:
-    """Return the script and the id of a job, as the beginning of its line; empty if neither is known."""
+    """A job's script and id to begin a line, or ""."""
     known = ", ".join(text for text in (job.get("script"), job.get("submission_id")) if text)
     return f"{known}, " if known else ""
 

@@ -77,7 +77,7 @@ def _show_list(found: list[tuple[Session, dict[str, Any]]]) -> None:
 
 
 def _talk(connection: socket) -> None:
-    """Show the debugger's output and send it the lines that it requests, until either end closes."""
+    """Show output and send requested lines, until either end closes."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # Enables editing and history of lines.
     pieces: SimpleQueue[tuple[str, bool] | None] = SimpleQueue()
@@ -109,7 +109,7 @@ def _answer(connection: socket, text: str, asked: bool) -> None:
 
 
 def _receive(connection: socket, pieces: SimpleQueue[tuple[str, bool] | None], left: threading.Event, reader: int) -> None:
-    """Put received text into ``pieces``, in a thread; at the end of the connection, interrupt the wait for a line."""
+    """Put received text into ``pieces``; at the end, interrupt the wait for a line. In a thread."""
     asking = False
     for piece in _received(connection):
         asking = piece[1]
@@ -121,7 +121,7 @@ def _receive(connection: socket, pieces: SimpleQueue[tuple[str, bool] | None], l
 
 
 def _received(connection: socket) -> Iterator[tuple[str, bool]]:
-    """Yield (text, whether the debugger requests a line after it)."""
+    """(text, whether a line is requested after it)."""
     rest = b""
     while True:
         try:

@@ -1,6 +1,6 @@
 """``zfabric doctor``: checks whether this machine can run zfabric, with advice.
 
-A check yields findings. A check that raises an error is itself reported as a problem. So each check imports the modules that it examines.
+A check yields findings; its own error is a problem, too. So each check imports what it examines.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from zfabric.exceptions import FabricError
 from zfabric.protocol.wording import size
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-"""A note concerns speed or is information; a problem prevents something from working."""
+"""A note concerns speed, or informs; a problem prevents something."""
 COLOURS = {OK: "green", NOTE: "yellow", PROBLEM: "red"}
 
 MiB = 2**20
 MEMORY_MIN = 512 * MiB
 DISK_MIN = 256 * MiB
 FILES_MIN = 1024
-"""Open files that a driver or daemon may need: a few per worker, a few per peer."""
+"""A few per worker and peer."""
 PROCESSES_MIN = 256
 TRY_SECONDS = 30.0
 
 
 class Finding(NamedTuple):
-    """One finding of a check; ``advice`` says what to do, and is empty if nothing is needed."""
+    """A check's finding; ``advice`` is empty if nothing is needed."""
 
     check: str
     level: str
@@ -72,7 +72,7 @@ def _findings(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     found: list[Finding] = []
     try:
         found.extend(check())
-    except Exception as error:  # A failed check is a finding, and the other checks still run.
+    except Exception as error:  # A failed check is a finding, and the others still run.
         name = check.__name__.replace("_", " ").strip()
         found.append(Finding(name, PROBLEM, f"could not be checked: {type(error).__name__}: {error}"))
     return found
@@ -117,7 +117,7 @@ def libraries() -> Iterator[Finding]:
 
 
 def satisfies(version: str, bound: str) -> bool:
-    """Whether a version is within a bound such as ``>=1.8`` or ``<2``; other kinds of bounds are left to pip."""
+    """Whether a version is within ``>=…`` or ``<…``; pip checks others."""
     parsed = re.fullmatch(r"(>=|<)\s*([\d.]+)", bound)
     if parsed is None:
         return True
@@ -144,7 +144,7 @@ def zeromq() -> Iterator[Finding]:
 
 
 def lmdb_format() -> Iterator[Finding]:
-    """Check the LMDB version: its file format changed between 0.9 and 1.0."""
+    """Check LMDB's version: the file format changed between 0.9 and 1.0."""
     import lmdb
 
     from zfabric.adapters.journal import LMDB_MAJOR
@@ -177,7 +177,7 @@ def memory() -> Iterator[Finding]:
 
 
 def huge_pages() -> Iterator[Finding]:
-    """Check huge pages, which make first writes of large arrays several times as fast."""
+    """Check huge pages: first writes of large arrays are several times as fast."""
     chosen = {}
     for name in ("enabled", "shmem_enabled"):
         try:
@@ -246,7 +246,7 @@ def session_directory() -> Iterator[Finding]:
 
 
 def sessions() -> Iterator[Finding]:
-    """Check running clusters, whether they answer, and remains of dead ones."""
+    """Check running clusters and remains of dead ones."""
     from zfabric.runtime.session import Session, find_sessions, user_directory
 
     parent = user_directory()
@@ -283,7 +283,7 @@ def _unanswered(session: object) -> str:
 
 
 def try_it() -> Iterator[Finding]:
-    """Start the smallest cluster, and run a task there that reads a value in shared memory."""
+    """Start the smallest cluster, and run a task with a value in shared memory."""
     import time
 
     from zfabric import api as zf
@@ -292,7 +292,7 @@ def try_it() -> Iterator[Finding]:
     try:
         with zf.init(address="local", num_cpus=1, num_gpus=0, object_store_memory=64 * MiB, log_to_driver=False):
             answer = zf.get(zf.remote(len).remote(zf.put(bytes(MiB))), timeout=TRY_SECONDS)
-    except Exception as error:  # Report whatever prevents a task from running.
+    except Exception as error:  # Whatever prevents a task from running.
         reason, _, details = str(error).partition("\n")
         yield Finding("a cluster", PROBLEM, f"a task could not be run: {type(error).__name__}: {reason}", details)
         return
@@ -313,4 +313,3 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     session_directory,
     sessions,
 )
-"""Every check, in the order of the report."""

@@ -1,4 +1,4 @@
-"""``zfabric jobs`` and ``zfabric job``: programs that run on a started cluster on their own (``zfabric submit --detach``)."""
+"""``zfabric jobs`` and ``job``: programs that run on a started cluster by themselves (``zfabric submit --detach``)."""
 
 from __future__ import annotations
 

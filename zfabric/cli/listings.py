@@ -26,7 +26,7 @@ from zfabric.runtime.timeline import rows_of, trace_events
 LIMIT = 100
 """Rows shown by default."""
 _CHECKPOINTS = {">every": "checkpoint_every", ">since": "since_checkpoint", ">lost": "lost_calls"}
-"""Columns of actors, shown if any actor has checkpoints."""
+"""Columns that are shown if any actor has checkpoints."""
 
 
 def limit_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,7 +89,7 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
 
 
 def _with_memory(client: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the memory of each row's process, in bytes; 0 for processes of other nodes, which may be on other machines."""
+    """Add processes' memory in bytes; 0 on other nodes, perhaps of other machines."""
     here = {row["name"] for row in client.query("nodes") if row.get("here")} if any("node" in row for row in rows) else set()
     ours = [not row.get("node") or row["node"] in here for row in rows]
     return [{**row, "memory_bytes": resident_bytes(row["pid"]) if row["pid"] and own else 0} for row, own in zip(rows, ours, strict=True)]
@@ -98,7 +98,7 @@ def _with_memory(client: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]
 def _with_nodes(
     headings: tuple[str, ...], cells: list[tuple[Any, ...]], rows: list[dict[str, Any]]
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """Add a column with the node of each row, in a cluster of several."""
+    """Add a column of nodes, in a cluster of several."""
     if not any("node" in row for row in rows):
         return headings, cells
     return ("node", *headings), [(row.get("node", ""), *each) for row, each in zip(rows, cells, strict=True)]
@@ -176,7 +176,7 @@ def objects(address: str | None, ended: str | None, limit: int, as_json: bool) -
 
 
 def _show_left(address: str | None, ended: str, limit: int, as_json: bool) -> None:
-    """Show the values in the control store of an ended session; its other values are lost."""
+    """Values in an ended session's control store; others are lost."""
     with tables_of(address, ended) as tables:
         rows: list[dict[str, Any]] = [
             {"object_id": key.hex(), "size": len(value)} for key, value in islice(rows_of(tables, "object"), limit + 1)
@@ -192,7 +192,7 @@ def _show_left(address: str | None, ended: str, limit: int, as_json: bool) -> No
 
 
 def _show_ran(kind: str, address: str | None, ended: str, limit: int, as_json: bool) -> None:
-    """Show the tasks, or calls of actors, from the events of an ended session: rows of a table end with their job."""
+    """Tasks or calls from an ended session's events: table rows end with their job."""
     with tables_of(address, ended) as tables:
         found = [event for event in trace_events(tables) if event["ph"] == "X" and event["cat"].split(",")[0] == kind]
     rows = [
@@ -316,7 +316,7 @@ def workers(address: str | None, as_json: bool) -> None:
 
 
 def _runs(row: dict[str, Any], running: dict[tuple[str, int], Activity]) -> str:
-    """What a worker runs: a task, or of an actor its calls."""
+    """A worker's task, or its actor's calls."""
     if not row["actor"] or row["task"]:
         return row["task"] or "-"
     activity = running.get((row.get("node", ""), row["pid"]))
@@ -349,7 +349,7 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
 
 
 def _explained(client: DriverClient, subject: str) -> tuple[dict[str, str], tuple[str, str, tuple[tuple[str, str], ...]]]:
-    """Return what ``subject`` names, and (state, reason, facts); of a task that has ended also what is left of it."""
+    """What ``subject`` names and (state, reason, facts), with an ended task's remains."""
     try:
         found = find_one(client, subject)
     except UnknownSubject:
@@ -382,7 +382,7 @@ def _history(client: DriverClient, task: bytes) -> tuple[tuple[str, str], ...]:
 
 
 def find_one(client: DriverClient, subject: str, kinds: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the one thing that ``subject`` names: "id" in hex, "kind", "name". ``kinds`` are preferred; then an actor that has this name.
+    """The one thing that ``subject`` names: "id" (hex), "kind", "name"; preferably of ``kinds``, then an actor so called.
 
     Raises ClickException if there is none, UsageError if there are several.
     """
@@ -426,5 +426,5 @@ def _for(seconds: float | None) -> str:
 
 
 def readable(identifier: str) -> str:
-    """Return the short form of an id in hex."""
+    """The short form of an id in hex."""
     return brief(bytes.fromhex(identifier))

@@ -1,4 +1,4 @@
-"""``zfabric logs``: output of the workers of all nodes, from files here, and from the daemons of other nodes."""
+"""``zfabric logs``: workers' output, from files here and from other nodes' daemons."""
 
 from __future__ import annotations
 
@@ -20,37 +20,36 @@ from zfabric.runtime.log_files import ROTATED, LocalLogFiles, LogFiles, RemoteLo
 from zfabric.runtime.session import STARTED, Session
 
 LOOK_EVERY = 0.2
-"""Pause between two reads of the files, in seconds."""
+"""Seconds between reads."""
 
 
 class Node(NamedTuple):
-    """A node, and its log files. The name is empty in a cluster of one node."""
+    """A node and its log files. The name is "" in a cluster of one."""
 
     name: str
     files: LogFiles
 
 
 class Source(NamedTuple):
-    """A log file, the process that writes it, and its lines as they are read."""
+    """A log file, its writer, and the lines read."""
 
     node: Node
     name: str
     who: str
     lines: Lines
     names_job: bool
-    """Whether its lines name their job: the cluster serves several programs."""
+    """Lines name their job: several programs share the cluster."""
 
 
 class Reading(NamedTuple):
-    """What was read so far, by node and file."""
+    """What was read so far, by (node, file)."""
 
     lines: dict[tuple[str, str], Lines]
     offsets: dict[tuple[str, str], int]
     partial: dict[tuple[str, str], bytes]
     job: int | None
-    """The job whose lines are shown; None for those of all."""
+    """Shows this job only; None: all jobs."""
     names_job: bool
-    """As in ``Source``."""
 
 
 @click.command(short_help="Show the output of workers.")
@@ -88,7 +87,7 @@ def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, 
 
 
 def _nodes(session: Session, ended: str | None, stack: contextlib.ExitStack) -> list[Node]:
-    """The nodes whose logs are shown: that of the session first. A node alone is not asked anything: its daemon may be dead."""
+    """The nodes to show, the session's first. A lone one is not asked: its daemon may be dead."""
     here = LocalLogFiles(session.logs)
     membership = None if ended else session.membership()
     if membership is None or len(membership.addresses) < 2:
@@ -115,7 +114,7 @@ def _sources(node: Node, pid: int | None, daemon: bool, reading: Reading) -> Ite
 
 
 def _show(source: Source, lines: int | None, job: int | None) -> int:
-    """Print a file, after the parts rotated away from it, or its last lines; return the offset of its end. Show lines of ``job`` alone."""
+    """Print a file with rotated parts, or its last lines, of ``job`` alone if given. Return the offset of its end."""
     kept: deque[tuple[int, str, str]] = deque(maxlen=lines)
     end = 0
     for name in (*(f"{source.name}.{number}" for number in range(ROTATED, 0, -1)), source.name):
@@ -134,7 +133,7 @@ def _show(source: Source, lines: int | None, job: int | None) -> int:
 
 
 def _lines(files: LogFiles, name: str) -> Iterator[bytes]:
-    """Yield the lines of a file. The last one may have no end; a file may be gone, if its worker ended and it was empty."""
+    """A file's lines, if it still exists; the last may be unfinished."""
     offset, rest = 0, b""
     if not files.size(name):
         return
@@ -152,7 +151,7 @@ def _print(source: Source, job: int, name: str, line: str) -> None:
 
 
 def _follow(session: Session, nodes: list[Node], pid: int | None, daemon: bool, reading: Reading) -> None:
-    """Print what is appended, also to new files, until the session ends. A node that does not answer is followed no longer."""
+    """Print what is appended until the session ends. Silent nodes are dropped."""
     while True:
         alive = session.alive()
         for node in list(nodes):
@@ -165,7 +164,7 @@ def _follow(session: Session, nodes: list[Node], pid: int | None, daemon: bool, 
                 nodes.remove(node)
         if not alive:
             return
-        time.sleep(LOOK_EVERY)  # Polls as `tail -f` does: files are created, rotated and removed, and a short delay does not matter.
+        time.sleep(LOOK_EVERY)  # Polls as `tail -f` does.
 
 
 def _show_new(source: Source, reading: Reading) -> None:

@@ -1,4 +1,4 @@
-"""``zfabric``: the command line. ``--help`` imports this module only; each command's module is imported on use."""
+"""``zfabric``: the command line. ``--help`` imports only this module; commands are imported on use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zfabric._version import __version__
 from zfabric.exceptions import ConfigError, FabricError
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells set it."""
+"""As shells exit after Ctrl-C."""
 
 
 class CommandEntry(NamedTuple):
@@ -98,7 +98,7 @@ class Commands(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does, and suggest a name for an unknown one."""
+        """Resolve a command; suggest a name for an unknown one."""
         name = args[0]
         if name not in _ENTRIES and not name.startswith("-"):
             import difflib  # Only errors need it.
@@ -111,7 +111,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections of the help without importing the commands."""
+        """Write the help's sections without importing commands."""
         width = max(map(len, _ENTRIES))
         for title, entries in SECTIONS:
             with formatter.section(title):
@@ -129,7 +129,7 @@ def program() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit. Every error is one clear line: exit code 2 for invalid arguments, 1 for all else."""
+    """Exit code 2 for invalid arguments, else 1; each error is one line."""
     try:
         _beginning.over()
         result: Any = program.main(arguments, prog_name="zfabric", standalone_mode=False)
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _print_error(f"Error: {error}")
         code = 1
     except BrokenPipeError:  # The reader (``head``, a pager) has closed the pipe.
-        import os  # Only needed here.
+        import os
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _print_error(error: str | click.ClickException) -> None:
-    from zfabric.cli.output import echo, print_error  # As for commands: ``--help`` needs it not.
+    from zfabric.cli.output import echo, print_error
 
     echo(error, err=True) if isinstance(error, str) else print_error(error)
 

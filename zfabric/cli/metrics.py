@@ -12,7 +12,7 @@ from zfabric.cli.output import echo
 from zfabric.cli.sessions import chosen_session, connected
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at whether the cluster still runs."""
+"""Seconds between checks of the cluster."""
 
 
 @click.command(short_help="Serve metrics of the cluster to Prometheus.")
@@ -45,6 +45,6 @@ def metrics(address: str | None, host: str, port: int, once: bool) -> None:
         echo(f"http://{host}:{bound}/metrics")
         try:
             while session.alive():
-                time.sleep(LOOK_EVERY)  # Waits for Ctrl-C or the cluster's end.
+                time.sleep(LOOK_EVERY)  # Until Ctrl-C or the cluster's end.
         finally:
             server.shutdown()

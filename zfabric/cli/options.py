@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic for type checkers alone.
-    """A whole number within bounds. An error text names its unit and both bounds."""
+    """A whole number within bounds; errors name the unit."""
 
     name = "number"
 
@@ -25,7 +25,7 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic for typ
         self.maximum = maximum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number, or fail with a usage error."""
+        """Return the number, or fail."""
         try:
             number = int(value)
         except ValueError:
@@ -37,7 +37,6 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic for typ
 
 
 PID = WholeNumber("pid of a process", 1)
-"""The type of a process id."""
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -52,7 +51,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 def _resources(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, float] | None:
     if value is None:
         return None
-    from zfabric.machines.common.resources import demand_of  # Only needed with --resources.
+    from zfabric.machines.common.resources import demand_of
 
     try:
         amounts = json.loads(value)
@@ -83,7 +82,7 @@ def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
 
 
 def setting(name: str, text: str) -> Any:
-    """Parse ``text`` as a value of the setting ``name``. Raises ConfigError if it is invalid."""
+    """Parse a setting's value. Raises ConfigError."""
     default = dict(Config().pairs()).get(name, "")
     if isinstance(default, bool):
         truth = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -106,7 +105,7 @@ def setting(name: str, text: str) -> Any:
 
 
 def cluster_options(function: Function) -> Function:
-    """Add the options of a new cluster: ``num_cpus``, ``num_gpus``, ``resources``, ``memory``, ``object_store_memory``, ``config``."""
+    """Add a new cluster's options."""
     for decorate in (
         click.option(
             "--config", callback=_settings, multiple=True, metavar="NAME=VALUE", help="A setting of zfabric.config; may be repeated."

@@ -1,7 +1,7 @@
 """Output of commands: tables for people, one JSON document for programs.
 
-All that a command prints passes through here, where nothing remains that a terminal would obey: names of tasks, actors and nodes, labels
-and errors are texts of other programs. A test looks for other ways to print.
+All output passes here, where nothing remains that a terminal would obey: names, labels and errors are other programs' texts. A test
+looks for other ways to print.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDE = 10_000
-"""Width of a table outside a terminal: ``grep`` then sees untruncated cells."""
+"""Outside a terminal ``grep`` sees untruncated cells."""
 
 
 def echo(text: str = "", err: bool = False, nl: bool = True, **style: Any) -> None:
-    """Print text on standard output, or with ``err`` on standard error. ``style`` is that of ``click.style``."""
+    """Print on standard output or error (``err``), in the ``style`` of ``click.style``."""
     text = "\n".join(map(shown, text.split("\n")))
     _write(click.style(text, **style) if style else text, err, nl)
 
 
 def echo_output(text: str, nl: bool = True) -> None:
-    """Print what a program has printed: colours and carriage returns remain."""
+    """Print a program's output: colours and carriage returns remain."""
     _write("\n".join("\r".join(map(visible, line.split("\r"))) for line in text.split("\n")), False, nl)
 
 
@@ -43,7 +43,7 @@ def _write(text: str, err: bool, nl: bool) -> None:
 
 
 def print_error(error: click.ClickException) -> None:
-    """Print an error of the command line, as click does."""
+    """Print an error as click does."""
     text = StringIO()
     error.show(text)
     echo(text.getvalue(), err=True, nl=False)
@@ -55,12 +55,12 @@ def print_json(document: Any) -> None:
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
-    """Return a JSON document of printable ASCII characters."""
+    """Return JSON in printable ASCII."""
     return json.dumps(document, indent=indent).replace("\x7f", "\\u007f")
 
 
 def console(**options: Any) -> Console:
-    """Return a console of rich on which nothing of what is printed is obeyed by the terminal. The options are those of rich's."""
+    """Rich's console, without anything that a terminal would obey."""
     return _console_class()(highlight=False, **options)
 
 
@@ -71,7 +71,7 @@ def _console_class() -> type[Console]:
     from rich.segment import Segment
 
     class _Plain(Console):
-        """Every renderable passes ``render``; colours and the movements of the cursor are rich's own, and added later."""
+        """All text passes ``render``; colours and cursor movements come later."""
 
         def render(self, *arguments: Any, **options: Any) -> Any:
             for segment in super().render(*arguments, **options):
@@ -84,7 +84,7 @@ def _console_class() -> type[Console]:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], flexible: str = "") -> None:
-    """Print a table without lines. ``>`` before a column's name right-aligns it; the column ``flexible`` shrinks to fit."""
+    """Print a table. ``>`` right-aligns a column; ``flexible`` shrinks to fit."""
     from rich.table import Table
     from rich.text import Text
 
@@ -121,7 +121,7 @@ _STYLES = {
 
 
 def amount(count: float) -> str:
-    """Format an amount of a resource: without decimals if it is whole."""
+    """Format an amount, without decimals if whole."""
     return f"{count:g}"
 
 
@@ -131,5 +131,5 @@ def amounts(demand: dict[str, float]) -> str:
 
 
 def node_amounts(resources: dict[str, float]) -> str:
-    """Format what a node has: without its address and its object store, which listings show elsewhere."""
+    """A node's resources without its address and object store."""
     return amounts({name: count for name, count in resources.items() if is_shared(name)})

@@ -1,4 +1,4 @@
-"""The session of a command and a connection to it; ``zfabric sessions``; the remains of ended sessions."""
+"""A command's session and a connection to it; ``zfabric sessions``; remains of ended sessions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zfabric.runtime.session import Session, find_sessions, kept_sessions, last_
 
 
 def chosen_session(address: str | None) -> Session:
-    """Return the session at ``address``, else at ``ZFABRIC_ADDRESS``, else the started one, else the only one that runs."""
+    """The session at ``address``, ``ZFABRIC_ADDRESS``, the started one, or the only one."""
     address = address or os.environ.get(ADDRESS_VARIABLE) or ""
     if address and address != "local":
         return find_session(address)
@@ -57,13 +57,13 @@ def about(session: Session) -> str:
 
 
 def session_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option for an ended session to read instead."""
+    """Add the option for an ended session."""
     text = 'An ended session listed by `zfabric sessions`; "last" is the latest.'
     return click.option("--session", "ended", metavar="ID", help=text)(function)
 
 
 def kept_session(identifier: str) -> Session:
-    """Return the ended session with this id, or with an id that starts so; "last" is the latest."""
+    """The ended session whose id begins so, or the "last"."""
     sessions = kept_sessions()
     found = sessions[-1:] if identifier == "last" else [each for each in sessions if each.identifier.startswith(identifier)]
     if len(found) != 1:
@@ -74,20 +74,20 @@ def kept_session(identifier: str) -> Session:
 
 
 def looked_at(address: str | None, ended: str | None) -> Session:
-    """Return the session that ``--session`` names, or else the cluster that ``chosen_session`` finds."""
+    """The ended session of ``--session``, or the chosen one."""
     if address and ended:
         raise click.UsageError("--address and --session exclude each other")
     return kept_session(ended) if ended else chosen_session(address)
 
 
 class KeptTables:
-    """The control store of an ended session; it answers queries of rows as a daemon would."""
+    """Answers queries of rows from an ended session's control store."""
 
     def __init__(self, session: Session) -> None:
         self._journal = ReadOnlyJournal.look_into(str(session.describe()["store"]))
 
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
-        """Return (rows, whether there are more) of a table: only ``query("rows", table, after, count)`` is supported."""
+        """(rows, whether there are more) of ``query("rows", table, after, count)``."""
         assert what == "rows", what
         table, after, count = arguments
         rows = self._journal.scan(table, b"", after, count)
@@ -100,7 +100,7 @@ class KeptTables:
 
 @contextmanager
 def tables_of(address: str | None, ended: str | None) -> Iterator[DriverClient | KeptTables]:
-    """Yield an object that answers ``query("rows", …)``: a connection to a cluster's daemon, or the store of an ended session."""
+    """What answers ``query("rows", …)``: a cluster's daemon, or an ended session's store."""
     session = looked_at(address, ended)
     tables = KeptTables(session) if ended else attach(session, kind="tool")
     try:
@@ -162,7 +162,7 @@ def _facts(session: Session, state: str) -> dict[str, Any]:
 
 @contextmanager
 def connected(session: Session) -> Iterator[DriverClient]:
-    """Yield a connection to the session's daemon, as a tool."""
+    """Yield a tool's connection to the session's daemon."""
     client = attach(session, kind="tool")
     try:
         yield client

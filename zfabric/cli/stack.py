@@ -24,9 +24,9 @@ from zfabric.runtime.timeline import Asker, TimelineNode, nodes_of
 
 NATIVE_SECONDS = 30.0
 SAMPLED_MOST = 3600.0
-"""Longest time for which a process is sampled."""
+"""Longest time of sampling."""
 SHOWN_LEAST = 0.01
-"""The share of the time from which on a frame is shown."""
+"""A frame with a smaller share of the time is not shown."""
 
 
 @click.command(short_help="Show the stacks of all threads of workers and drivers.")
@@ -70,7 +70,7 @@ def stack(subject: str | None, everything: bool, native: bool, sampled: float | 
 
 
 class Chosen(NamedTuple):
-    """A process that is shown. ``worker`` is its row, if it is a worker; ``far`` says that it is on another node than the asked one."""
+    """A process to show. ``worker`` is a worker's row; ``far``: on another node than the asked one."""
 
     node: TimelineNode
     pid: int
@@ -79,7 +79,7 @@ class Chosen(NamedTuple):
 
 
 def _chosen(client: DriverClient, subject: str | None) -> list[Chosen]:
-    """The processes of all nodes, or those with a pid, or the one of an id."""
+    """All processes, or those of a pid or an id."""
     nodes, silent = nodes_of(client), list[str]()
     if subject is None:
         return _processes(nodes, silent)
@@ -97,7 +97,7 @@ def _chosen(client: DriverClient, subject: str | None) -> list[Chosen]:
 
 
 def _processes(nodes: list[TimelineNode], silent: list[str], subject: bytes = b"") -> list[Chosen]:
-    """The processes of nodes. The name of one that does not answer is printed, and added to ``silent``."""
+    """The nodes' processes. Silent nodes are printed and added to ``silent``."""
     found = []
     for node in nodes:
         try:
@@ -152,7 +152,7 @@ def _show_native(chosen: list[Chosen]) -> None:
 
 
 def _show_samples(chosen: list[Chosen], whole: float, as_json: bool) -> None:
-    """Show where processes spend the next seconds, the one after the other: a task or an actor is in one."""
+    """Show where processes spend the next seconds, one after the other."""
     found = [{"node": each.node.name, **_samples_of(each.node.asker, each.pid, each.worker is not None, whole)} for each in chosen]
     if as_json:
         print_json(found)
@@ -165,7 +165,7 @@ def _show_samples(chosen: list[Chosen], whole: float, as_json: bool) -> None:
 
 
 def _samples_of(client: Asker, pid: int, is_worker: bool, whole: float) -> dict[str, Any]:
-    """Sample a process for as long as it takes: an answer covers a part of the time."""
+    """Sample a process in parts."""
     counts: Counter[tuple[Any, ...]] = Counter()
     left, idle = whole, 0
     while left > 0:
@@ -182,7 +182,7 @@ def _samples_of(client: Asker, pid: int, is_worker: bool, whole: float) -> dict[
 
 
 def _tree(counts: dict[tuple[Any, ...], int], whole: int, depth: int) -> Iterator[str]:
-    """Lines of a tree of frames, the longest first, each with its share of the time of all threads."""
+    """A tree of frames, the longest first, with shares of all threads' time."""
     below: dict[Any, dict[tuple[Any, ...], int]] = {}
     for key, samples in counts.items():
         if key:

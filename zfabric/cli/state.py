@@ -1,4 +1,4 @@
-"""``zfabric state``: the control store's tables, as they are on disk or as a daemon reads them."""
+"""``zfabric state``: the control store's tables, from disk or from a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``zfabric cancel`` and ``kill``: end tasks and actors by their ids, from outside of their program."""
+"""``zfabric cancel`` and ``kill``: end tasks and actors by their ids."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def kill(actors: tuple[str, ...], restart: bool, address: str | None, as_json: b
 
 
 def _task_of(subject: str, found: dict[str, str]) -> bytes:
-    """The id of the task that ``found`` is, or that makes it. Raises ClickException if there is none that could be cancelled."""
+    """The task that is named, or that makes the named object. Raises ClickException."""
     identifier = bytes.fromhex(found["id"])
     if found["kind"] == "actor":
         raise click.UsageError(f"{subject!r} is {_described(found)}; to end it: zfabric kill {subject}")
@@ -95,7 +95,7 @@ def _described(found: dict[str, str]) -> str:
 
 
 def _each(subjects: tuple[str, ...], act: Callable[[DriverClient, str], dict[str, Any]], address: str | None, as_json: bool) -> None:
-    """Act on each subject, and report; a failure does not keep the others from being acted on."""
+    """Act on each subject; a failure does not stop the others."""
     done, code = [], 0
     with connected(chosen_session(address)) as client:
         for subject in dict.fromkeys(subjects):

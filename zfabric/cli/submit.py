@@ -1,7 +1,7 @@
 """``zfabric submit``: run a program as ``python`` would, on a cluster that the command line describes.
 
-Options reach ``zf.init()`` through the environment (``ZFABRIC_ADDRESS``, ``ZFABRIC_SUBMIT``); arguments of the program itself override
-them. They also apply to a program that never calls ``init``, and a program that uses no task starts no cluster.
+Options reach ``zf.init()`` by the environment (``ZFABRIC_ADDRESS``, ``ZFABRIC_SUBMIT``), also where the program never calls it; the
+program's own arguments override them. A program without tasks starts no cluster.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def submit(
         if session is None:
             raise click.UsageError("--detach needs a cluster that outlives this command: start one with `zfabric start`")
         _module(script) if module else _compiled(script)
-        from zfabric.cli.jobs import detach as hand_over  # Only --detach needs it.
+        from zfabric.cli.jobs import detach as hand_over
 
         program = ("-m", script) if module else (script if directory else os.path.abspath(script),)
         if as_ray:
@@ -128,7 +128,7 @@ def submit(
 
 
 def _inside(script: str, directory: str) -> str:
-    """The path of the program in its working directory, in which it is looked for first."""
+    """The program's path in its working directory, searched first."""
     paths = [os.path.join(directory, script), os.path.abspath(script)]
     found = next((path for path in paths if os.path.exists(path)), paths[0])
     relative = os.path.relpath(found, directory)
@@ -138,7 +138,7 @@ def _inside(script: str, directory: str) -> str:
 
 
 def _compiled(script: str) -> Callable[[], types.CodeType]:
-    """Read the program now, so that a missing file is an error of the command line; compile it when it runs."""
+    """Read the program now, for an error at once; compile it when it runs."""
     try:
         path = os.path.abspath(script)
         with io.open_code(path) as file:
@@ -153,7 +153,7 @@ def _compiled(script: str) -> Callable[[], types.CodeType]:
 
 
 def _module(name: str) -> tuple[Callable[[], types.CodeType], str, Any]:
-    """Find the module NAME, or NAME.__main__ of a package, as `python -m` does. Return its code, its file and its spec."""
+    """Find the module NAME, or NAME.__main__, as `python -m` does: (code, file, spec)."""
     import importlib.util
 
     sys.path.insert(0, os.getcwd())
@@ -180,8 +180,7 @@ def run(
 ) -> NoReturn:
     """Run the program as ``__main__`` and exit as it does.
 
-    The module stays ``__main__`` to the end (``runpy`` would restore it earlier), since the program's threads, exit handlers and pickled
-    objects still look it up.
+    It stays ``__main__`` to the end (``runpy`` would restore it earlier): threads, exit handlers and pickled objects look it up.
     """
     sys.argv = [script, *arguments]
     if not sys.flags.safe_path:  # The first entry is this command's directory.
@@ -200,7 +199,7 @@ def run(
         raise
     except KeyboardInterrupt:
         _interrupted()
-    except BaseException as error:  # Handle an uncaught error as the interpreter does, but without our frames.
+    except BaseException as error:  # As the interpreter does, but without our frames.
         frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
         if isinstance(error, SyntaxError) and frames is not None and frames.tb_frame.f_code.co_name == "<lambda>":
             frames = None
@@ -210,7 +209,7 @@ def run(
 
 
 def _interrupted() -> NoReturn:
-    """End the job in order before this process exits. A second Ctrl-C must not interrupt that."""
+    """End the job in order, uninterrupted by a second Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     shutdown()
     echo("interrupted", err=True)

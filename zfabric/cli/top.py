@@ -23,9 +23,9 @@ from zfabric.runtime.lines import shown
 from zfabric.runtime.session import Session
 
 EVERY_SECONDS = 1.0
-"""The interval between two drawings."""
+"""Seconds between drawings."""
 LEFT_FOR_OTHERS = 14
-"""Lines of a terminal that the tables of functions and workers do not use."""
+"""Terminal lines that the tables leave free."""
 
 
 @click.command(short_help="Show the cluster in the terminal, drawn anew every second.")
@@ -61,7 +61,7 @@ def top(address: str | None, times: int | None) -> None:
 
 
 def _goes_on(session: Session, live: Live, error: FabricError) -> bool:
-    """Show why there is no answer. Return False if there will be none."""
+    """Show why there is no answer; False if there will be none."""
     live.update(Text(f"no answer: {shown(str(error))}", style="yellow"), refresh=True)
     return session.alive()
 
@@ -119,7 +119,7 @@ def _functions(rows: list[dict[str, Any]]) -> Table:
         for row in rows
     ]
     for place, name in enumerate(("wait", "run", "done", "failed", "/s", "mean", "left")):
-        widest = max((len(cells[place]) for cells in numbers), default=0)  # Names of functions are cut, numbers are not.
+        widest = max((len(cells[place]) for cells in numbers), default=0)  # Names are cut, numbers are not.
         table.add_column(name, justify="right", no_wrap=True, min_width=max(widest, len(name)))
     for row, cells in zip(rows, numbers, strict=True):
         ended = row["finished"] + row["failed"]

@@ -1,6 +1,6 @@
-"""``python -m zfabric.page DIRECTORY HOST PORT``: serve the page of a session until standard input ends.
+"""``python -m zfabric.page DIRECTORY HOST PORT``: serve a session's page until standard input ends.
 
-That is how ``zf.init(include_dashboard=True)`` starts it.
+Started by ``zf.init(include_dashboard=True)``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zfabric.runtime.session import Session
 
 
 def _end_with_input() -> None:
-    while os.read(sys.stdin.fileno(), 4096):  # Not by a buffered file: its lock would be held at exit.
+    while os.read(sys.stdin.fileno(), 4096):  # A buffered file's lock would be held at exit.
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -24,16 +24,16 @@ from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 
 STATIC = Path(__file__).parent / "static"
 TEXT_MOST = 200
-"""Most characters of a text that is searched for."""
+"""Most characters of a searched text."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 MINUTE = 60_000_000
-"""In microseconds."""
+"""Microseconds."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _Answer(JSONResponse):
-    """An answer of JSON, in which lone surrogates are shown as text: file names that are not UTF-8 have such, and errors name files."""
+    """JSON with lone surrogates as text: names of files that are not UTF-8 have such."""
 
     def render(self, content: Any) -> bytes:
         """Encode an answer."""
@@ -42,9 +42,9 @@ class _Answer(JSONResponse):
 
 
 def make_app(watcher: Watcher, views: Views, token: str, host: str, port: int, secure: bool = False, allows_changes: bool = False) -> Guard:
-    """Return the server's application. It is reached at ``host`` and ``port`` with ``token``.
+    """Return the server's application, reached at ``host`` and ``port`` with ``token``.
 
-    With ``allows_changes``, whoever sees the page may cancel tasks and kill actors, by requests with a token that only the page has.
+    With ``allows_changes``, whoever sees the page may cancel and kill, by requests with a token that only the page has.
     """
     changing = secrets.token_urlsafe(32) if allows_changes else ""
 
@@ -122,7 +122,7 @@ def _number(request: Request, name: str, default: int, most: int = 2**53) -> int
 
 
 def _span(request: Request) -> tuple[float, float, float]:
-    """The moment, the length and the distance of a part of the task stream, in seconds; they are asked for in microseconds."""
+    """The end, length and distance of a part of the task stream in seconds, given in microseconds."""
     until = _number(request, "until", 0)
     span, ago = (_number(request, name, default, MINUTE) for name, default in (("span", MINUTE), ("ago", 0)))
     return until / 1e6, max(1, span) / 1e6, ago / 1e6
@@ -140,7 +140,7 @@ def _id(request: Request) -> str:
 
 
 def _lines(request: Request) -> tuple[int, int | None, str, int, str]:
-    """Which lines of output are asked for: after which, of which process, with which text, of which job and function."""
+    """What selects lines: number, pid, text, job, function."""
     job, function = _number(request, "job", 0, 2**32), request.query_params.get("function", "")[:TEXT_MOST]
     return _number(request, "since", 0), _pid(request), _text(request), job, function
 

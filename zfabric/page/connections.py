@@ -1,8 +1,7 @@
-"""The connections of the page: how many there may be, and how long one may be silent.
+"""The page's connections: how many, and how long one may be silent.
 
-A connection is *idle* but for the time in which a request of it is answered. One that is idle for ``IDLE_SECONDS`` is closed, whether it
-has sent nothing, a part of a request, or no other request. If there are too many, the one that has been idle for longest is closed for a
-new one, so that silent ones keep nobody out.
+A connection is *idle* unless a request of it is being answered, and closed after ``IDLE_SECONDS``. If there are too many, a new one
+replaces the one idle for longest: silent ones keep nobody out.
 """
 
 from __future__ import annotations
@@ -14,26 +13,25 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 IDLE_SECONDS = 10.0
-"""How long a connection may be idle. A browser opens another one when it needs it."""
 CONNECTIONS_MAX = 256
-"""Most connections: a window of a browser has up to six, and ``watching.VIEWERS_MOST`` windows are more than there are."""
+"""A browser's window has up to six; ``watching.VIEWERS_MOST`` windows exceed this."""
 
 Peer = tuple[str, int]
-"""The address of a connection's other end, as in the scope of a request."""
+"""The address, as in a request's scope."""
 
 
 class Connections:
-    """The connections of one server. ``protocol`` and ``application`` make what the server runs."""
+    """One server's connections. ``protocol`` and ``application`` make what the server runs."""
 
     def __init__(self, seconds: float = IDLE_SECONDS, most: int = CONNECTIONS_MAX) -> None:
         self._seconds = seconds
         self._most = most
         self._open: dict[Peer, asyncio.Transport] = {}
         self._idle: dict[Peer, asyncio.TimerHandle] = {}
-        """When each idle connection is closed, that which has been idle for longest first."""
+        """Timers that close them, longest idle first."""
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """Return a protocol of HTTP that counts its connections here."""
+        """Make an HTTP protocol that counts its connections here."""
         connections = self
 
         class Counted(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
@@ -49,7 +47,7 @@ class Connections:
         return Counted
 
     def application(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that notes which connections wait for an answer."""
+        """Wrap an application: connections that wait for an answer are not idle."""
 
         async def noted(scope: Scope, receive: Receive, send: Send) -> None:
             peer = tuple(scope.get("client") or ())
@@ -62,7 +60,7 @@ class Connections:
         return noted
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """Count a new connection; close another one, or this one, if there are too many."""
+        """Count a connection; close one if there are too many."""
         if len(self._open) >= self._most:
             oldest = next(iter(self._idle), None)
             if oldest is None:
@@ -92,11 +90,11 @@ class Connections:
 
     def _close(self, peer: Peer) -> None:
         self._stop(peer)
-        self._open.pop(peer).abort()  # Not ``close``: that would wait for one who does not read.
+        self._open.pop(peer).abort()  # ``close`` would wait for a peer that does not read.
 
 
 class PageLoop(asyncio.SelectorEventLoop):
-    """An event loop whose servers wait for the beginning of TLS no longer than for a request."""
+    """Waits for TLS no longer than for a request."""
 
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
         """Create a server as every loop does."""

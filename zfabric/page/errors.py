@@ -1,4 +1,4 @@
-"""Errors of failed tasks, grouped by their kind and the place in the program where they were raised."""
+"""Errors of failed tasks, grouped by kind and place in the program."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 from zfabric.protocol.failures import texts_of
 
 TASKS_MOST = 10
-"""Most ids of tasks in a group."""
+"""Most task ids of a group."""
 PLACES_MOST = 1_000
-"""Most groups; of more, the oldest are dropped."""
+"""Most groups; the oldest are dropped."""
 SEEN_MOST = 100_000
-"""Most ids of failed tasks that are remembered, so that none is counted twice."""
+"""Remembered failed tasks, so that none counts twice."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.M)
 _OF_OTHERS = re.compile(r"(^<frozen )|/site-packages/|/lib/python3\.\d+/")
 
 
 def read_error(row: dict[str, Any]) -> dict[str, str]:
-    """The kind, text, place and traceback of a row of ``failures``."""
+    """Kind, text, place and traceback of a row of ``failures``."""
     kind, text, trace = texts_of(row["error"], row["raised"]) if row["error"] else ("an error in the object store", "", "")
     return {"kind": kind, "text": text, "place": place_of(trace), "traceback": trace}
 
 
 def place_of(traceback: str) -> str:
-    """The innermost line of the program's own in a traceback: ``file:line in function``; empty if there is none.
+    """The program's innermost line in a traceback, ``file:line in function``, or "".
 
     >>> place_of('Traceback (most recent call last):\\n  File "/home/a/job.py", line 7, in load\\n    raise ValueError\\nValueError\\n')
     '/home/a/job.py:7 in load'
@@ -36,14 +36,14 @@ def place_of(traceback: str) -> str:
 
 
 class ErrorGroups:
-    """Groups of all errors that were seen while somebody looked: they stay when the last ref to a failed task is dropped."""
+    """Errors seen while somebody looked; they outlive the refs to failed tasks."""
 
     def __init__(self) -> None:
         self._seen: dict[str, None] = {}
         self._groups: dict[tuple[str, str], dict[str, Any]] = {}
 
     def add(self, rows: list[dict[str, Any]]) -> None:
-        """Count the rows of ``failures`` that are new."""
+        """Count new rows of ``failures``."""
         for row in reversed(rows):  # The newest come first.
             if row["task_id"] in self._seen:
                 continue

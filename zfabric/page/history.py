@@ -1,7 +1,6 @@
-"""What ran, as the task stream has it: who submitted it, what it submitted, the calls of an actor in their order, and how long they took.
+"""What ran, by the task stream: submitters, children, an actor's calls in order, durations.
 
-The daemon knows tasks that somebody refers to, and no calls. What has ended is read here, where
-somebody looks, and costs the daemon nothing.
+The daemon has no calls, and only tasks with refs. The rest is read here when somebody looks.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.trace import UNKNOWN
 
 NEAR_MOST = 5
-"""Most calls of an actor before and after one that are drawn."""
+"""Calls drawn before and after one."""
 CHILDREN_MOST = 20
-"""Most children of a task that are drawn; ``more`` counts the others."""
+"""Most children drawn; ``more`` counts the others."""
 TRIES = 4
-"""Attempts of a parent whose children are recognised."""
+"""Attempts whose children are recognised."""
 PARENTS_MOST = 20_000
-"""Most tasks among which a parent is searched."""
+"""Tasks among which a parent is searched."""
 
 
 def add_history(graph: dict[str, Any], centre: bytes, attempts: Sequence[Attempt], numbers: Sequence[int]) -> None:
-    """Add the edges that attempts tell to the neighbourhood of a task or call: "control", and "state" for an actor's calls in order.
+    """Add edges to a neighbourhood: "control", and "state" between an actor's calls in order.
 
     ``numbers`` are those of the nodes.
     """
@@ -56,7 +55,7 @@ def add_history(graph: dict[str, Any], centre: bytes, attempts: Sequence[Attempt
 
 
 class _Drawn:
-    """Adds nodes and edges that are not there yet."""
+    """A graph under construction: nodes and edges are added once."""
 
     def __init__(self, graph: dict[str, Any]) -> None:
         self._nodes = graph["nodes"]
@@ -80,7 +79,7 @@ class _Drawn:
 
 
 def _prefixes(task: bytes, numbers: Sequence[int]) -> set[bytes]:
-    """Prefixes of the ids that a task's children may have, without their job: a call may be of another job than its actor."""
+    """Id prefixes of a task's children, without the job: a call may be of another job than its actor."""
     tries = {first_attempt(0, number) + attempt for number in {0, *numbers} for attempt in range(TRIES)}
     return {child_prefix(b"", task, 0, salt_of(attempt)) for attempt in tries}
 
@@ -91,7 +90,7 @@ def _children(task: bytes, attempts: Sequence[Attempt], numbers: Sequence[int]) 
 
 
 def _parent(task: bytes, attempts: Sequence[Attempt], numbers: Sequence[int]) -> Attempt | None:
-    """The task or call that submitted this one, if it has ended."""
+    """What submitted this, if it has ended."""
     began = min((each.start for each in attempts if each.task == task), default=float("inf"))
     before = (
         each
@@ -105,7 +104,7 @@ def _parent(task: bytes, attempts: Sequence[Attempt], numbers: Sequence[int]) ->
 
 
 def _order(centre: bytes, actor: bytes, attempts: Sequence[Attempt]) -> tuple[list[Attempt], int]:
-    """The actor's creation and calls around one of them in the order in which they began, and how many are left out."""
+    """An actor's creation and calls around one, in order, and how many are left out."""
     of = actor or centre
     ran = sorted((each for each in attempts if each.actor == of or each.task == of), key=lambda each: each.start)
     if not any(each.actor for each in ran):
@@ -116,10 +115,9 @@ def _order(centre: bytes, actor: bytes, attempts: Sequence[Attempt]) -> tuple[li
 
 
 def calls_of_actors(attempts: Sequence[Attempt], now: float, seconds: float) -> dict[str, dict[str, Any]]:
-    """By actor (hex): calls per second over the last ``seconds``, and the median and 99th percentile of two times.
+    """Calls per second over the last ``seconds``, medians and 99th percentiles, by actor (hex).
 
-    "p50" and "p99" are of how long calls took, from their arrival in the actor's process to their end, where that was measured: None if it
-    was of no call. "run_p50" and "run_p99" are of how long they ran.
+    "p50", "p99": from a call's arrival to its end, None if not measured; "run_p50", "run_p99": how long it ran.
     """
     ran: dict[bytes, list[float]] = {}
     took: dict[bytes, list[float]] = {}
@@ -138,7 +136,6 @@ def calls_of_actors(attempts: Sequence[Attempt], now: float, seconds: float) -> 
 
 
 IDLE = {"rate": 0.0, "p50": None, "p99": None, "run_p50": None, "run_p99": None}
-"""The figures of an actor without calls."""
 
 
 def _percentiles(times: list[float], prefix: str = "") -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""The newest output of workers of all nodes, read from their log files while somebody follows it."""
+"""The newest output of all nodes' workers, read while somebody follows it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from zfabric.runtime.lines import Lines
 from zfabric.runtime.log_files import LogFiles
 
 LINES_MOST = 5_000
-"""Most lines that are retained and shown."""
 FIRST_BYTES = 64 * 1024
-"""How far back the reading of a file begins."""
+"""How far back reading begins."""
 FOLLOWED_SECONDS = 3.0
-"""With looks at a file that are no further apart, what is new was written just now."""
+"""New lines were just written, if checks are no further apart than this."""
 NAMES_MOST = 500
-"""Most names of functions to choose from."""
+"""Most functions to choose from."""
 PARTIAL_MOST = 64 * 1024
-"""Most bytes of a line that has not ended."""
+"""Most bytes of an unfinished line."""
 
 
 class Line(NamedTuple):
-    """A line of output. ``number`` counts the lines that were read.
+    """A line of output. ``number`` counts all lines read.
 
-    ``at`` is when it was written, to about a second, in seconds since 1970: its mark says so, or it was read soon after; else 0. ``job`` is
-    the number of its worker's job; 0 if nothing with a name has been read of that worker.
+    ``at`` (seconds since 1970) is when the line was written, by its mark or if read soon after; else 0. ``job`` is the worker's, 0 if
+    unknown.
     """
 
     number: int
@@ -45,14 +44,13 @@ class _File:
     def __init__(self, size: int) -> None:
         self.offset = max(0, size - FIRST_BYTES)
         self.cut = self.offset > 0
-        """Whether the first line is only the end of one."""
+        """Whether reading begins within a line."""
         self.partial = b""
         self.lines = Lines()
         self.looked = 0.0
-        """When the file was last looked at."""
 
     def read(self, files: LogFiles, name: str, now: float) -> list[tuple[str, str, float]]:
-        """New complete lines, each with who wrote it and when."""
+        """New complete lines as (writer, text, when)."""
         size, looked, self.looked = files.size(name), self.looked, now
         if size == self.offset:
             return []
@@ -70,7 +68,7 @@ class _File:
 
 
 class Output:
-    """The lines of all workers. ``sources`` gives the log files of each node, by its name."""
+    """All workers' lines. ``sources`` returns each node's name and log files."""
 
     def __init__(self, sources: Callable[[], list[tuple[str, LogFiles]]]) -> None:
         self._sources = sources
@@ -79,7 +77,7 @@ class Output:
         self._read = 0
 
     def read(self) -> None:
-        """Read what is new. A node that does not answer is left out this time."""
+        """Read what is new, except of silent nodes."""
         for node, files in self._sources():
             with contextlib.suppress(FabricError):
                 self._read_of(node, files)
@@ -95,9 +93,9 @@ class Output:
                 self._lines.append(Line(self._read, node, pid, name.rpartition(".")[2], writer, text, at, file.lines.job))
 
     def since(self, number: int, pid: int | None = None, text: str = "", job: int = 0, function: str = "") -> dict[str, object]:
-        """Lines after ``number``: those of one worker, job or function, and with a text inside, where these are given.
+        """Lines after ``number``, of a worker, job or function, or with a text, where given.
 
-        ``dropped`` counts those that are gone. ``jobs`` and ``functions`` are those of all lines that are retained.
+        ``dropped`` counts lines that are gone; ``jobs`` and ``functions`` are of all retained lines.
         """
         first = self._lines[0].number if self._lines else self._read + 1
         wanted = text.lower()

@@ -1,7 +1,6 @@
-"""Metrics for Prometheus: of the cluster, from the same queries as all else, and of the program's own (``zfabric.util.metrics``).
+"""Metrics for Prometheus, of the cluster and of the program (``zfabric.util.metrics``).
 
-Each node serves its own: a scrape is the moment at which anything is asked or added up. How long tasks and calls take is read from the
-event table, from the first scrape on.
+Each node serves its own. Only a scrape asks or adds up anything; durations count from the first one on.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from zfabric.runtime.lines import shown
 
 CONTENT_TYPE = text_format.CONTENT_TYPE_LATEST
 BOUNDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
-"""Boundaries of running times, in seconds."""
+"""Bounds of durations in seconds."""
 OWN = "program_"
-"""Prefix of the names of a program's own metrics, so that they differ from those of the cluster."""
+"""The prefix of a program's own metrics."""
 GAUGES = frozenset(
     (
         *("events_bytes", "in_flight_rows", "inline_bytes", "lease_age_seconds", "lineage_bytes", "lineage_rows", "lineage_unwritten"),
@@ -40,22 +39,22 @@ GAUGES = frozenset(
         *("memory_limit", "memory_used", "objects", "owed_deletes", "pending_rows", "processes", "queued", "read_only"),
     ),
 )
-"""Statistics that go up and down. All others only grow until the daemon is restarted."""
+"""Statistics that go up and down; others grow until the daemon restarts."""
 NEVER_YET = {"lost_with_nodes": 0, "retries": 0, "workers_died": 0}
-"""Counters that are there before the first time, so that their rates are right."""
+"""Counters that are 0 before the first time, for right rates."""
 STORE_COUNTERS = frozenset(
     ("spills", "restores", "evictions", "recalls", "refused", "full", "copies_dropped", "written_on_disk", "read_on_disk"),
 )
 
 
 SCRAPERS_MAX = 16
-"""Most connections of scrapers at a time. Each has a thread."""
+"""Most scrapers at once, each with a thread."""
 SILENCE_SECONDS = 10.0
-"""How long a scraper may be silent before its request is whole."""
+"""Seconds in which a scraper's request must be whole."""
 
 
 def exposition(views: Views) -> bytes:
-    """Return all metrics in Prometheus' text format."""
+    """All metrics in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Cluster(views))
     answer: bytes = text_format.generate_latest(registry)
@@ -83,7 +82,7 @@ class _Cluster(Collector):
         yield _gauge("resources_available", "amounts that nobody uses", free, "resource")
         yield from self._functions(measured["functions"])
         for name, value in sorted({**NEVER_YET, **status["statistics"]}.items()):
-            if name in ("tasks", "workers"):  # They are above, by state.
+            if name in ("tasks", "workers"):  # Shown above, by state.
                 continue
             about = f"{name.replace('_', ' ')} (docs/cli.md, status)"
             yield _gauge(name, about, {(): value}) if name in GAUGES or name.endswith("_us") else _counter(name, about, {(): value})
@@ -108,7 +107,7 @@ class _Cluster(Collector):
             yield kind(f"function_{name}", about, dict(counts), "function")
 
     def _times(self) -> Iterator[Metric]:
-        """Histograms of how long tasks and calls ran and waited."""
+        """Histograms of running and waiting times."""
         views = self._views
         attempts, waits = views.ended_since_last()
         for attempt in attempts:
@@ -142,7 +141,6 @@ def _nothing_observed() -> tuple[list[int], list[float]]:
 
 
 def _observe(times: dict[Any, tuple[list[int], list[float]]], key: Any, seconds: float) -> None:
-    """Count a time in the histogram with this key."""
     buckets, total = times.setdefault(key, _nothing_observed())
     buckets[next((place for place, bound in enumerate(BOUNDS) if seconds <= bound), len(BOUNDS))] += 1
     total[0] += seconds
@@ -167,7 +165,7 @@ def _labels(values: Iterable[str]) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Return a program's text as it can be encoded, and shown in a terminal. The format has a form of its own for the ends of lines."""
+    """A program's text, encodable and safe to show. Ends of lines have a form of their own."""
     return "\n".join(map(shown, text.split("\n")))
 
 
@@ -181,7 +179,7 @@ def _cumulative(buckets: Any) -> list[tuple[str, float]]:
 
 
 def own_metrics(directory: str) -> Iterator[Metric]:
-    """Yield the program's own metrics: the sum over all processes, gauges of living processes with their pid."""
+    """The program's metrics: sums over all processes; gauges of living ones, by pid."""
     counters: dict[tuple[str, str], Counter[tuple[tuple[str, str], ...]]] = {}
     gauges: dict[tuple[str, str], dict[tuple[tuple[str, str], ...], float]] = {}
     sums: dict[tuple[str, str], Counter[tuple[tuple[str, str], ...]]] = {}
@@ -223,7 +221,7 @@ def _own(kind: Any, name: str, about: str, values: Mapping[Any, float]) -> Itera
 
 
 def serve(views: Views, host: str, port: int) -> tuple[WSGIServer, int]:
-    """Serve the metrics in threads. Return the server and its port. Raises OSError if it cannot listen."""
+    """Serve in threads. Return the server and its port. Raises OSError."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Cluster(views))
     server = make_server(host, port, make_wsgi_app(registry), _server_class(host), _Handler)
@@ -232,7 +230,7 @@ def serve(views: Views, host: str, port: int) -> tuple[WSGIServer, int]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, of which there are at most ``SCRAPERS_MAX``: more are closed at once."""
+    """A thread per connection; more than ``SCRAPERS_MAX`` are closed at once."""
 
     daemon_threads = True
     request_queue_size = 4 * SCRAPERS_MAX
@@ -247,7 +245,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # There is no thread that would release it.
+        except BaseException:  # No thread will release it.
             self._left.release()
             raise
 

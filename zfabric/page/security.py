@@ -1,10 +1,8 @@
-"""Who may see the page: whoever has the token of its address, from the machine itself unless there is a certificate.
+"""Who may see the page: whoever has its address's token, from this machine only unless there is a certificate.
 
-The token is exchanged for a cookie, so that it does not stay in the address bar. The Host of every request is checked, since another
-site's name may lead to 127.0.0.1, and no page of another site may act through the cookie (``SameSite``).
-
-Only a page that allows changes accepts POST, and only with a second token in a header: the page's own scripts ask for it, and those of
-other sites cannot read it.
+The token is exchanged for a cookie, and so leaves the address bar. Each request's Host is checked, since another site's name may lead to
+127.0.0.1; ``SameSite`` keeps other sites from using the cookie. Only a page with changes accepts POST, with a second token in a header that
+other sites' scripts cannot read.
 """
 
 from __future__ import annotations
@@ -35,16 +33,15 @@ HEADERS = {
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REFUSED = "open the address that `zfabric page` has printed: it has the token; a scraper sends that as `Authorization: Bearer TOKEN`"
 CHANGING = "x-zfabric-token"
-"""The header of requests that change something."""
+"""The header of requests for changes."""
 EVERYWHERE = ("0.0.0.0", "::")
-"""Addresses of a server that listens at all of its machine's."""
+"""All addresses."""
 
 
 class Guard:
-    """Admits requests with the right Host and the cookie, and gives the cookie for the token. It wraps ``app``.
+    """Admits requests to ``app`` with the right Host and the cookie, which it gives for the token.
 
-    ``hosts`` are the names under which the server is reached; ``secure`` says whether it has a certificate. ``changing`` is the token of
-    requests that change something; empty if there are none.
+    ``hosts`` are the server's names; ``secure``: it has a certificate; ``changing`` is the token for changes, or "".
     """
 
     def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str], secure: bool = False, changing: str = "") -> None:
@@ -54,7 +51,7 @@ class Guard:
         self._secure = secure
         self._changing = changing
         self._session = secrets.token_urlsafe(32)
-        """The value of the cookie: another secret than the token, which was on a terminal."""
+        """The cookie's value. The token was on a terminal."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -107,10 +104,7 @@ class Guard:
 
 
 def hosts_of(host: str, port: int) -> list[str]:
-    """The Host headers of requests that are meant for a server at this address.
-
-    One that listens at all addresses has the machine's name and all its addresses.
-    """
+    """A server's valid Host headers; at all addresses, the machine's name and addresses."""
     if host in EVERYWHERE:
         families = (socket.AF_INET, socket.AF_INET6)
         own = [each.address.partition("%")[0] for found in net_if_addrs().values() for each in found if each.family in families]

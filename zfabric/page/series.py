@@ -1,4 +1,4 @@
-"""The lines of the first screen: the time series of all nodes, added up by the second."""
+"""All nodes' time series, added up by the second, for the first screen."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 from zfabric.machines.common.time_series import COARSE_OF, COARSE_ROWS, FINE_ROWS, Sample, TimeSeries
 
 REACH_SECONDS = float(COARSE_OF * COARSE_ROWS)
-"""How far back a series reaches."""
 OVERLAP_SECONDS = 20.0
-"""How much of what was read before is read again: a node may have been silent for a while."""
+"""Read again: a node may have been silent."""
 HELD_SECONDS = 3.0
-"""How long a sample stands for the moments after it, if its node has no newer one: nodes do not take theirs at the same time."""
+"""How long a sample stands for later moments: nodes do not sample at once."""
 CLOCK_SECONDS = 1.0
-"""How far a node's clock may seem to move before it is taken for another clock."""
+"""A larger change of a node's clock is another clock."""
 STEPS = {1: FINE_ROWS, COARSE_OF: COARSE_ROWS}
-"""Seconds of one point, and how many there are at most."""
+"""Seconds of a point -> most points."""
 NODES_MOST = 1_000
-"""Most nodes whose series are retained, those that are gone included."""
+"""Most nodes with series, departed ones included."""
 
 
 class _Node:
-    """The series of one node. ``shift`` is the time of this process less that of the node's clock."""
+    """One node's series. ``shift`` is this process's time less the node's."""
 
     def __init__(self, shift: float) -> None:
         self.shift = shift
@@ -33,18 +32,18 @@ class _Node:
 
 
 class AddedUp:
-    """The series of all nodes as points: of each second, or of ten seconds."""
+    """All series as points of one or of ten seconds."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
         self._read_at: float | None = None
 
     def wanted(self, now: float) -> float:
-        """How many seconds of the past to ask the nodes for."""
+        """How many past seconds to ask the nodes for."""
         return REACH_SECONDS if self._read_at is None else min(REACH_SECONDS, now - self._read_at + OVERLAP_SECONDS)
 
     def read(self, now: float, answers: list[dict[str, Any]]) -> None:
-        """Take in what the nodes have answered."""
+        """Add the nodes' answers."""
         self._read_at = now
         for answer in answers:
             name, shift = answer.get("node", ""), now - answer["now"]
@@ -56,10 +55,10 @@ class AddedUp:
             node.series.take_in(map(Sample._make, answer["fine"]), map(Sample._make, answer["coarse"]))
 
     def points(self, now: float, step: int, after: float) -> dict[str, Any]:
-        """Points of ``step`` seconds that end after ``after``, a time of this process, and no later than ``now``.
+        """Points of ``step`` seconds that end after ``after`` (this process's time) and by ``now``.
 
         A point is ``[time, tasks per second by function, failed per second, calls per second, running, queued, waiting for arguments, CPU
-        share, CPUs used, memory share, store, on disk, bytes per second between nodes]``, or ``[time, None]`` where no node has a sample.
+        share, CPUs used, memory share, store, on disk, bytes per second between nodes]``, or ``[time, None]`` without a sample.
         """
         last = int(now) // step * step
         first = max(int(after) // step * step + step, last - (STEPS[step] - 1) * step)
@@ -69,7 +68,7 @@ class AddedUp:
 
 
 def _spread(node: _Node, step: int, first: int, last: int) -> list[Sample | None]:
-    """The sample of a node for each point from ``first`` to ``last``: the one within which it lies, else the one just before."""
+    """A node's sample for each point: the one that covers it, or the one before."""
     begin = first - node.shift - step - HELD_SECONDS
     recent = [each for each in node.rows(step) if each.at >= begin]
     found: list[Sample | None] = []

@@ -1,4 +1,4 @@
-"""Runs the page's server until it is interrupted or the cluster ends."""
+"""Runs the page's server until an interrupt or the cluster's end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from zfabric.runtime.connect import attach
 from zfabric.runtime.session import Session
 
 PORT = 8265
-"""The usual port: that of Ray's dashboard."""
+"""Ray's dashboard's port."""
 FAREWELL_SECONDS = 1.0
-"""How long windows have at most to receive the last event."""
+"""Seconds for windows to receive the last event."""
 LOOK_EVERY = 1.0
-"""Seconds between two looks at whether the cluster still runs."""
+"""Seconds between checks of the cluster."""
 
 
 def serve(
@@ -38,11 +38,10 @@ def serve(
     announce: Callable[[str], None] = print,
     allows_changes: bool = False,
 ) -> None:
-    """Serve the page of a cluster, until SIGINT or the cluster's end. ``announce`` is called with its address, which has the token.
+    """Serve a cluster's page until SIGINT or the cluster's end. ``announce`` receives its address, with the token.
 
-    ``certificate`` and ``key`` are PEM files. Without them, ``host`` is a loopback address: the page shows what programs print, and a
-    token that crosses a network in the clear is no secret. With ``allows_changes`` the page has buttons that cancel tasks and kill actors.
-    Raises ConfigError for an address that cannot be had.
+    ``certificate`` and ``key`` are PEM files, needed beyond loopback: a token in the clear is no secret. ``allows_changes`` adds buttons
+    that cancel and kill. Raises ConfigError if the address is not available.
     """
     secure = certificate is not None
     if not secure and host not in LOOPBACK:
@@ -59,7 +58,7 @@ def serve(
         config = uvicorn.Config(
             connections.application(app),
             http=connections.protocol(),
-            proxy_headers=False,  # The true address of a connection is its name in ``connections``.
+            proxy_headers=False,  # ``connections`` needs a connection's true address.
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -92,7 +91,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(128)  # So that a browser may come as soon as the address is printed.
+        listener.listen(128)  # A browser may come as soon as the address is printed.
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; --port 0 takes a free port") from None
@@ -100,7 +99,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _is_not_about_open_windows(record: logging.LogRecord) -> bool:
-    """Whether a line says something else than that the server ends while windows show the page, or wait for an answer."""
+    """Leave out log lines about windows open at the end."""
     cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
     return "graceful shutdown" not in str(record.msg) and not cancelled
 
@@ -112,7 +111,7 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, session: Sessi
         if not session.alive() and not server.should_exit:
             watcher.end()
             until = time.monotonic() + FAREWELL_SECONDS
-            while watcher.viewers and time.monotonic() < until:  # They are sent that the cluster has ended, and when.
+            while watcher.viewers and time.monotonic() < until:  # They are notified of the cluster's end, and when.
                 await asyncio.sleep(0.02)
             server.should_exit = True
     await serving

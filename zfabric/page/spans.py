@@ -1,4 +1,4 @@
-"""The task stream: the attempts and calls of the last minute, by worker, read from the event table as it grows."""
+"""The task stream: the last minute's attempts and calls by worker, from the growing event table."""
 
 from __future__ import annotations
 
@@ -14,48 +14,47 @@ from zfabric.protocol.trace import EACH_BYTES, UNKNOWN, actor_of, read_trace, re
 from zfabric.runtime.timeline import TimelineNode
 
 WINDOW_SECONDS = 60.0
-"""How far back the stream reaches."""
+"""How far back the timeline reaches."""
 LANE_MOST = 600
-"""Most bars of one worker in an answer. Neighbours of more are merged."""
+"""More bars of a worker are merged."""
 SPANS_MOST = 100_000
-"""Most attempts that are retained; of more, the oldest are dropped."""
+"""Most retained attempts, the newest."""
 PAGE = 20
-"""Rows of the event table in one answer; each has up to a thousand attempts."""
+"""Rows per request, each with up to a thousand attempts."""
 PAGES_MOST = 1_000
 READING_SECONDS = 0.15
-"""Most pages of events of a node that one reading takes, and most time. The rest follows with the next."""
+"""Most pages and seconds of one reading; the rest follows."""
 
 
 class Attempt(NamedTuple):
-    """One attempt or call: seconds of the machine's monotonic clock."""
+    """An attempt or call. Times are seconds of the machine's monotonic clock."""
 
     lane: tuple[str, int]
     name: str
     mark: str
-    """How it ended if it did not succeed; else empty."""
+    """How it failed, or ""."""
     kind: str
     start: float
     seconds: float
     task: bytes
     actor: bytes = b""
-    """The actor that a call is of."""
     waited: float = UNKNOWN
-    """How long a call had been in its actor's process before it began, if that was measured."""
+    """Seconds in its actor's process before it began, if measured."""
 
 
 class TaskStream:
-    """Reads events from where it stopped. ``began`` is the time from which on they are of interest."""
+    """Reads events from where it stopped, from ``began`` on."""
 
     def __init__(self, began: float) -> None:
         self._began = began
         self._after: dict[str, bytes] = {}
-        """The key of the last event read, by node."""
+        """The last event, by node."""
         self.attempts: deque[Attempt] = deque(maxlen=SPANS_MOST)
         self.seen = 0
-        """Attempts that have been read in all."""
+        """Attempts read so far."""
 
     def read(self, nodes: list[TimelineNode]) -> None:
-        """Read what is new on these nodes. One that does not answer is left out this time."""
+        """Read what is new, except of silent nodes."""
         for node in nodes:
             with contextlib.suppress(FabricError):
                 self._read_of(node)
@@ -87,11 +86,10 @@ class TaskStream:
             self.seen += 1
 
     def window(self, now: float, seconds: float = WINDOW_SECONDS, ago: float = 0.0) -> dict[str, Any]:
-        """What ran in the ``seconds`` that ended ``ago`` before ``now``: lanes with bars ``[start, seconds, name, mark, count, task id]``.
+        """What ran in the ``seconds`` until ``ago`` before ``now``: lanes with bars ``[start, seconds, name, mark, count, task id]``.
 
-        Times are relative to ``now``. A bar with a count over 1 stands for several attempts of one function that followed each other.
-        ``merged`` says how many attempts are not shown on their own. ``busy`` is how long something ran in a lane. ``full`` says that older
-        attempts have been dropped, also such as lie in this time.
+        Times are relative to ``now``. A count over 1 stands for successive attempts of a function, ``merged`` for attempts without a bar,
+        ``busy`` for seconds in which something ran. ``full``: older attempts were dropped, perhaps some of this time.
         """
         lanes: dict[tuple[str, int], list[Attempt]] = {}
         first, last = now - ago - seconds, now - ago
@@ -114,7 +112,7 @@ class TaskStream:
 
 
 def _busy(attempts: list[Attempt], first: float, last: float) -> float:
-    """How long something ran between two times; what ran on top of something that waited is not counted twice."""
+    """How long something ran between two times. What ran on top does not count twice."""
     total, until = 0.0, first
     for _, _, _, _, start, length, _, _, _ in attempts:
         end = start + length
@@ -128,13 +126,13 @@ _start = itemgetter(Attempt._fields.index("start"))
 
 
 def _bars(attempts: list[Attempt], now: float) -> list[list[Any]]:
-    """The bars of a lane. Where there are too many, neighbours closer than a growing gap become one, if they are alike."""
+    """A lane's bars. If there are too many, alike neighbours closer than a growing gap become one."""
     gap = 0.001
     if len(attempts) <= LANE_MOST:
         return [[each.start - now, each.seconds, each.name, each.mark, 1, each.task.hex()] for each in attempts]
     bars: list[list[Any]] = []
-    until = alike = None  # The end of the last bar, and what an attempt is to be so that it becomes a part of that.
-    for attempt in attempts:  # Most are merged here: no bar is made for each of a hundred thousand.
+    until = alike = None  # The last bar's end, and what an attempt must be to join the bar.
+    for attempt in attempts:  # No bar is made for each of a hundred thousand.
         _, name, mark, _, start, seconds, task, _, _ = attempt
         if until is not None and start - until < gap and alike == (name, mark):
             bar = bars[-1]
@@ -166,7 +164,7 @@ def _merged(bars: list[list[Any]], gap: float, alike: bool) -> list[list[Any]]:
 
 
 def shares(attempts: Sequence[Attempt], now: float, seconds: float) -> dict[tuple[str, int], dict[str, float]]:
-    """By lane, for how long each function ran in the last ``seconds``. What ran on top of something that waited counts with that."""
+    """How long each function ran in the last ``seconds``, by lane. What ran on top counts with what waited."""
     first, until = now - seconds, dict[tuple[str, int], float]()
     found: dict[tuple[str, int], dict[str, float]] = {}
     recent = [each for each in attempts if each.start + each.seconds >= first]

@@ -1,4 +1,4 @@
-"""What each view of the page shows, from the same queries as ``--json`` of the command line. All text in it is plain text."""
+"""What each view shows, from the queries behind ``--json`` of the command line. All text is plain."""
 
 from __future__ import annotations
 
@@ -31,61 +31,59 @@ from zfabric.runtime.task_history import attempts_of
 from zfabric.runtime.timeline import TimelineNode, members
 
 ROWS = 200
-"""Rows of a table on one page of it."""
+"""Rows of a table's page."""
 MIB = 2**20
 ALMOST_FULL = 0.9
-"""Share of a store or a disk from which on it is a problem."""
+"""The used share from which a store or disk is a problem."""
 
 CALLERS_MOST = 16
-"""Most callers of actors that are asked how many calls they wait for."""
+"""Most callers that are asked how many calls they wait for."""
 CALLER_SECONDS = 1.5
-"""How long a caller may take to answer: a program that computes looks once a second."""
+"""Seconds for a caller's answer: a program that computes looks once a second."""
 SAMPLED_SECONDS = 1.0
-"""How long one question for samples of stacks takes."""
 SUBMITTED_MOST = 50_000
 """Most sampled tasks whose end is awaited."""
 RATE_SECONDS = 10.0
-"""Over how long the rate of a function is taken, if somebody has looked for that long."""
+"""Seconds over which a function's rate is taken."""
 MEMBERS_SECONDS = 5.0
-"""How long a list of the nodes is used for the task stream."""
+"""Seconds for which a list of nodes is used."""
 SERIES_SECONDS = 0.5
-"""How long an answer of the nodes about their time series is used."""
+"""Seconds for which time series are used."""
 WORKERS_MOST = 64
-"""Most workers with a bar on the first screen: the busiest ones of more."""
+"""Most workers with a bar on the first screen, the busiest."""
 PARTS_MOST = 6
 """Most functions in a worker's bar; the others are one part."""
 LINES_OF_TASK = 20
-"""Most lines of output that are shown with a task."""
 
 COUNTS = ("waiting", "arguments", "running", "finished", "failed")
 UNKNOWN_TIMES = {"mean_seconds": None, "seconds_left": None, "rate": None}
-"""Of the progress of tasks that are counted one by one."""
+"""The times of tasks that are counted one by one."""
 
 Table = dict[str, Any]
-"""``rows``, and ``more``: whether there are more than these."""
+"""``rows``, and whether there are ``more``."""
 
 
 class Views:
-    """The views of one cluster. Each method queries the daemon and blocks; one thread calls them all."""
+    """One cluster's views. Methods query the daemon and block; one thread calls them all."""
 
     def __init__(self, session: Session, client: DriverClient) -> None:
         self._session = session
         self._client = client
         self.metrics_directory = f"{session.directory}/metrics"
-        """Where the processes of programs write metrics of their own."""
+        """Where programs' processes write metrics."""
         self.running_times: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
-        """Of a function and a kind: counts by the boundaries of ``metrics``, and the sum in seconds."""
+        """By (function, kind): counts by the bounds of ``metrics``, and the sum in seconds."""
         self.call_times: dict[str, tuple[list[int], list[float]]] = {}
-        """Times of actors' calls by method, with the time in the actor's queue."""
+        """Durations of calls by method, the wait in the queue included."""
         self.waiting_times: dict[str, tuple[list[int], list[float]]] = {}
-        """Times that sampled tasks waited to begin, or for arguments."""
+        """Waits of sampled tasks: to begin, and for arguments."""
         self._before: tuple[float, int] | None = None
         self._ended: deque[tuple[float, Counter[tuple[str, str]]]] = deque()
-        """How many tasks of each function (job and name) had ended, at the times of the last answers."""
+        """Ended tasks by (job, function) at the last answers."""
         self._copied: dict[str, tuple[float, int]] = {}
-        """By node: when it was asked how many bytes it had copied from others, and how many."""
+        """Node -> when it was asked, and the bytes that it had copied."""
         self._submitted: dict[bytes, float] = {}
-        """When sampled tasks were submitted that have not ended."""
+        """When unfinished sampled tasks were submitted."""
         self._stream: TaskStream | None = None
         self._metered: TaskStream | None = None
         self._output: Output | None = None
@@ -94,13 +92,13 @@ class Views:
         self._series_at = 0.0
         self._nodes: list[TimelineNode] = []
         self._nodes_until = 0.0
-        psutil.cpu_percent()  # The share of time since the last call: the first has none.
+        psutil.cpu_percent()  # The share since the last call: the first has none.
 
     # -- what is pushed every second --
 
     def overview(self) -> dict[str, Any]:
-        """Nodes, counts, rates, the store, and what is wrong, the worst first; and the progress of each function."""
-        # Nodes that do not answer hold up each question by two seconds, so all are asked at once.
+        """Nodes, counts, rates, the store, problems (the worst first), each function's progress."""
+        # Asked at once: silent nodes hold up each question by two seconds.
         with ThreadPoolExecutor(3) as threads:
             asked = threads.submit(self._statuses), threads.submit(self.progress), threads.submit(self._client.query, "workers")
         statuses, progress, workers = (each.result() for each in asked)
@@ -113,7 +111,7 @@ class Views:
         self._add_rates(progress, now)
         memory = psutil.virtual_memory()
         tasks = _sum(status["tasks"] for status in statuses)
-        # A task that runs elsewhere has a record on two nodes: what waits and runs is counted by functions, at their homes.
+        # A task elsewhere has records on two nodes: waiting and running ones are counted by functions, at their homes.
         tasks["waiting"], tasks["running"] = sum(row["arguments"] for row in progress), sum(row["running"] for row in progress)
         tasks["queued"] = sum(row["waiting"] for row in progress) - tasks["waiting"]
         by_id = {status["node"]: status for status in statuses}
@@ -140,7 +138,7 @@ class Views:
         }
 
     def _statuses(self) -> list[dict[str, Any]]:
-        """The status of each node that answers, this one's first."""
+        """The statuses of nodes that answer, this one's first."""
         own = self._client.query("status")
         if self._session.membership() is None:
             return [own]
@@ -148,7 +146,7 @@ class Views:
         return sorted(found, key=lambda status: status["node"] != own["node"]) or [own]
 
     def _of_node(self, status: dict[str, Any] | None, now: float) -> dict[str, Any]:
-        """The row of a node's status in the table of nodes. ``copying`` is in bytes per second; it is None before the second answer."""
+        """A node's row. ``copying`` is bytes per second, None at first."""
         if status is None:
             return {"silent": True}
         tasks, node = status["tasks"], status["node"]
@@ -168,7 +166,7 @@ class Views:
         }
 
     def progress(self) -> list[dict[str, Any]]:
-        """How far the tasks of each function are, those with the most left first; with the time that is left at the present speed."""
+        """Each function's progress, most left first, with the time left at the present speed."""
         rows = [dict(row) for row in self._client.query("functions")]
         for row in rows:
             left = row["waiting"] + row["running"]
@@ -177,7 +175,7 @@ class Views:
         return sorted(rows, key=lambda row: (-(row["waiting"] + row["running"]), row["name"]))
 
     def _add_rates(self, rows: list[dict[str, Any]], now: float) -> None:
-        """Add to each function how many of its tasks end per second, over the last ``RATE_SECONDS``; None where that is not known yet."""
+        """Add to each function the tasks that end per second, over ``RATE_SECONDS``; None if unknown."""
         ended: Counter[tuple[str, str]] = Counter()
         for row in rows:
             ended[row["job"], row["name"]] += row["finished"] + row["failed"]
@@ -193,7 +191,7 @@ class Views:
         before.append((now, ended))
 
     def measured(self) -> dict[str, Any]:
-        """The data of metrics: the nodes, and the status, functions and workers by state of this node alone."""
+        """The data of metrics: all nodes, and this one's status, functions and workers by state."""
         nodes = self._client.query("nodes")
         about = ("at", next(bytes.fromhex(node["node"]) for node in nodes if node["here"])) if len(nodes) > 1 else ()
         workers = Counter(worker["state"] for worker in self._client.query(*about, "workers"))
@@ -201,13 +199,13 @@ class Views:
         return {"status": self._client.query("status"), "nodes": nodes, "functions": functions, "workers": workers}
 
     def copied_bytes(self) -> dict[str, int]:
-        """Bytes that were copied to this node, by the node they came from."""
+        """Bytes copied to this node, by source."""
         return dict(self._client.query("copied bytes"))
 
     def ended_since_last(self) -> tuple[list[Attempt], dict[str, list[float]]]:
-        """Attempts and calls that have ended since the last call, and how many seconds sampled tasks waited since then.
+        """Attempts and calls ended since the last call, and the seconds that sampled tasks waited since.
 
-        They waited to begin ("scheduling"), from when the daemon had them, and for arguments ("arguments").
+        They waited to begin ("scheduling"), once the daemon had them, and for arguments ("arguments").
         """
         taken = self._client.query("latencies")
         self._client.query("measure calls")
@@ -225,7 +223,7 @@ class Views:
     # -- what one view asks for --
 
     def points(self, step: int, after: float) -> dict[str, Any]:
-        """Points of the lines of the first screen that end after a time of the clock (``AddedUp.points``)."""
+        """The first screen's points that end after a time of the clock (``AddedUp.points``)."""
         now = clock()
         if now >= self._series_at + SERIES_SECONDS:
             self._series_at = now
@@ -233,7 +231,7 @@ class Views:
         return self._series.points(now, step, after)
 
     def busy(self) -> dict[str, Any]:
-        """What each worker runs, and how it has spent the last minute: ``parts`` are ``[function, seconds]``, those with the most first."""
+        """What each worker runs, and its last minute: ``parts`` are ``[function, seconds]``, most first."""
         attempts = self._read_stream().attempts
         now = clock()
         spent = shares(attempts, now, WINDOW_SECONDS)
@@ -261,7 +259,7 @@ class Views:
         return {"workers": sorted(chosen, key=lambda row: (row["node"], row["pid"])), "total": len(rows), "seconds": WINDOW_SECONDS}
 
     def activity(self) -> list[dict[str, Any]]:
-        """What the processes of actors run, the longest call first, and how many calls wait in them; of those that answer."""
+        """What answering actors' processes run, the longest first, and how many calls wait."""
         found = activities(self._client, self._client.query("workers"))
         return [
             {
@@ -274,7 +272,7 @@ class Views:
         ]
 
     def cancel(self, task: str, force: bool) -> dict[str, str]:
-        """Cancel a task and what it has submitted, as ``zfabric cancel`` does. Raises ValueError if it is not stopped."""
+        """Cancel a task and its children, as ``zfabric cancel``. Raises ValueError if it goes on."""
         answer = cancel_by_id(self._client, _identifier(task), force)
         if answer is None:
             raise ValueError("this task has ended and was forgotten, or its home has died")
@@ -283,14 +281,14 @@ class Views:
         return {"text": f"{answer['name']} was {answer['state']}, and is cancelled"}
 
     def kill(self, actor: str) -> dict[str, str]:
-        """End an actor for good, as ``zfabric kill`` does. Raises ValueError if there is none that lives."""
+        """End an actor for good, as ``zfabric kill``. Raises ValueError if it is dead."""
         answer = kill_by_id(self._client, _identifier(actor))
         if answer is None or answer["state"] == "dead":
             raise ValueError("this actor is dead already")
         return {"text": f"{answer['class']} was {answer['state']}, and is killed"}
 
     def stream(self, until: float = 0.0, seconds: float = WINDOW_SECONDS, ago: float = 0.0) -> dict[str, Any]:
-        """The task stream of ``seconds``, which end ``ago`` seconds before ``until``, a time of the clock (0: now)."""
+        """The task stream's ``seconds`` that end ``ago`` before ``until``, a time of the clock (0: now)."""
         found = self._read_stream().window(until or clock(), seconds, ago)
         return {**found, "running": [] if until else self._running(), "nodes": len(self._nodes)}
 
@@ -301,28 +299,28 @@ class Views:
         return self._stream
 
     def _running(self) -> list[dict[str, Any]]:
-        """Tasks that workers run now and that have no attempt in the stream yet."""
+        """Running tasks without an attempt in the stream."""
         rows = [row for row in self._client.query("workers") if row["task_id"] or row["depth"]]
         named = {node.name for node in self._nodes}
         only = next(iter(named)) if len(named) == 1 else ""
         return [{key: row[key] for key in ("pid", "state", "seconds", "task", "task_id")} | {"node": row.get("node", only)} for row in rows]
 
     def _members(self) -> list[TimelineNode]:
-        """The nodes whose events are read; looked up now and then, as that takes several questions."""
+        """The nodes whose events are read, kept for a while: a list takes several questions."""
         if not self._nodes or clock() > self._nodes_until:
             self._nodes, self._nodes_until = members(self._client), clock() + MEMBERS_SECONDS
         return self._nodes
 
     def tasks(self, states: tuple[str, ...], limit: int, text: str = "") -> Table:
-        """Tasks, the running ones first; with a text, those of functions whose names have it inside."""
+        """Tasks, the running ones first; with a text, of functions so named."""
         if not text:
             return _table(self._client.query("tasks", limit + 1, states), limit)
         return _table([row for row in self._client.query("tasks", LIST_LIMIT, states) if text.lower() in row["name"].lower()], limit)
 
     def actors(self, limit: int) -> Table:
-        """Actors, with their calls of the last minute and their handles. Their processes measure how long calls wait from now on."""
+        """Actors with handles and the last minute's calls. Their processes then measure waits."""
         for node in self._members():
-            with contextlib.suppress(FabricError):  # It is named elsewhere, and what is there is missing.
+            with contextlib.suppress(FabricError):  # Named elsewhere; what it has is missing.
                 node.asker.query("measure calls")
         table = _table(self._client.query("actors", min(limit + 1, LIST_LIMIT)), limit)
         calls = calls_of_actors(self._read_stream().attempts, clock(), WINDOW_SECONDS)
@@ -332,7 +330,7 @@ class Views:
         return sum(sum(status["actors"].values()) for status in self._statuses())
 
     def queues(self, limit: int) -> dict[str, Any]:
-        """By actor: how many calls its callers wait for. ``silent`` are callers that do not answer, or were not asked."""
+        """How many calls callers wait for, by actor. ``silent`` callers did not answer, or were not asked."""
         callers: dict[tuple[str, int], None] = {}
         for row in self._client.query("actors", min(limit, LIST_LIMIT)):
             callers.update(dict.fromkeys((row.get("node", ""), pid) for pid in row["callers"]))
@@ -347,11 +345,11 @@ class Views:
         return {"waiting": dict(waiting), "silent": silent}
 
     def workers(self) -> list[dict[str, Any]]:
-        """Workers, with their resident memory."""
+        """Workers with their resident memory."""
         return list(self._client.query("workers", True))
 
     def memory(self, limit: int) -> dict[str, Any]:
-        """The largest values, what of the store is whose, and the workers."""
+        """The largest values, whose the store's content is, and the workers."""
         rows = self._client.query("objects", LIST_LIMIT)
         here = (row for row in rows if not row["where"].startswith("node "))  # The others are listed by the node that has them.
         makers = [
@@ -373,7 +371,7 @@ class Views:
         }
 
     def errors(self) -> dict[str, Any]:
-        """Errors of failed tasks, grouped by kind and place, and how many tasks have failed in all."""
+        """Errors by kind and place, and how many tasks have failed."""
         rows = self._client.query("failures")
         self._errors.add(rows)
         groups = self._errors.groups()
@@ -381,14 +379,13 @@ class Views:
         return {"groups": groups, "counted": sum(group["count"] for group in groups), "failed": failed}
 
     def logs(self, since: int, pid: int | None, text: str, job: int = 0, function: str = "") -> dict[str, object]:
-        """Output of the workers of all nodes after line number ``since``."""
+        """All workers' output after line ``since``."""
         if self._output is None:
             self._output = Output(self._log_files)
         self._output.read()
         return self._output.since(since, pid, text, job, function)
 
     def _log_files(self) -> list[tuple[str, LogFiles]]:
-        """The log files of each node, by its name; this one's are read here."""
         found: list[tuple[str, LogFiles]] = []
         for node in self._client.query("nodes"):
             here = node.get("here", True)
@@ -406,7 +403,7 @@ class Views:
         return {"node": of.name, **sample_report(of.asker, pid, worker is not None, SAMPLED_SECONDS)}
 
     def _processes(self, pid: int | None, node: str) -> list[tuple[TimelineNode, int, dict[str, Any] | None]]:
-        """The drivers and workers of all nodes, or of one, or one of them: node, pid, the row of a worker."""
+        """Drivers and workers, of a node or pid if given: (node, pid, a worker's row)."""
         found = []
         for of in members(self._client):
             if node in ("", of.name):
@@ -416,7 +413,7 @@ class Views:
         return found
 
     def details(self, text: str) -> dict[str, Any]:
-        """Everything about what ``text`` names: an id, the beginning of one, an actor's name, a pid."""
+        """Everything about what ``text`` names: an id or its beginning, an actor's name, a pid."""
         found = list(self._client.query("find", text))
         if not found and (forgotten := self._forgotten(text)):
             return forgotten
@@ -435,9 +432,9 @@ class Views:
         return told
 
     def _functions_named(self, text: str) -> list[dict[str, Any]]:
-        """Functions with a text in their names, those with the same name first, each with its progress; else tasks with such a name.
+        """Functions whose names contain a text, those so called first, with their progress; else such tasks.
 
-        A task has another name than its function where it was given one (``options(name=...)``).
+        A task may have another name than its function (``options(name=...)``).
         """
         wanted = text.lower()
         if not wanted:
@@ -449,7 +446,7 @@ class Views:
         return [{"id": row["name"], "kind": "function", "name": row["name"], "progress": row} for row in rows[:ROWS]]
 
     def _forgotten(self, task: str) -> dict[str, Any]:
-        """The row of the task stream for a task or call whose record is gone; empty if there is none."""
+        """A task or call that only the stream has; empty without."""
         ran = [each for each in (self._stream.attempts if self._stream is not None else ()) if each.task.hex() == task]
         if not ran:
             return {}
@@ -466,7 +463,7 @@ class Views:
         return told | self._of_task(ran[-1].task)
 
     def _of_task(self, identifier: bytes) -> dict[str, Any]:
-        """The attempts, arguments, error and lines of output of a task, beside its explanation."""
+        """A task's attempts, arguments, error and output."""
         ran = [each for each in (self._stream.attempts if self._stream is not None else ()) if each.task == identifier]
         if not ran:  # It ended before somebody looked.
             found = attempts_of(self._members(), identifier.__eq__)
@@ -497,10 +494,10 @@ class Views:
         return [line.text for line in lines if line.name == name.rpartition("<locals>.")[2] and line.node in (lane[0], "")]  # type: ignore[attr-defined]
 
     def graph(self, text: str) -> dict[str, Any]:
-        """The neighbourhood of a task, a call or an object: nodes and edges as in the paper's figure 4."""
+        """The neighbourhood of a task, call or object: nodes and edges as in the paper's figure 4."""
         found = self._client.query("find", text)
         attempts, numbers = self._read_stream().attempts, [node.number for node in self._nodes]
-        if not found:  # Calls, and tasks that nobody refers to, are in the stream alone.
+        if not found:  # Calls, and tasks without refs, are only in the stream.
             ran = next((each for each in reversed(attempts) if each.task.hex() == text), None)
             found = [] if ran is None else [{"id": text, "kind": ran.kind, "name": ran.name}]
         if len(found) != 1:
@@ -513,19 +510,18 @@ class Views:
 
 
 def _at(row: dict[str, Any]) -> str:
-    """The node of a row, for a text, if there are several."""
     return f" of {row['node']}" if "node" in row and row["where"] != "nowhere" else ""
 
 
 def _holders(row: dict[str, Any]) -> list[str]:
-    """Processes that have refs to a value. A node that has some for processes of its own lists these itself."""
+    """Processes with refs to a value. Nodes list their own processes'."""
     where = f" on {row['node']}" if "node" in row else ""
     processes = [holder + where for holder in row["held_by"] if not holder.startswith("node ")]
     return processes or ([] if row["held_by"] else ["nobody: tasks need it"])
 
 
 def _by(rows: Iterable[dict[str, Any]], keys: Callable[[dict[str, Any]], list[Any]]) -> list[tuple[Any, dict[str, int]]]:
-    """Bytes and values of objects by each key that a row has, the most bytes first: all, those that readers use, those on disk."""
+    """Sums of objects by their rows' keys, most bytes first: all, in use, on disk."""
     sums: dict[Any, dict[str, int]] = {}
     for row in rows:
         for key in keys(row):
@@ -538,7 +534,7 @@ def _by(rows: Iterable[dict[str, Any]], keys: Callable[[dict[str, Any]], list[An
 
 
 def _progress_of(tasks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How far tasks are, by job and name, as far as they are listed."""
+    """The progress of listed tasks, by job and name."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for task in tasks:
         job, state = task["task_id"][: 2 * JOB_BYTES], task["state"]
@@ -549,7 +545,6 @@ def _progress_of(tasks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _identifier(text: str) -> bytes:
-    """The id of a task or actor, from hex."""
     try:
         identifier = bytes.fromhex(text)
     except ValueError:
@@ -575,20 +570,18 @@ def _problem(what: str, advice: str) -> dict[str, str]:
 
 
 def _of_nodes(nodes: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Nodes that do not answer."""
     advice = "what is there is missing here; if it stays silent, it is taken for dead and its tasks run elsewhere"
     return [_problem(f"{node['name']} does not answer", advice) for node in nodes if node["silent"]]
 
 
 def _of_machine(memory: Any) -> list[dict[str, str]]:
-    """Problems of this machine."""
     if memory.available >= (1 - ALMOST_FULL) * memory.total:
         return []
     return [_problem("the machine is short of memory", "workers may be killed and their tasks run again; run fewer at once")]
 
 
 def _problems_of(status: dict[str, Any]) -> list[dict[str, str]]:
-    """Problems of a node at present, each with a remedy."""
+    """A node's present problems, with remedies."""
     found = []
     where = f" on {status['name']}" if "name" in status else ""
     store, counts = status["store"], status["statistics"]

@@ -1,4 +1,4 @@
-"""Asks the daemon while somebody looks, once for all who do. Where nobody looks, nothing is asked."""
+"""Asks the daemon while somebody looks, once for all."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from zfabric.page.views import Views
 from zfabric.runtime.session import Session
 
 EVERY_SECONDS = 1.0
-"""The pause between two overviews."""
+"""Seconds between overviews."""
 PAUSE_MOST = 5.0
-"""The longest pause, so that nodes that do not answer hold up nobody for long."""
+"""The longest pause: silent nodes hold up nobody for long."""
 SHARE_MOST = 0.02
-"""The share of its time that a daemon may spend on answers: it is asked less often where they take long."""
+"""The share of its time that a daemon may spend on answers."""
 VIEWERS_MOST = 50
 ASIDE_MOST = 8
-"""Most processes that are sampled at a time."""
+"""Most processes sampled at once."""
 
 
 class Watcher:
-    """One per server. Queries run on one thread of its own, but for those that wait for processes."""
+    """One per server. Queries run on one thread, but for those that wait for processes."""
 
     def __init__(self, session: Session, views: Views) -> None:
         self._session = session
@@ -35,28 +35,27 @@ class Watcher:
         self._viewers: set[asyncio.Queue[str]] = set()
         self._asking: asyncio.Task[None] | None = None
         self._ended: str | None = None
-        """The event that the cluster has ended."""
 
     async def ask(self, view: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the views."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, view, *arguments)
 
     async def ask_aside(self, view: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method of the views that waits for something and changes nothing of theirs, beside the others."""
+        """Call beside the others a method that waits, and changes nothing of theirs."""
         return await asyncio.get_running_loop().run_in_executor(self._aside, view, *arguments)
 
     @property
     def viewers(self) -> int:
-        """How many windows show the page."""
+        """Windows that show the page."""
         return len(self._viewers)
 
     @property
     def full(self) -> bool:
-        """Whether there are as many viewers as may be."""
+        """Whether no further viewer is admitted."""
         return self.viewers >= VIEWERS_MOST
 
     async def events(self) -> AsyncIterator[str]:
-        """Yield server-sent events with the overview and the progress, until the cluster ends."""
+        """Server-sent events with the overview, until the cluster ends."""
         mine: asyncio.Queue[str] = asyncio.Queue(1)
         self._viewers.add(mine)
         if self._asking is None:
@@ -85,19 +84,19 @@ class Watcher:
                 break
             self._tell(text)
             took = asyncio.get_running_loop().time() - began
-            # The pace of the page: the more an answer costs, the longer the pause.
+            # The more an answer costs, the longer the pause.
             await asyncio.sleep(min(max(EVERY_SECONDS, took / SHARE_MOST * 0.5), PAUSE_MOST))
         self._asking = None
 
     def end(self) -> None:
-        """Send all windows that the cluster has ended, and when: now, in seconds since 1970."""
+        """Notify windows that the cluster has ended now (seconds since 1970)."""
         if self._ended is None:
             self._ended = f"event: ended\ndata: {json.dumps(time.time())}\n\n"
         self._tell(self._ended)
 
     def _tell(self, event: str) -> None:
         for viewer in self._viewers:
-            if viewer.full():  # It is slow: the newest state is the one that counts.
+            if viewer.full():  # It is slow; only the newest state counts.
                 viewer.get_nowait()
             viewer.put_nowait(event)
 

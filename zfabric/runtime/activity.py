@@ -1,4 +1,4 @@
-"""What the processes of actors run, since when, and how many calls wait in them: these answer that themselves."""
+"""What the processes of actors run, and how many calls wait in them, by their own answers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from zfabric.protocol.wording import counted, span
 from zfabric.runtime.timeline import Asker, nodes_of
 
 ASKED_MOST = 64
-"""Most processes that are asked for one listing."""
 ANSWER_SECONDS = 0.5
-"""How long one may take to answer: its control thread does so while user code runs, unless C code lets no Python code run."""
+"""A control thread answers beside user code, unless C code holds the interpreter's lock."""
 SHOWN_MOST = 3
-"""Most calls that are named; of an actor that runs several at a time there may be thousands."""
+"""A concurrent actor may run thousands of calls."""
 
 
 class Activity(NamedTuple):
     """What a process runs."""
 
     runs: tuple[tuple[str, bytes, float], ...]
-    """The name, the id and the seconds of each task or call that runs, the longest first."""
+    """(name, id, seconds), the longest first."""
     waiting: int
-    """Calls that wait in the process."""
 
     def __str__(self) -> str:
         named = [f"{name} ({brief(identifier)}) for {span(seconds)}" for name, identifier, seconds in self.runs[:SHOWN_MOST]]
@@ -36,7 +34,7 @@ class Activity(NamedTuple):
 
 
 def activity_of(client: Asker, pid: int) -> Activity | None:
-    """Return what a worker of the asked node runs; None if it does not answer."""
+    """What a worker of the asked node runs; None without an answer."""
     try:
         *rows, last = client.query("runs", pid, timeout=ANSWER_SECONDS)
     except FabricError:
@@ -45,7 +43,7 @@ def activity_of(client: Asker, pid: int) -> Activity | None:
 
 
 def activities(client: Asker, workers: Sequence[dict[str, Any]]) -> dict[tuple[str, int], Activity]:
-    """Return what the processes of actors among these rows of workers run, by node (empty in a cluster of one) and pid."""
+    """What the processes of these workers' actors run, by (node, pid); the node is "" in a cluster of one."""
     actors = [row for row in workers if row["actor_id"] and row["pid"]]
     askers = {node.name: node.asker for node in nodes_of(client)} if actors else {}
     found = {}
@@ -57,7 +55,7 @@ def activities(client: Asker, workers: Sequence[dict[str, Any]]) -> dict[tuple[s
 
 
 def activity_of_actor(client: Asker, actor_id: bytes) -> dict[str, str]:
-    """Return the fact "activity" for the explanation of an actor; empty if its process does not answer, or there is none."""
+    """The fact "activity" for an actor's explanation; empty without an answer."""
     rows = [row for row in client.query("workers") if row["actor_id"] == actor_id.hex()]
     found = next(iter(activities(client, rows).values()), None)
     return {} if found is None else {"activity": str(found)}

@@ -40,9 +40,9 @@ class ActorExits:
         self._functions = functions
 
     def exit_here(self) -> NoReturn:
-        """End the actor that runs here, by an exception: through its call, or quietly through a thread or asyncio task that it started.
+        """End the actor that runs here by raising: through its call, or silently in a thread or asyncio task that it started.
 
-        Raises TypeError if this process has no actor, or if it has several and none of them runs here.
+        Raises TypeError if the process has no actor, or has several and none of them runs here.
         """
         contexts, host, makes_actor = self._contexts, self._host, self._functions.makes_actor
         crew, call = host.crew or host.loop, current_call.get()
@@ -67,14 +67,14 @@ class ActorExits:
         raise SystemExit(0)
 
     def leave_for_good(self, item: Item | Invocation, how: str) -> tuple[int, Row, None]:
-        """End the actor for good: queued calls do not run. Return the outcome of the call that ended it."""
+        """End the actor for good, without its queued calls. Return the outcome of the ending call."""
         with self._connection.lock:
             self._end(item, LEAVE, "")
             self._connection.machine.send(m.ActorExiting(actor_of(item)))  # Its __init__ may end it, too.
         return FAILED, (left_for_good(actor_of(item), how),), None
 
     def exit_process(self, item: Invocation, error: SystemExit) -> tuple[int, Row, None]:
-        """Handle ``sys.exit`` in a method. Without an exit code the actor ends for good; with one it may be restarted."""
+        """Handle ``sys.exit`` in a method: without an exit code the actor ends for good."""
         if not error.code:
             return self.leave_for_good(item, "sys.exit")
         if self._worker.baton is not None:
@@ -92,9 +92,9 @@ class ActorExits:
             self._worker.baton.leave(item.actor_id, how, reason)
 
     def _end_with_process(self, item: Item | Invocation | None) -> None:
-        """End the actor with its process. ``item`` is the call that ends it, if there is one. The caller holds the lock."""
+        """End actor and process. ``item`` is the call that ends it, if any. The caller holds the lock."""
         host = self._host
-        self._worker.report_trace()  # The job may end, and its processes with it, as soon as others know of the actor's end.
+        self._worker.report_trace()  # Sent before others learn of the actor's end: then the job may end, and its processes with it.
         if not host.leaving:
             host.leaving, host.leaves_at = True, clock() + self._connection.config.leave_seconds
         for each in self._worker.leave(item):
@@ -103,7 +103,7 @@ class ActorExits:
 
 
 def in_event_loop() -> bool:
-    """Whether this thread runs an asyncio event loop."""
+    """Whether this thread runs an event loop."""
     import asyncio  # Most processes never need it.
 
     try:

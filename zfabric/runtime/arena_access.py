@@ -1,6 +1,6 @@
-"""Access to large values: they are written into the arena, or into a file that the store grants instead, and read there.
+"""Writes and reads large values: in the arena, or in files that the store grants instead.
 
-This module reserves room, writes a value and seals it. Its caller sends the message that reports the value.
+The caller reports what it has written.
 """
 
 from __future__ import annotations
@@ -20,26 +20,24 @@ from zfabric.protocol.ids import TASK_BYTES
 from zfabric.runtime.connection import Connection, clock
 
 COPIES_KEPT = 4
-"""Values that an actor's process keeps of those that several calls take, if they are as large as can be."""
+"""Kept copies, counted in values of the largest copied size."""
 COPIES_REMEMBERED = 64
-"""Values of which it knows that a call has taken them."""
 
 
 class ArenaAccess:
-    """One process's access to its node's arena, mapped on first use."""
+    """One process's access to its node's arena."""
 
     def __init__(self, connection: Connection, path: str, size: int, spill: str) -> None:
         self._connection = connection
         self._arena_path = path
         self.size = size
-        """The size of the arena in bytes."""
         self._arena: Arena | None = None
         self._files = SpillFiles(spill)
 
     def write(self, identifier: bytes, value: SerializedValue) -> tuple[int, int]:
         """Reserve room for a large value, write it and seal it. Return (offset, size).
 
-        After it has reported the value, the caller calls ``Reservations.finished``.
+        The caller reports it, then calls ``Reservations.finished``.
         """
         size = value.size
         offset = self._room_for(size)
@@ -50,7 +48,7 @@ class ArenaAccess:
             else:
                 value.write_into(arena.writable(offset, size))
                 arena.seal(offset, identifier, size)
-        except BaseException:  # An interrupt, or an error of the user's buffers. The room is returned.
+        except BaseException:  # An interrupt, too.
             with self._connection.lock:
                 self._connection.machine.reservations.abandon(offset)
             raise
@@ -63,7 +61,7 @@ class ArenaAccess:
             raise OutOfDiskError(f"the value cannot be written to disk ({error}), and the object store has no room for it") from None
 
     def view(self, place: tuple[int, int]) -> memoryview:
-        """Return the bytes at a place: a read-only view of the arena, or a private mapping for files and for values with tensors."""
+        """A view of the arena, or a private mapping of a file or of a value with tensors."""
         offset, size = place
         arena = self.arena()
         try:
@@ -79,12 +77,12 @@ class ArenaAccess:
             raise ObjectStoreFullError(f"the value cannot be mapped ({error})") from None
 
     def void(self, offset: int) -> None:
-        """Void the header of a value that this process has written, and whose room it will write again."""
+        """Void the header of a value whose room this process is to write again."""
         if self._arena is not None:
             self._arena.void(offset)
 
     def copy(self, identifier: bytes, place: tuple[int, int]) -> memoryview | None:
-        """Return a copy of a value from a place for which this process has no pin; None if the value is no longer there."""
+        """Copy a value without a pin; None if it is gone."""
         offset, size = place
         if not self._arena_path or size > self._connection.config.copied_bytes:
             return None
@@ -94,7 +92,7 @@ class ArenaAccess:
         connection, room = self._connection, self._connection.machine.reservations
         deadline = clock() + connection.config.put_patience
         if room.ahead:
-            connection.look()  # Once a grant has arrived, the next one is requested at once.
+            connection.look()  # A grant may have arrived; the next one is then requested at once.
         while True:
             with connection.lock:
                 connection.check_usable()
@@ -104,16 +102,16 @@ class ArenaAccess:
                     offset = room.allocate(size)
                     if offset is not None:
                         if room.ahead != asked_before:
-                            connection.flush()  # The daemon makes the next grant ready while this value is written.
+                            connection.flush()  # The daemon prepares the next grant while this value is written.
                         return offset
                 ahead = 0 if exact else room.ahead
                 if not ahead:
-                    connection.machine.arguments.report_all()  # The store may need their room.
+                    connection.machine.arguments.report_all()  # The store may need the room of arguments.
                 token = ahead or room.reserve(size, exact, max(0.0, deadline - clock()))
                 connection.flush()
             try:
                 answered = connection.wait_until(partial(room.answered, token), deadline + 5.0)
-            except BaseException:  # Ctrl-C and interrupts, too. Nobody will write into the grant.
+            except BaseException:  # Ctrl-C and interrupts, too.
                 with connection.lock:
                     room.cancel(token)
                 raise
@@ -134,7 +132,7 @@ class ArenaAccess:
             raise kind(text if answered else f"{text} ({size} bytes)")
 
     def arena(self) -> Arena:
-        """Return the node's arena; map it on first use."""
+        """The node's arena, mapped on first use."""
         if self._arena is None:
             if not self._arena_path:
                 raise ObjectTooLargeError("this node has no object store (object_store_memory=0)")
@@ -149,20 +147,20 @@ class ArenaAccess:
 
 
 class KeptCopies:
-    """Copies of values for the calls of this process. Those taken more than once are kept for further calls, up to a few."""
+    """Copies of values for calls; those taken again are kept."""
 
     def __init__(self, connection: Connection, values: ArenaAccess) -> None:
         self._values = values
         self._most = COPIES_KEPT * connection.config.copied_bytes
         self._lock = threading.Lock()
         self._taken: dict[bytes, None] = {}
-        """Values taken recently, oldest first."""
+        """Values that were taken before, the oldest first."""
         self._kept: dict[bytes, memoryview] = {}
-        """Read-only copies, the one used longest ago first."""
+        """Read-only copies, least recently used first."""
         self._bytes = 0
 
     def take(self, identifier: bytes, place: tuple[int, int]) -> memoryview | None:
-        """Return the value at a place, or None if it is no longer there. A kept copy is read-only: several calls share it."""
+        """The value at a place, or None if it is gone. Kept copies are read-only, since several calls share them."""
         with self._lock:
             kept = self._kept.pop(identifier, None)
             if kept is not None:
@@ -188,11 +186,11 @@ class KeptCopies:
 
 
 class UnreportedWrites:
-    """Values that tasks and calls have written and not reported yet."""
+    """Values written but not yet reported."""
 
     def __init__(self, connection: Connection, values: ArenaAccess) -> None:
         self.offsets: dict[bytes, list[int]] = {}
-        """Offsets of these values, by task or call id."""
+        """Offsets by task or call id."""
         self._room = connection.machine.reservations
         self._inline_bytes = connection.config.inline_bytes
         self._values = values
@@ -206,15 +204,15 @@ class UnreportedWrites:
         return place
 
     def finish(self, identifier: bytes) -> None:
-        """Mark the values of a task or call as reported by the next message. The caller holds the lock."""
+        """These values are about to be reported. The caller holds the lock."""
         for offset in self.offsets.pop(identifier, ()):
             self._room.finished(offset)
 
     def abandon(self, identifier: bytes) -> None:
-        """Return the room of a task's or call's values: no message will report them. The caller holds the lock."""
+        """Return the room of values that will not be reported. The caller holds the lock."""
         for offset in self.offsets.pop(identifier, ()):
             self._room.abandon(offset)
 
     def hold(self, identifier: bytes) -> None:
-        """Stop tracking the values of a call whose outcome waits for a commit. ``Mailbox.written`` returns them when it is sent."""
+        """Stop tracking a call whose outcome waits for a commit: ``Mailbox.written`` takes over."""
         self.offsets.pop(identifier, None)

@@ -1,9 +1,8 @@
-"""Arrows of the timeline: why one task or call ran after another, as flow events of the Chrome trace format.
+"""Arrows of the timeline, as flow events of the Chrome trace format: why one task or call ran after another.
 
-Nothing is recorded for arrows while tasks run. A task's id contains a hash of its submitter, which is looked up among the hashes of
-all tasks that ran (*control*). A task's row names its arguments as long as it is in the control store; an actor records those of its
-calls (*data*). The order of an actor's calls is in their times (*state*). Some arrows are missing: rows are deleted with the values that
-they make, and tasks submitted by a task's threads have random names.
+Nothing is recorded for them while tasks run. *control*: a task's id has a hash of its submitter, which is searched among all tasks' hashes.
+*data*: rows of the control store, or an actor's record, name arguments. *state*: an actor's calls in order. Arrows are missing where rows
+were deleted with their values, and for tasks of threads.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from zfabric.machines.common.naming import put_salt, salt_of
 from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, first_attempt, is_put, root_task, task_of
 
 TRIES = ((0, 8), (1, 4), (2, 4), (3, 4))
-"""Attempts of a parent whose children are recognised: (daemons that the node had before, number of attempts). Each attempt names its
-children differently, and costs a hash for every task."""
+"""(earlier daemons of the node, attempts) whose children are recognised. Each attempt costs a hash per task."""
 WITHIN = 1.0
-"""Microseconds before the end of a bar at which an arrow begins: at the very end, viewers would not attach it to the bar."""
+"""Microseconds: viewers attach no arrow to the very end of a bar."""
 
 
 class Span(NamedTuple):
-    """The bar of an attempt or a call: times in microseconds, place and thread as in its event."""
+    """A bar; times in microseconds."""
 
     start: float
     length: float
@@ -34,31 +32,31 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> float:
-        """When it ended."""
+        """When the bar ends."""
         return self.start + self.length
 
     @property
     def last_moment(self) -> float:
-        """A moment just before its end."""
+        """A moment just before the end."""
         return self.end - min(WITHIN, self.length / 2)
 
 
 class Spans:
-    """All bars by task or call id, in arrays: there may be a million."""
+    """All bars by id, in arrays: there may be a million."""
 
     def __init__(self) -> None:
         self._first: dict[bytes, int] = {}
         self._more: defaultdict[bytes, list[int]] = defaultdict(list)
-        """Indices of the later bars of tasks that ran several times."""
+        """Later bars of tasks that ran several times."""
         self._times = array("d")
         self._places = array("l")
         self.arguments: list[tuple[bytes, tuple[bytes, ...]]] = []
         """(call, ids of its arguments)."""
         self.actors: defaultdict[tuple[int, int, bytes], list[Span]] = defaultdict(list)
-        """Calls of actors, by place, process and actor."""
+        """Calls by (place, process, actor)."""
 
     def add(self, task: bytes, span: Span) -> None:
-        """Add the bar of an attempt or a call."""
+        """Add a bar."""
         index = len(self._times) // 2
         if self._first.setdefault(task, index) != index:
             self._more[task].append(index)
@@ -69,7 +67,7 @@ class Spans:
         return iter(self._first)
 
     def of(self, task: bytes) -> list[Span]:
-        """Return the bars of a task, in the order in which they were added."""
+        """A task's bars, in the order added."""
         first = self._first.get(task)
         if first is None:
             return []
@@ -79,9 +77,9 @@ class Spans:
 
 
 def arrows(spans: Spans, blocks: Iterable[tuple[bytes, bytes]], nodes: tuple[int, ...] = (0,)) -> Iterator[dict[str, Any]]:
-    """Yield all arrows between bars, a pair of events each.
+    """Yield all arrows, two events each.
 
-    ``blocks`` are the rows of the table "task", ``nodes`` the numbers of the nodes that gave out attempts.
+    ``blocks`` are rows of the table "task"; ``nodes`` are numbers of nodes that gave out attempts.
     """
     number = 0
     attempts = [first_attempt(daemons, node) + tries for daemons, most in TRIES for tries in range(most) for node in nodes]
@@ -97,11 +95,11 @@ def _end(phase: str, kind: str, number: int, at: float, span: Span) -> dict[str,
 
 
 Arrow = tuple[float, Span, Span]
-"""(time of its beginning, bar where it begins, bar where it ends)."""
+"""(start time, bar at its start, bar at its end)."""
 
 
 def _control(spans: Spans, attempts: list[int]) -> Iterator[Arrow]:
-    """Yield arrows from submitters to submitted tasks, from the start of the submitter's bar: the moment is not recorded."""
+    """Yield arrows from submitters to their tasks, from the start of the submitter's bar: the moment is not recorded."""
     parents = _parents(spans, {task[:PREFIX_BYTES] for task in spans}, attempts)
     for task in spans:
         parent = parents.get(task[:PREFIX_BYTES])
@@ -112,11 +110,11 @@ def _control(spans: Spans, attempts: list[int]) -> Iterator[Arrow]:
 
 
 def _parents(spans: Spans, prefixes: set[bytes], attempts: list[int], puts: bool = False) -> dict[bytes, bytes]:
-    """Find the tasks that named ids with these prefixes: prefix -> task. Ids named by a driver have none."""
+    """Map id prefixes to the tasks that named these ids."""
     found: dict[bytes, bytes] = {}
     salt = put_salt if puts else salt_of
     left = prefixes - {child_prefix(job, root_task(job), 0, salt(0)) for job in {prefix[:JOB_BYTES] for prefix in prefixes}}
-    by_parent = {prefix[JOB_BYTES:]: prefix for prefix in left}  # A call may be of another job than its actor, and so than its children.
+    by_parent = {prefix[JOB_BYTES:]: prefix for prefix in left}  # A call's children may be of another job than its actor.
     for attempt in attempts:
         if not by_parent:
             break
@@ -128,21 +126,21 @@ def _parents(spans: Spans, prefixes: set[bytes], attempts: list[int], puts: bool
 
 
 def _data(spans: Spans, blocks: Iterable[tuple[bytes, bytes]], attempts: list[int]) -> Iterator[Arrow]:
-    """Yield arrows from the task that made or put a value to tasks and calls that took it as an argument."""
+    """Yield arrows from the maker or putter of a value to what took it."""
     taken = [*spans.arguments, *((row[0], row[3]) for _, block in blocks for row in read_block(block) if row[3])]
     puts = _parents(spans, {each[:PREFIX_BYTES] for _, objects in taken for each in objects if is_put(each)}, attempts, puts=True)
     for task, objects in taken:
         made = dict.fromkeys((puts.get(each[:PREFIX_BYTES], b""), True) if is_put(each) else (task_of(each), False) for each in objects)
         for target in spans.of(task):
             for source, put in made:
-                # A value is put while its task runs, and returned when that ends.
+                # Tasks put values while they run, and return them at their end.
                 before = [each for each in spans.of(source) if (each.start if put else each.end) <= target.start]
                 if before:
                     yield min(before[-1].last_moment, target.start), before[-1], target
 
 
 def _state(spans: Spans) -> Iterator[Arrow]:
-    """Yield arrows from each call of an actor to the next, beginning with its creation."""
+    """Yield arrows from an actor's creation through its calls in order."""
     for (place, process, actor), calls in spans.actors.items():
         before = next((each for each in reversed(spans.of(actor)) if (each.place, each.thread) == (place, process)), None)
         for span in sorted(calls):

@@ -1,4 +1,4 @@
-"""Runs one attempt of a task, or one call, in the main thread: loads user code, calls it, packs the outcome."""
+"""Runs one attempt of a task, or one call, in the main thread."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _RETURNED_NONE: Ending = (OK, (NONE,), None)
 SHORT = 1000
-"""Longest text in characters that is packed on the fast path. A longer one may be too large for an inline value."""
+"""Longest text on the fast path, in characters: longer ones may exceed an inline value."""
 
 
 class AttemptRunner:
-    """Runs user code in the main thread, where an interrupt may end it.
+    """Runs user code in the main thread, where interrupts may end it.
 
-    A task without arguments and options runs in ``_run_plain``. This class copies what that needs of other parts into its attributes.
+    ``_run_plain`` is the fast path of tasks without arguments and options: what it needs of other parts is copied into attributes.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class AttemptRunner:
         replayer: Replayer,
     ) -> None:
         self.returned: Any = None
-        """The result of the task or call on top, until it is packed."""
+        """The result on top, until it is packed."""
         self._runner = runner
         self._connection = runner.connection
         self._worker = runner.worker
@@ -62,7 +62,7 @@ class AttemptRunner:
         self._replayer = replayer
 
     def run(self, item: Item | Invocation) -> Ending:
-        """Load a function and its arguments, call it, and pack the outcome."""
+        """Load function and arguments, call, pack the outcome."""
         row = item.row
         plain: Loaded | None = None
         try:
@@ -76,14 +76,14 @@ class AttemptRunner:
                 if type(item) is Item:
                     self._limit_threads(row)
                 prepared = self._prepare(item)
-        except BaseException as error:  # Modules are imported and values unpickled here: what that raises is the task's error.
+        except BaseException as error:  # Importing and unpickling run user code; what they raise is the task's error.
             self._fence.depth = 1  # As below.
             return (INTERRUPTED, (), None) if isinstance(error, TaskInterrupt) else self._failed(item, error, None)
         if plain is not None:
             function, retryable = plain
             return self._run_plain(item, function, retryable)
         function, retryable, args, kwargs = prepared
-        del prepared  # Arguments are released before the result is stored: there may be no room for both.
+        del prepared  # Released before the result is stored: there may be no room for both.
         loop = None
         if row[1] in self._classes:
             loop = loop_for(function) if self._worker.baton is None else None  # type: ignore[arg-type]
@@ -104,8 +104,8 @@ class AttemptRunner:
                     set_running_loop(None)
             if item.options if isinstance(item, Invocation) else self._streaming:
                 value = self._streams.streamed(item, value)
-        except BaseException as error:  # User code may raise anything, SystemExit and our own interrupt included.
-            self._fence.depth = 1  # An interrupt may have arrived before the line above was reached.
+        except BaseException as error:  # SystemExit and our own interrupt included.
+            self._fence.depth = 1  # An interrupt may have preceded the line above.
             if loop is not None:
                 set_running_loop(None)
                 loop.close()
@@ -115,11 +115,10 @@ class AttemptRunner:
             self._become_actor(item, value, loop)  # type: ignore[arg-type]
             value = None
         self.returned = value
-        del value  # An exception that is returned refers to this frame, through its traceback.
+        del value  # A returned exception refers to this frame by its traceback.
         return self._packed(item, self.returned)
 
     def _run_plain(self, item: Item | Invocation, function: Callable[[], Any], retryable: Callable[[BaseException], bool]) -> Ending:
-        """Run a task or call without arguments and options."""
         fence, worker = self._fence, self._worker
         try:
             if worker.interrupts and worker.interrupted(item):
@@ -139,11 +138,10 @@ class AttemptRunner:
             if data is not None and len(data) <= self._inline_bytes:
                 return OK, (data,), None
         self.returned = value
-        del value  # An exception that is returned refers to this frame, through its traceback.
+        del value  # As in ``run``.
         return self._packed(item, self.returned)
 
     def _become_actor(self, item: Item, instance: Any, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Add the instance of a new actor to this process."""
         worker, connection = self._worker, self._connection
         if worker.baton is not None:
             self._shared.add_actor(item, instance)
@@ -158,7 +156,7 @@ class AttemptRunner:
                 self._runner.reporter.count(worker.gate)
 
     def release_returned(self, item: Item | Invocation, ending: Ending) -> None:
-        """Release the result while the task still counts as running: finalizers are user code and may wait for other tasks."""
+        """Release the result while the task still runs: finalizers may wait for other tasks."""
         if ending[2] is not None:
             self._connection.retained[item.row[0]] = HeldRefs(tuple(set().union(*ending[2][0])))
         self.returned = None

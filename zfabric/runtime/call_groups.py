@@ -1,4 +1,4 @@
-"""Concurrency groups: queues of calls with limits on how many run at the same time."""
+"""Concurrency groups: queues with limits on how many calls run at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zfabric.machines.worker import CallQueue, Invocation, Item, Worker
 
 
 class Group:
-    """A queue of calls of which ``size`` may run at the same time. It is changed under the lock."""
+    """A queue of which ``size`` calls may run at once. Changed under the lock."""
 
     __slots__ = ("claimed", "name", "queue", "running", "size", "threads")
 
@@ -19,9 +19,7 @@ class Group:
         self.name = name
         self.running = 0
         self.threads = 0
-        """Number of threads started for this group, if its calls run in threads."""
         self.claimed: SimpleQueue[Item | Invocation] = SimpleQueue()
-        """Claimed calls, for these threads to run."""
 
     @property
     def wanted(self) -> bool:
@@ -29,12 +27,12 @@ class Group:
         return bool(self.queue) and self.running < self.size
 
     def claim(self, worker: Worker) -> Item | Invocation | None:
-        """Claim and start the next queued call."""
+        """Claim the next queued call."""
         return worker.begin_beside(self.queue)
 
 
 class SharedTurn(Group):
-    """Runs the next call of lightweight actors in another thread, while the main thread's call waits."""
+    """Runs a lightweight actor's call in another thread while the main thread's waits."""
 
     __slots__ = ("worker",)
 
@@ -48,5 +46,5 @@ class SharedTurn(Group):
         return self.worker.baton_free
 
     def claim(self, worker: Worker) -> Item | Invocation | None:
-        """Claim and start the next queued call."""
+        """Claim the next queued call."""
         return worker.stand_in()

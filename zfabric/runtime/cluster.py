@@ -1,8 +1,7 @@
-"""What a session needs to be a node of a cluster of several: addresses and keys, checks before it starts, and how it asks to join.
+"""How a session becomes a node: addresses, keys, checks before its start, the request to join.
 
-The keys of a cluster are two files (``runtime.keys``). Every machine that is to join needs the key file. Beside it, the head has its own
-key pair. Each session has copies. All workers of a cluster share one hash seed, which is derived from the public key of the head. So each
-supervisor has it before it starts its interpreter.
+A cluster's keys are two files (``runtime.keys``): the key file for all nodes, and the head's own pair; sessions have copies. All workers
+share one hash seed, derived from the head's public key, so that each supervisor has it before it starts an interpreter.
 """
 
 from __future__ import annotations
@@ -35,20 +34,18 @@ from zfabric.runtime.session import HEAD_SUFFIX, LOOPBACK, TCP, ClusterSettings,
 clock = time.monotonic
 
 KEY_SUFFIX = ".key"
-"""Ends the name of a key file, by habit."""
 HEAD_PORT = 6790
-"""Port of a head for which no other is named."""
 REACH_SECONDS = 3.5
-"""Seconds within which the head's name must be found, and the head accept a connection. Then ``JOIN_SECONDS`` are left to a node."""
+"""Seconds to resolve the head's name and connect. Then a node has ``JOIN_SECONDS``."""
 FACTS_BYTES_MAX = 3 * JOIN_BYTES_MAX // 4
-"""Most bytes of the name, the labels and the resources of a node. The rest of what it sends to join has addresses, keys and versions."""
+"""Most bytes of a node's name, labels and resources. The rest of ``Join`` has addresses, keys and versions."""
 FACT_BYTES = 16
-"""Most bytes that a text, or a resource's amount, needs beside its own."""
+"""Bytes that a text, or a resource's amount, takes beside its own."""
 _ANY = ("", "0.0.0.0", "*")
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Split "tcp://host:port", or "tcp://[host]:port" of an IPv6 address. Raises ConfigError for anything else."""
+    """Split "tcp://host:port" or, for IPv6, "tcp://[host]:port". Raises ConfigError."""
     host, _, port = address.removeprefix(TCP).rpartition(":")
     numeric = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
     if not is_cluster_address(address) or not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
@@ -59,12 +56,12 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def endpoint(host: str, port: int | str) -> str:
-    """Put an address together: "tcp://host:port", or "tcp://[host]:port" of an IPv6 address."""
+    """Join a host and a port to an address."""
     return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
 
 
 def reach(address: str) -> str:
-    """Connect to a head and disconnect. Return the address of this machine on that way. Raises ConnectionLostError if nobody is there."""
+    """This machine's address on the way to a head. Connects; raises ConnectionLostError."""
     host, port = parse_address(address)
     until = clock() + REACH_SECONDS
     shown = host
@@ -87,7 +84,7 @@ def reach(address: str) -> str:
 
 
 def resolve(host: str, until: float) -> str:
-    """Return a host as a number, by the clock's time ``until`` at the latest. Raises OSError if it has none, or no name server answers."""
+    """Resolve a host to a number by the time ``until``. Raises OSError."""
     if _is_number(host):
         return host
     found: queue.SimpleQueue[str | OSError] = queue.SimpleQueue()
@@ -106,7 +103,7 @@ def _look_up(host: str, found: queue.SimpleQueue[str | OSError]) -> None:
         found.put(str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]))
     except OSError as error:
         found.put(error)
-    except UnicodeError as error:  # It cannot be a name: a part of it is empty, or too long.
+    except UnicodeError as error:  # No possible name: a part is empty or too long.
         found.put(socket.gaierror(socket.EAI_NONAME, str(error)))
 
 
@@ -119,19 +116,19 @@ def _is_number(host: str) -> bool:
 
 
 def head_address(settings: ClusterSettings) -> str:
-    """Return the address of the head; wait for it, if the head has just been started here. Raises ConnectionLostError if it has ended."""
+    """The head's address; waits for a head just started here. Raises ConnectionLostError if it has ended."""
     if is_cluster_address(settings.address):
         return settings.address
     head = Session(settings.address)
     while (membership := head.membership()) is None:
         if not head.alive():
             raise ConnectionLostError(f"the head could not start: {head.failure() or settings.address}")
-        time.sleep(0.002)  # Waits for a file or the death of a process, and only briefly: no event covers both.
+        time.sleep(0.002)  # No event covers both a file and the death of a process; the wait is short.
     return membership.address
 
 
 def check_facts(settings: ClusterSettings, resources: Mapping[str, float]) -> None:
-    """Raise ConfigError if a node has more labels and resources than the head would read of one that joins."""
+    """Raise ConfigError if a node has more labels and resources than a head accepts."""
     for what, many, most in (("labels", len(settings.labels), LABELS_MAX), ("resources", len(resources), LABELS_MAX - OWN_RESOURCES)):
         if many > most:
             raise ConfigError(f"a node of a cluster has at most {most:,} {what}, not {many:,}")
@@ -153,7 +150,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def own_address(settings: ClusterSettings, port: int, advertised: str) -> str:
-    """Return the address at which other nodes reach what listens on ``port``: the ``advertised`` one ("host:port"), if there is one."""
+    """Where other nodes reach ``port``: the ``advertised`` "host:port", if given."""
     if advertised:
         return f"{TCP}{advertised}"
     if settings.host not in _ANY:
@@ -162,20 +159,20 @@ def own_address(settings: ClusterSettings, port: int, advertised: str) -> str:
         return endpoint(reach(head_address(settings)), port)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # An address for examples: the kernel chooses a route to it, and nothing is sent.
+            probe.connect(("192.0.2.1", 9))  # An address reserved for examples: the kernel chooses a route, and sends nothing.
             return f"{TCP}{probe.getsockname()[0]}:{port}"
         except OSError:
             return f"{TCP}{LOOPBACK}:{port}"
 
 
 def default_key_file() -> str:
-    """Return the key file of clusters for which no other is named."""
+    """The default key file's path."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     return f"{base if os.path.isabs(base) else os.path.expanduser('~/.config')}/zfabric/cluster.key"
 
 
 def make_keys(path: str) -> None:
-    """Make the key file of a new cluster, and the file of its head beside it. Raises ConfigError if one exists or cannot be written."""
+    """Make a new cluster's key file and its head's pair. Raises ConfigError if one exists or cannot be written."""
     _make_directory(path)
     create_keys(path, create_server_pair(path + HEAD_SUFFIX).public)
 
@@ -188,19 +185,19 @@ def _make_directory(path: str) -> None:
 
 
 class KnownKeys(NamedTuple):
-    """The keys of one cluster, as this machine has them. ``path`` is that of their file, which may be gone."""
+    """A cluster's keys on this machine. ``path`` may be gone."""
 
     path: str
     heads: tuple[Session, ...]
-    """Running heads here, each of which has copies."""
+    """Running heads with copies of them."""
 
     @property
     def name(self) -> str:
-        """Their name: that of the file, without its ending."""
+        """The file's name without its ending."""
         return os.path.basename(self.path).removesuffix(KEY_SUFFIX)
 
     def content(self) -> ClusterKeys:
-        """Return the keys, from a copy if the file is gone. Raises ConfigError if there is none."""
+        """Read the keys, from a copy if the file is gone. Raises ConfigError."""
         if self.heads and not os.path.exists(self.path):
             return read_keys(self.heads[0].cluster_key)
         return read_keys(self.path)
@@ -212,7 +209,7 @@ class KnownKeys(NamedTuple):
 
 
 def known_keys() -> list[KnownKeys]:
-    """List the keys that this machine has: in the directory of the default key file, and of heads that run here, by names."""
+    """This machine's keys by name: beside the default key file, and of running heads."""
     default = default_key_file()
     found: dict[str, list[Session]] = {}
     with contextlib.suppress(OSError):
@@ -228,7 +225,7 @@ def known_keys() -> list[KnownKeys]:
 
 
 def find_keys(subject: str | None) -> KnownKeys:
-    """Find keys by the path of their file or by their name; by default those of the default key file. Raises ConfigError."""
+    """Find keys by path or name, by default the default key file's. Raises ConfigError."""
     known = known_keys()
     path = os.path.abspath(os.path.expanduser(subject)) if subject else default_key_file()
     named = [each for each in known if each.path == path]
@@ -240,7 +237,7 @@ def find_keys(subject: str | None) -> KnownKeys:
 
 
 def copy_keys(path: str, session: Session, head: bool) -> None:
-    """Copy a cluster's keys into a session. Raises ConfigError if they cannot be read, are damaged, or are open to other users."""
+    """Copy keys into a session. Raises ConfigError if they are unreadable, damaged or open to others."""
     if not os.path.exists(path):
         raise ConfigError(f"there is no key file {path}: zfabric start --head makes it, on the head; copy it from there")
     keys = read_keys(path)
@@ -256,10 +253,9 @@ def copy_keys(path: str, session: Session, head: bool) -> None:
 
 
 def revoke_keys(path: str) -> list[Session]:
-    """Replace the key with which nodes ask to join, in the key file and in running heads of this machine. Return their sessions.
+    """Replace the key with which nodes join, in its file and in running heads; return their sessions.
 
-    The file is made again if it is gone. Nodes that have joined have keys of their own, and go on. Raises ConfigError if this is not
-    where the keys were made.
+    Nodes that have joined have keys of their own. Raises ConfigError if the keys were not made here.
     """
     heads = [(session, cluster) for session in find_sessions() if (cluster := session.cluster()) is not None and cluster.head]
     own = path + HEAD_SUFFIX
@@ -284,7 +280,7 @@ def revoke_keys(path: str) -> list[Session]:
 
 
 def hash_seed(session: Session) -> str:
-    """Return the ``PYTHONHASHSEED`` for a session: the user's, if it is set to a number, else that of the cluster."""
+    """The ``PYTHONHASHSEED``: the user's, if a number, else the cluster's."""
     seed = os.environ.get("PYTHONHASHSEED", "")
     if seed.isascii() and seed.isdecimal():
         return seed
@@ -292,12 +288,12 @@ def hash_seed(session: Session) -> str:
 
 
 def bound_address(settings: ClusterSettings, port: int) -> str:
-    """Return the endpoint that the daemon binds; port 0 stands for any free one."""
+    """The endpoint that the daemon binds."""
     return endpoint("0.0.0.0" if settings.host in _ANY else settings.host, port or "*")
 
 
 def versions(hash_seed: str) -> tuple[tuple[str, str], ...]:
-    """Return what must be the same on all nodes of a cluster: (what, version) pairs."""
+    """(what, version) pairs that must agree on all nodes."""
     return (
         ("zfabric", __version__),
         ("Python", ".".join(map(str, sys.version_info[:2]))),
@@ -308,9 +304,9 @@ def versions(hash_seed: str) -> tuple[tuple[str, str], ...]:
 
 def _version_of_cloudpickle() -> str:
     loaded = sys.modules.get("cloudpickle")
-    if loaded is not None:  # As in every daemon, which would have to keep in memory what reads the versions of packages.
+    if loaded is not None:  # Daemons have it loaded; ``importlib.metadata`` would cost them memory.
         return str(loaded.__version__)
-    from importlib.metadata import version  # Not needed in daemons.
+    from importlib.metadata import version
 
     return version("cloudpickle")
 
@@ -318,7 +314,7 @@ def _version_of_cloudpickle() -> str:
 def join_message(
     session: Session, settings: ClusterSettings, key: bytes, number: int, address: str, resources: Mapping[str, float]
 ) -> m.Join:
-    """Return what a node says of itself when it joins."""
+    """A node's request to join."""
     description = session.describe()
     amounts = tuple(sorted((name, amount_of(name, amount)) for name, amount in resources.items()))
     facts = (
@@ -334,14 +330,14 @@ def join_message(
 
 
 class _Numbers:
-    """Addresses with their hosts as numbers, so that two names of one host are equal: each name is looked up once, all within one time."""
+    """Resolves each host once, so that two names of it are equal, all by one deadline."""
 
     def __init__(self) -> None:
         self._until = clock() + REACH_SECONDS
         self._found: dict[str, str] = {}
 
     def of(self, address: str) -> str:
-        """Return an address with its host as a number; unchanged if none is found."""
+        """An address with its host as a number, if one is found."""
         host, port = parse_address(address)
         if host not in self._found:
             try:
@@ -352,16 +348,13 @@ class _Numbers:
 
 
 def node_name() -> str:
-    """Return this machine's name, for people."""
+    """This machine's name, for people."""
     name = os.uname().nodename
     return name if is_text(name) else ""
 
 
 def nodes_here(address: str) -> list[Session]:
-    """List the living sessions of this user that are nodes of the cluster at ``address``, the one addressed first, then oldest first.
-
-    ``address`` is that of any of its nodes.
-    """
+    """This user's living nodes of the cluster that has a node at ``address``: the addressed one first, then the oldest."""
     numbers = _Numbers()
     address = numbers.of(address)
     addressed: list[Session] = []

@@ -1,4 +1,4 @@
-"""The daemon's part in a cluster of several nodes: how it joins, and its connections with the daemons of other nodes."""
+"""A daemon's connections with other nodes, and how it joins."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _ADMITTED = {
     "joiner": frozenset({m.Join}),
     "head": frozenset({m.Joined, m.Refused, m.NodeTable, m.Expelled}),
 }
-"""Types of messages by who sends them: a node of the table, one that joins, the head to one that joins."""
+"""Messages by their sender: a node of the table, a joining node, the head that answers it."""
 
 _OF_LEASES = (m.Join, m.RenewLease)
-"""Messages that a silent node still sends."""
+"""What a silent node still sends."""
 
 
 class ClusterConnection:
-    """One daemon's connections with other nodes. ``part`` is what its machines need to know."""
+    """One daemon's connections with other nodes. ``part`` is for its machines."""
 
     def __init__(
         self, context: Context, session: Session, settings: ClusterSettings, daemon: bytes, daemons: int, arena_bytes: int
@@ -44,7 +44,6 @@ class ClusterConnection:
         self._node = bytes.fromhex(session.describe()["node"])
         before = session.membership()
         self._keys_of = _written_at(session.cluster_key)
-        """When the key file was written that is in use."""
         cluster = read_keys(session.cluster_key)
         self._head = "" if settings.head else head_address(settings)
         pair = read_server_pair(session.pair_of(settings))
@@ -62,7 +61,6 @@ class ClusterConnection:
         self.address = own_address(settings, parse_address(self.transport.address)[1], settings.advertised)
         own = own_resources(parse_address(self.address)[0], settings.head, arena_bytes)
         self.resources: dict[str, float] = {**own, **session.describe()["resources"]}
-        """The node's resources: those that it has of itself, and those that were declared."""
         number = before.number if before is not None else 0
         self.part = ClusterPart(
             join_message(session, settings, pair.public, number, self.address, self.resources),
@@ -71,28 +69,27 @@ class ClusterConnection:
             session.lease_until(),
         )
         self.joined = False
-        """Whether the node is in the newest table."""
         self._unreachable: tuple[bytes, ...] = ()
         self._silent = False
         self._held: dict[bytes, list[Envelope]] = {}
-        """Messages that wait until the node may send again, by node."""
+        """What waits for the end of the silence, by receiver."""
         if self.part.table is None and not settings.head:
             self.transport.join(self._head, cluster.server, cluster.node)
 
     def look_at_keys(self) -> None:
-        """On the head, take over a key file that was written since (``zfabric keys revoke``)."""
+        """On the head, reload a changed key file (``zfabric keys revoke``)."""
         if not self._settings.head:
             return
         try:
             written = _written_at(self._session.cluster_key)
-        except FileNotFoundError:  # Somebody has removed it. Those in use stay: `zfabric keys revoke` makes the file again.
+        except FileNotFoundError:  # Somebody has removed it; the keys in use remain valid.
             return
         if written != self._keys_of:
             self._keys_of = written
             self.transport.admit_joiners((read_keys(self._session.cluster_key).node.public,))
 
     def receive(self, now: float, core: NodeMachines, measure: Callable[[], None], send_ahead: SendAhead) -> None:
-        """Pass on what other nodes have sent. ``measure`` is called before a question about this node's status."""
+        """Pass on what other nodes sent. ``measure`` precedes questions about this node's status."""
         for sender, envelopes in self.transport.receive(now):
             for to, role, message in envelopes:
                 if type(message) is m.Query:
@@ -109,7 +106,7 @@ class ClusterConnection:
                 core.receive_from_node(now, sender, to, role, message, send_ahead)
 
     def send(self, now: float, core: NodeMachines) -> None:
-        """Send what the machines have for other nodes. While this node is silent, only requests for its lease leave it."""
+        """Send to other nodes; while silent, only requests for the lease."""
         for node, envelopes in core.take_outgoing_to_nodes().items():
             if self._silent:
                 self._held.setdefault(node, []).extend(each for each in envelopes if type(each[2]) not in _OF_LEASES)
@@ -120,7 +117,7 @@ class ClusterConnection:
                 self.transport.send_envelopes(node, envelopes, now)
 
     def silence(self, silent: bool, now: float) -> None:
-        """Send nothing but requests for the lease; or send all that has waited."""
+        """Begin silence, or end it and send what was held."""
         self._silent = silent
         if not silent:
             held, self._held = self._held, {}
@@ -128,7 +125,7 @@ class ClusterConnection:
                 self.transport.send_envelopes(node, envelopes, now)
 
     def connect(self, effect: ConnectNodes) -> None:
-        """Connect with these nodes alone, and record what the next daemon of this node needs."""
+        """Connect to exactly these nodes, and store them for the next daemon."""
         self.transport.connect(effect.rows)
         number = next((row[1] for row in effect.rows if row[0] == self._node), 0)
         if number:
@@ -137,14 +134,14 @@ class ClusterConnection:
             self._session.write_membership(JoinedNode(number, self.address, addresses, pack_row(tuple(effect)).hex()))
 
     def look_at_pairs(self, now: float, core: NodeMachines) -> None:
-        """Report to the member to which nodes there is no connection, if that has changed."""
+        """Report changes of unreachable nodes to the member."""
         unreachable = self.transport.unreachable()
         if unreachable != self._unreachable:
             self._unreachable = unreachable
             core.step(now, MEMBER, m.Unreachable(unreachable))
 
     def reason(self, reason: str) -> str:
-        """Say why the node ends, for people: with what was tried, if it has not joined."""
+        """Explain to people why the node ends, with its last attempt to join."""
         if self.joined or self.part.join.number or self._settings.head or reason.startswith("VersionMismatchError"):
             return reason
         host, port = parse_address(self._head)
@@ -156,24 +153,23 @@ class ClusterConnection:
         )
 
     def refused(self) -> Mapping[str, int]:
-        """Counts of what was refused, by reason."""
+        """Counts of refused messages, by reason."""
         return {f"refused_{reason.replace(' ', '_')}": count for reason, count in self.transport.refused.items() if count}
 
     @property
     def sources(self) -> list[tuple[Any, int]]:
-        """The sockets to poll."""
+        """Sockets to poll."""
         return self.transport.sources
 
     @property
     def unacknowledged(self) -> bool:
-        """Whether this is the head, and another node has yet to acknowledge something. To one that has left, no node does."""
+        """Whether this is the head, and a node that has not left has yet to acknowledge something."""
         return self._settings.head and any(peer.link.unacknowledged() for peer in self.transport.peers.values())
 
     def close(self) -> None:
-        """Close every socket. What is not acknowledged is lost."""
+        """Close every socket. Unacknowledged messages are lost."""
         self.transport.close()
 
 
 def _written_at(path: str) -> int:
-    """When a file was written, in nanoseconds."""
     return os.stat(path).st_mtime_ns

@@ -1,4 +1,4 @@
-"""Connects a program to a cluster: attaches to a running session, or starts one first."""
+"""Connects a program to a running session, or starts one first."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from zfabric.runtime.programs import this_program
 from zfabric.runtime.session import Session, is_cluster_address, new_incarnation, started_session, where_looked
 
 LOCAL = "local"
-"""The address of a new cluster, which the program starts and which ends with it."""
+"""A new cluster, which ends with its program."""
 DAEMON_SECONDS = 15.0
-"""Seconds within which a restarted daemon must publish its socket."""
+"""Seconds for a restarted daemon to publish its socket."""
 REGISTER_SECONDS = 60.0
-"""Seconds to wait for the daemon of a new node: an overloaded machine takes long, and the end of the node is noticed at once."""
+"""The same of a new node: overloaded machines take long, and a node that ends is noticed at once."""
 REGISTERED_SECONDS = 5.0
-"""Seconds to wait for nodes to register with each other: on a machine that is not overloaded it takes milliseconds."""
+"""Seconds for nodes to register with each other, usually milliseconds."""
 PRELOAD_SECONDS = 300.0
-"""Seconds to wait if the node first imports modules named by its configuration ("preload")."""
+"""Seconds for a node that first imports modules ("preload")."""
 
 
 def attach(
@@ -40,9 +40,9 @@ def attach(
     failure: Callable[[], str] | None = None,
     seconds: float = DAEMON_SECONDS,
 ) -> DriverClient:
-    """Connect this process to a session as a driver or a tool. Wait up to ``seconds`` for its daemon.
+    """Connect to a session as a driver or a tool, within ``seconds``.
 
-    ``failure`` returns why the session has ended by itself: by default what the session says.
+    ``failure`` returns why the session has ended, by default as recorded.
     """
     daemon = await_daemon(session, failure or session.failure, seconds)
     client = DriverClient(session, new_incarnation(), kind, this_program().pack() if kind == "driver" else b"", b"", namespace)
@@ -55,7 +55,7 @@ def attach(
 
 
 def await_daemon(session: Session, failure: Callable[[], str], seconds: float) -> bytes:
-    """Wait until a session's daemon is published; return its incarnation. Raises the error with which the session has ended."""
+    """Wait for a session's daemon; return its incarnation. Raises why the session has ended."""
     deadline = clock() + seconds
     while (found := session.daemon()) is None:
         reason = failure()
@@ -67,21 +67,21 @@ def await_daemon(session: Session, failure: Callable[[], str], seconds: float) -
                 else ConnectionLostError(text if kind == ConnectionLostError.__name__ else f"the node could not start: {reason}")
             )
         lives = session.alive()
-        if not lives and failure():  # It has ended since the last check.
+        if not lives and failure():
             continue
         if not lives:
             raise ConnectionLostError(f"no daemon answers in {session.directory}")
         if clock() > deadline:
             why = f"has not started within {seconds:g} s: is the machine overloaded? Its logs are in {session.logs}"
             raise ConnectionLostError(f"the daemon of {session.directory} {why}")
-        time.sleep(0.001)  # Waits for a file or the death of a process, and only briefly: no event covers both.
+        time.sleep(0.001)  # No event covers both a file and the death of a process; the wait is short.
     return found[0]
 
 
 def session_to_join(address: str | None) -> Session | None:
-    """Return the session that a driver must join: the one at ``address``, or without one the user's latest started session.
+    """The session at ``address``, by default the user's latest started one; None if a driver must start its own.
 
-    None means that it must start its own: with "local", or if none was started. Raises ConnectionLostError if ``address`` has no session.
+    Raises ConnectionLostError if ``address`` has none.
     """
     if address == LOCAL:
         return None
@@ -89,8 +89,8 @@ def session_to_join(address: str | None) -> Session | None:
 
 
 def join(session: Session, namespace: str, log_to_driver: bool) -> DriverClient:
-    """Connect this process to a running cluster, as a driver. Raises VersionMismatchError if its Python has another version."""
-    from zfabric.adapters.processes import module_paths, working_directory  # An import costs less when it is needed.
+    """Join a cluster as a driver. Raises VersionMismatchError for another version of Python."""
+    from zfabric.adapters.processes import module_paths, working_directory
 
     description = session.describe()
     version = ".".join(map(str, sys.version_info[:3]))
@@ -145,11 +145,11 @@ def start(
 def node_resources(
     num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None, memory: float | None
 ) -> dict[str, float]:
-    """Return a node's resources: the given ones, else those of the machine.
+    """A node's resources: given, or the machine's.
 
-    Without ``memory`` the node's supervisor adds a share of what the machine has beside the object store, whose size it chooses.
+    Without ``memory`` the supervisor adds a share of what the object store leaves.
     """
-    from zfabric.adapters.processes import cpu_count, gpu_count, gpu_model, visible_gpus  # Only needed where a cluster is started.
+    from zfabric.adapters.processes import cpu_count, gpu_count, gpu_model, visible_gpus
 
     total = {"CPU": float(cpu_count() if num_cpus is None else num_cpus)}
     gpus = gpu_count() if num_gpus is None else num_gpus
@@ -167,8 +167,8 @@ def node_resources(
 
 
 def node_of_cluster(address: str) -> Session:
-    """Return this machine's node of the cluster at "tcp://host:port": the one addressed, else the oldest here."""
-    from zfabric.runtime.cluster import nodes_here, reach  # Programs on one node do not need it.
+    """This machine's node of a cluster: the addressed one, else the oldest."""
+    from zfabric.runtime.cluster import nodes_here, reach
 
     here = nodes_here(address)
     if not here:
@@ -181,7 +181,7 @@ def node_of_cluster(address: str) -> Session:
 
 
 def find_session(address: str) -> Session:
-    """Return the session at an address: "auto" (the started one), "tcp://host:port" of a cluster, or a session directory."""
+    """The session at "auto" (the started one), "tcp://host:port" or a session directory."""
     if address == "auto":
         session = started_session()
         if session is None:
@@ -210,9 +210,9 @@ def find_session(address: str) -> Session:
 
 
 def await_registered(client: DriverClient, nodes: Iterable[str]) -> None:
-    """Wait until these nodes of the client's cluster, by id as text, have registered with each other.
+    """Wait until these nodes (ids as text) have registered with each other, before which they exchange no tasks.
 
-    Until then a node gives the others no tasks. Nodes that do not answer are not waited for, and ``REGISTERED_SECONDS`` are the most.
+    At most ``REGISTERED_SECONDS``, and not for silent nodes.
     """
     waiting, until = set(nodes), clock() + REGISTERED_SECONDS
     while len(waiting) > 1:
@@ -233,10 +233,9 @@ def drain_node(
     force: bool = False,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> bool:
-    """Drain a node of the cluster of ``session``, by its id as text. Return once it has left: False if ``timeout`` seconds have ended it.
+    """Drain a node (its id as text) and wait until it has left. Return False if ``timeout`` seconds ended it.
 
-    ``report`` receives what is left on the node, now and then. Raises FabricError if the node cannot be drained, or dies before it has
-    received the request.
+    ``report`` receives what is left on the node. Raises FabricError if it cannot be drained, or dies too early.
     """
     identifier = bytes.fromhex(node)
     client = attach(session, kind="tool")
@@ -254,13 +253,13 @@ def drain_node(
             in_time &= not late or not (left["tasks"] or left["values"] or left["actors"])
             if report is not None:
                 report(left)
-            time.sleep(0.05)  # A tool polls: the daemon does not notify it.
+            time.sleep(0.05)  # As above.
         if left is None:
             raise NodeDiedError("that node has died, or was stopped, before it could be drained")
         return in_time
     except NodeDiedError as error:
         if client.node != identifier or DRAINED not in str(error):
             raise
-        return in_time  # It was the tool's own node that has left.
+        return in_time  # The tool's own node has left.
     finally:
         client.close()

@@ -1,9 +1,8 @@
-"""The connection of a process to its node's daemon: sockets, locks and threads around ``machines.client``, and the waits of a process.
+"""A process's connection to its daemon: sockets, locks and threads around ``machines.client``, and waits.
 
-A waiting thread receives by itself. If several wait, one of them leads: it receives for all, wakes a follower when the follower's wait is
-over, and wakes one as its successor when it stops. The only additional thread is the flusher, which sends rows that have waited for two
-milliseconds. It also runs once a second, to react to messages while the program computes, and more often while other processes wait for
-this one to react.
+A waiting thread receives by itself. Of several, one leads: it receives for all, wakes each follower whose wait is over, and a successor
+when it stops. The only other thread, the flusher, sends rows after two milliseconds, and receives once a second while the program computes,
+more often while other processes wait for this one.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from zfabric.shell.process import Outgoing, client_sends, client_takes, peers_fi
 clock = time.monotonic
 
 FLUSHER_PATIENCE = 25
-"""Checks in a row with nothing to send after which the flusher sleeps. Waking it costs the sender more than a check costs."""
+"""Idle checks after which the flusher sleeps: waking it costs the sender more than one check."""
 RECEIVE_EVERY = 0.01
-"""Seconds between the flusher's checks for messages, while other processes wait for a reaction."""
+"""Seconds between the flusher's receipts while others wait for this process."""
 CHECK_EVERY = 1.0
-"""Seconds between a waiting thread's checks whether the node lives."""
+"""Seconds between checks whether the node lives."""
 
 
 UNREAD_HINT = "zf.get(ref) raises its error; config={'show_unread_failures': False} hides this"
@@ -61,7 +60,7 @@ _RLock: Any = type(threading.RLock())
 
 
 class ConnectionLock(_RLock):  # type: ignore[misc]
-    """The lock of a connection. Whatever sends a message holds it, so a forked child that cannot acquire it cannot hurt its parent."""
+    """The lock that every send holds: a forked child that cannot acquire it cannot hurt its parent."""
 
     __slots__ = ()
 
@@ -71,11 +70,11 @@ def _refuse() -> None:
 
 
 in_child: Callable[[], None] = _refuse
-"""What acquiring the lock of a parent's connection does in a forked child: it raises, or ends the process. Workers replace it."""
+"""Called when a forked child acquires its parent's lock: raises, or ends the process. Workers replace it."""
 
 
 class _ParentsLock(ConnectionLock):
-    """What a ``ConnectionLock`` becomes in a forked child. A thread that the child does not have may have held it at the fork."""
+    """A ``ConnectionLock`` in a forked child: a thread that the child lacks may have held it."""
 
     __slots__ = ()
 
@@ -93,11 +92,10 @@ class _ParentsLock(ConnectionLock):
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""The connections of this process."""
 
 
 def _after_fork() -> None:
-    """In a forked child, make the parent's connections unusable. A child has no other sign of the fork that costs no system call."""
+    """Make the parent's connections unusable. Any other sign of a fork costs system calls."""
     for connection in _connections:
         connection.forked = True
         connection.lock.__class__ = _ParentsLock
@@ -107,7 +105,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Follower:
-    """A thread that waits while another one leads: its condition, and the lock (``wakeup``) whose release wakes it."""
+    """A thread that waits while another leads. Releasing ``wakeup`` wakes it."""
 
     __slots__ = ("done", "wakeup")
 
@@ -118,7 +116,7 @@ class Follower:
 
 
 class Connection:
-    """Registers with the daemon, exchanges the client machine's messages, and waits. Drivers and workers extend it."""
+    """Registers with the daemon, exchanges the client machine's messages, and waits."""
 
     def __init__(self, session: Session, incarnation: bytes, kind: str, name: bytes, job: bytes, namespace: str) -> None:
         self.session = session
@@ -126,7 +124,7 @@ class Connection:
         self.kind = kind
         self.name = name
         self.namespace = namespace
-        """The namespace in which this process looks for names of actors by default."""
+        """The default for names of actors."""
         self.incarnation = incarnation
         self.control = b""
         self.lock: threading.RLock = ConnectionLock()
@@ -135,32 +133,28 @@ class Connection:
         self.machine.unread.watching = kind != "tool" and self.config.log_to_driver and self.config.show_unread_failures
         self.machine.unread.is_cancellation = task_errors.is_cancellation
         self._unread_shown = 0
-        """How many failures without a reader were shown."""
         self.closed = False
         self.alive: Callable[[], bool] = session.alive
         self.failure: Callable[[], str] = session.failure
         self.shows_output = True
-        """Whether this process prints the output of its job's workers."""
+        """Whether this process prints its job's output."""
         self._died = ""
-        """The error text about the node's end, once that was detected."""
         self.forked = False
-        """Whether this process was forked from the one that made this connection."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.transport = Transport(self._context, session.sockets, incarnation, self.config)
         self.daemon = b""
         self._pump_lock = threading.Lock()
         self.leader = 0
-        """The thread that holds the pump lock and receives for all."""
         self._between = False
-        """Whether that thread is in ``poll`` or prints: then a signal handler that runs on top of it may receive."""
+        """Whether the leader polls or prints: a signal handler on top of it may then receive."""
         self._sockets_close = False
-        """Whether such a handler has closed the connection: the thread closes the sockets when it stops leading."""
+        """Whether such a handler has closed the connection: the leader then closes the sockets."""
         self._followers: dict[Follower, None] = {}
         self._following = threading.Lock()
-        """Guards ``_followers``. No other lock is acquired under it."""
+        """Guards ``_followers``; the innermost lock."""
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._peers: set[bytes] = set()
-        """Actors that this process calls, and processes that call it."""
+        """Processes with direct sockets: called actors, and callers."""
         self.armed = False
         self._arm = threading.Lock()
         self._arm.acquire()
@@ -176,8 +170,8 @@ class Connection:
     # -- connecting --
 
     def register(self) -> m.Register:
-        """Return this process's registration."""
-        from zfabric.adapters.processes import start_ticks, working_directory  # Not needed to import zfabric.
+        """This process's registration."""
+        from zfabric.adapters.processes import start_ticks, working_directory
 
         return m.Register(
             m.PROTOCOL_VERSION,
@@ -192,7 +186,7 @@ class Connection:
         )
 
     def connect(self, daemon: bytes) -> None:
-        """Register with the node's daemon, and wait for ``Welcome``."""
+        """Register with the daemon and wait for ``Welcome``."""
         self.register_with(daemon)
         self.await_welcome()
 
@@ -203,7 +197,7 @@ class Connection:
             self.flush()
 
     def await_welcome(self) -> None:
-        """Wait until the daemon has accepted the registration. Raises the error of a refusal, or ConnectionLostError."""
+        """Wait for the daemon's ``Welcome``. Raises a refusal's error, or ConnectionLostError."""
         deadline = clock() + self.config.register_seconds
         if not self.wait_until(lambda: self.machine.welcomed or self.machine.refused is not None, deadline):
             raise ConnectionLostError(f"the daemon in {self.session.directory} did not answer within {self.config.register_seconds} s")
@@ -215,7 +209,7 @@ class Connection:
         self._flusher.start()
 
     def _join(self, daemon: bytes) -> None:
-        """Register with a daemon, report everything that it must record, and send all further messages to it."""
+        """Register, report what the daemon must record, and send all further messages there."""
         if self.daemon and self.daemon != daemon:
             self._leave(self.daemon)
         self.daemon = daemon
@@ -223,16 +217,16 @@ class Connection:
         self.machine.rejoin(self.register(), self.running(), self.unread())
 
     def _follow_daemon(self) -> None:
-        """Join the daemon that the session names, if it is a new one. The caller holds the lock."""
+        """Join the session's daemon, if new. The caller holds the lock."""
         found = self.session.daemon()
         if found is not None and found[0] != self.daemon and not self.closed:
             self._join(found[0])
             self.flush()
 
     def _is_new_daemon(self, sender: bytes) -> bool:
-        """Whether an unknown sender is the node's new daemon; if so, join it. Frames of other senders are not even decoded.
+        """Join an unknown sender that is the new daemon. Other senders' frames are not decoded.
 
-        So a ``RegisterAgain`` only causes this look at the session: one from a daemon that has died since does no harm.
+        So a ``RegisterAgain`` from a daemon that has died since only causes this look at the session.
         """
         self._follow_daemon()
         if sender != self.daemon:
@@ -244,11 +238,11 @@ class Connection:
         self.transport.forget(daemon)
 
     def running(self) -> tuple[m.Message, ...]:
-        """Return the messages that a worker adds to its registration."""
+        """What a worker adds to its registration."""
         return ()
 
     def unread(self) -> tuple[Row, ...]:
-        """Return the places that arrived with tasks that a worker has not begun."""
+        """Places that arrived with tasks not yet begun."""
         return ()
 
     # -- sending --
@@ -261,7 +255,7 @@ class Connection:
             self.transport.send(sends, self.sent_at)
 
     def flush_first(self) -> None:
-        """Send the first task or call, for which the program is about to wait, and the rest behind it. The caller holds the lock."""
+        """Send the first task or call, which the program is about to wait for; the rest follows. The caller holds the lock."""
         first = self.machine.take_first()
         if first is not None:
             to, message = first
@@ -272,15 +266,13 @@ class Connection:
             self.arm_flusher()
 
     def _sends(self) -> list[Outgoing]:
-        """Take the unsent messages, in their order."""
         self._forget_ended_actors()
         return client_sends(self.machine, self.daemon)
 
     def _forget_ended_actors(self) -> None:
-        """Close links to actors' processes that have ended."""
         while self.machine.calls.gone:
             ended = self.machine.calls.gone.pop()
-            for incarnation in (ended, control_of(ended)):  # The second one received requests to stop calls.
+            for incarnation in (ended, control_of(ended)):  # The second received requests to stop calls.
                 self.transport.forget(incarnation)
                 self._peers.discard(incarnation)
 
@@ -298,7 +290,7 @@ class Connection:
     # -- receiving --
 
     def _pump(self, timeout: float) -> None:
-        """Wait for frames and deliver them. The caller leads (holds the pump lock)."""
+        """Wait for frames and deliver them, as the leader."""
         come = bool(self._inbox)
         if not come and timeout > 0:
             self._between = True
@@ -317,13 +309,13 @@ class Connection:
         self._pump_lock.release()
 
     def _pumped(self) -> None:
-        """Do the further steps of a subclass after each look at the sockets."""
+        """A subclass acts after each look at the sockets."""
 
     def _receive(self, timeout: float) -> None:
         first = self.transport.take()
         if first is not None:
             self._inbox.append(first)
-            # Usually a thread waits for exactly this frame of a peer. Otherwise look for more.
+            # Usually a thread waits for exactly this frame of a peer.
             if (timeout <= 0 or first[0] not in self._peers) and self.transport.readable:
                 self._inbox.extend(self.transport.receive())
         if not self._inbox:
@@ -348,7 +340,7 @@ class Connection:
                 self._between = False
 
     def look(self) -> None:
-        """Receive and deliver the frames that have arrived, without waiting."""
+        """Deliver what has arrived, without waiting."""
         if self._pump_lock.acquire(blocking=False):
             self.leader = get_ident()
             try:
@@ -370,9 +362,9 @@ class Connection:
             self.machine.step(now, source, message)
 
     def collect_garbage(self) -> None:
-        """Run the garbage collector in a new thread: finalizers are user code and may wait for anything.
+        """Run the garbage collector in a thread: finalizers are user code and may wait for anything.
 
-        If no thread can start (a limit of processes, the interpreter's exit), nothing is collected; the daemon repeats the request.
+        If no thread can start, the daemon repeats the request.
         """
         with suppress(RuntimeError):
             threading.Thread(target=self._collect_garbage, name="zfabric-collect", daemon=True).start()
@@ -382,13 +374,13 @@ class Connection:
         self._attempt(self._flush_armed)
 
     def inspect(self, message: m.Inspect) -> None:
-        """Report the calls of this process, or its stacks: now, or sampled by a thread of their own. The caller holds the lock."""
+        """Report calls or stacks, at once or as samples of a thread. The caller holds the lock."""
         if message.about == "calls":
             self.machine.send(m.Inspected(message.asker, message.token, self.machine.calls.outstanding()))
         elif message.about == "runs":
             self.machine.send(m.Inspected(message.asker, message.token, (*self.runs(), ("", b"", self.calls_waiting()))))
         elif message.seconds > 0.0:
-            with suppress(RuntimeError):  # No thread can start, as at the interpreter's exit: the asker's time expires.
+            with suppress(RuntimeError):  # No thread can start at the interpreter's exit; the asker's time expires.
                 self._sampler.ask(message.asker, message.token, message.seconds, self._report_samples)
         else:
             self.machine.send(m.Inspected(message.asker, message.token, self.threads()))
@@ -400,34 +392,33 @@ class Connection:
         self._attempt(self._flush_armed)
 
     def runs(self) -> Rows:
-        """Return what this process runs: rows ``(name, id, seconds)``."""
+        """Rows ``(name, id, seconds)`` of what runs here."""
         return tuple(run for _, runs, _ in self.threads() for run in runs)
 
     def calls_waiting(self) -> int:
-        """Return how many calls of its actors wait here; 0 in a process without actors."""
+        """How many calls of its actors wait here."""
         return 0
 
     def threads(self) -> Rows:
-        """Return the stacks of this process's threads (see ``stacks``)."""
-        from zfabric.runtime.stacks import own_threads  # Rarely needed.
+        """Stacks of this process's threads (see ``stacks``)."""
+        from zfabric.runtime.stacks import own_threads
 
         return own_threads({})
 
     def _is_peer(self, sender: bytes) -> bool:
-        """Whether an unknown sender is an actor that this process has called; if so, add it to the peers."""
+        """Whether an unknown sender is a called actor, which becomes a peer."""
         if sender in self.transport.peers:
             self._peers.add(sender)
         return sender in self._peers
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
-        """Deliver a message of another process of the node, or refuse it."""
         if client_takes(self.machine, source[1:], message):
             self.machine.step(now, source, message)
         else:
             self.transport.refused += 1
 
     def wake_followers(self) -> None:
-        """Wake the followers whose waits are over, after something has changed."""
+        """Wake followers whose waits are over."""
         with self.lock:
             machine = self.machine
             all_over = self.closed or machine.farewell or machine.refused or self._died
@@ -440,7 +431,7 @@ class Connection:
                 follower.wakeup.release()
 
     def _hand_over(self) -> None:
-        """Wake a follower to lead, if no thread leads now."""
+        """Wake a follower to lead, if no thread does."""
         if not self._pump_lock.locked():
             with self._following:
                 successor = next(iter(self._followers), None)
@@ -448,7 +439,7 @@ class Connection:
                 self._wake(successor)
 
     def show_notices(self) -> None:
-        """Show the notices that have arrived. They are shown before any thread returns that waited for a later message."""
+        """Show notices before any thread returns that waited for a later message."""
         with self._showing:
             notices = self.machine.notices
             found = [notices.popleft() for _ in range(len(notices))]
@@ -457,12 +448,12 @@ class Connection:
     # -- waiting --
 
     def wait_until(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        """Receive until ``done()`` or the deadline. Return False if the deadline passed first: what has arrived by then counts.
+        """Receive until ``done()`` or the deadline; return False if that came first. What has arrived by then counts.
 
-        ``done`` is called under the lock, perhaps by another thread and more than once: its result may be dropped.
+        ``done`` is called under the lock, by any thread and repeatedly; its result may be dropped.
         """
         me = get_ident()
-        leads_below = self.leader == me  # A signal handler or finalizer waits on top of this thread's own wait.
+        leads_below = self.leader == me  # A signal handler or finalizer waits on top of this thread's wait.
         if self.lock._is_owned() or (leads_below and not self._between):  # type: ignore[attr-defined]  # As ``threading.Condition`` does.
             raise FabricError(IN_FINALIZER)
         check_at = clock() + CHECK_EVERY
@@ -514,12 +505,12 @@ class Connection:
                 self._hand_over()  # Even if it never led: it may have been woken as successor.
 
     def _follow(self, done: Callable[[], bool], pause: float) -> None:
-        """Sleep until the leading thread wakes this one, or stops."""
+        """Sleep until the leader wakes this thread, or stops."""
         follower = Follower(done)
         with self._following:
             self._followers[follower] = None
         try:
-            if not self._pump_lock.locked():  # No thread leads. A leader that stopped earlier did not wake this one.
+            if not self._pump_lock.locked():  # A leader that stopped earlier did not wake this thread.
                 return
             with self.lock:
                 if done():  # It may have become true before the leader could find this thread.
@@ -533,10 +524,7 @@ class Connection:
         follower.wakeup.acquire(timeout=timeout)
 
     def pump_aside(self) -> None:
-        """Receive for waiters without a thread of their own (asyncio, futures), as long as there are any.
-
-        The caller holds the lock.
-        """
+        """Receive for waiters without a thread (asyncio, futures). The caller holds the lock."""
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="zfabric-watcher", daemon=True)
             self._watcher.start()
@@ -547,13 +535,13 @@ class Connection:
         except (
             FabricError,
             zmq.ZMQError,
-        ):  # Nothing will be received any more. The waiters are notified, and get the error when they read.
+        ):  # Nothing more will be received; the waiters get the error when they read.
             with self.lock:
                 self._watcher = None
                 self.machine.objects.give_up_watching()
 
     def _unwatched(self) -> bool:
-        """Whether no such waiter is left: then the watcher ends, and the next waiter starts another."""
+        """Whether the watcher ends: no such waiter is left."""
         if self._watched():
             return False
         self._watcher = None
@@ -563,7 +551,7 @@ class Connection:
         return bool(self.machine.objects.watchers)
 
     def check_usable(self) -> None:
-        """Raise an error if this process cannot use the cluster any more. The caller holds the lock."""
+        """Raise if the cluster is no longer usable. The caller holds the lock."""
         if self.closed:
             raise NotInitializedError("the connection to the cluster is closed; call zf.init() for a new one")
         if self.machine.refused is not None and self.machine.welcomed:
@@ -574,7 +562,7 @@ class Connection:
 
     def _check_node(self) -> None:
         if not self._died and not self.alive():
-            self.look()  # Receive the daemon's last messages.
+            self.look()  # The daemon's last messages.
             with self.lock:
                 self.check_usable()
             reason = self.failure()
@@ -588,20 +576,20 @@ class Connection:
     # -- the flusher --
 
     def arm_flusher(self) -> None:
-        """Have the flusher send unsent messages within ``send_delay``. The caller holds the lock."""
+        """Have unsent messages sent within ``send_delay``. The caller holds the lock."""
         self.armed = True
         if self._flusher_asleep:
             self._flusher_asleep = False
             self._arm.release()
 
     def _wake_flusher(self) -> None:
-        """Have the flusher look whether it is to receive (``_reads_aside``). The caller holds the lock."""
+        """Have the flusher check ``_reads_aside``. The caller holds the lock."""
         if self._flusher_asleep:
             self._flusher_asleep = False
             self._arm.release()
 
     def _flush_late(self) -> None:
-        """Run the flusher: it sleeps while nothing is unsent, and otherwise sends every two milliseconds."""
+        """Sleep while nothing is unsent, else send every two milliseconds."""
         maintain_at = clock() + CHECK_EVERY
         while not self.closed:
             if clock() >= maintain_at:  # Also in a program that always submits and never waits.
@@ -611,12 +599,12 @@ class Connection:
                 continue
             idle = 0 if self.armed else FLUSHER_PATIENCE
             while (idle < FLUSHER_PATIENCE or self._reads_aside()) and not self.closed and clock() < maintain_at:
-                # Waking this thread for each row would cost the sender more than the rest of its work for a row.
+                # To wake this thread for each row would cost the sender more than the row itself.
                 time.sleep(self.config.send_delay if idle < FLUSHER_PATIENCE else RECEIVE_EVERY)
                 idle = 0 if self.armed else idle + 1
                 if self._reads_aside():
                     self._attempt(self._receive_and_send)
-                # A program that submits in a loop sends full batches itself. Unsent rows are then newer than its last batch.
+                # A program that submits in a loop sends full batches itself; unsent rows are then newer than the last batch.
                 if self.armed and clock() - self.sent_at >= self.config.send_delay:
                     self._attempt(self._flush_armed)
             with self.lock:
@@ -625,7 +613,7 @@ class Connection:
                     self._arm.release()
 
     def _reads_aside(self) -> bool:
-        """Whether the flusher is to receive, since others wait for a reaction while the program computes, or call backs wait."""
+        """Whether the flusher receives: others wait, or call backs do."""
         return self.machine.calls.expectant or self.machine.last.count > 0
 
     def _flush_armed(self) -> None:
@@ -635,7 +623,6 @@ class Connection:
                 self.flush()
 
     def _receive_and_send(self) -> None:
-        """Receive messages and send what they permit, while the program computes."""
         self.look()
         with self.lock:
             if not self.closed and (self._has_unsent() or (self.machine.last.count and self.machine.dropped)):
@@ -649,7 +636,7 @@ class Connection:
                 raise
 
     def _maintain(self) -> None:
-        """Receive, release what finalizers dropped, and repeat frames that are due. Called once a second while no thread waits."""
+        """Once a second while no thread waits: receive, release what was dropped, repeat frames."""
         self.look()
         self.terminal.look()
         with self.lock:
@@ -661,9 +648,9 @@ class Connection:
         self.show_unread()
 
     def show_unread(self, ending: bool = False) -> None:
-        """Show the first failure that nobody has read; at the end, how many more there were.
+        """Show the first unread failure, and at the end the number of others.
 
-        A worker prints both, and drivers show its output. It may be killed at any moment, so it prints the number each time it has doubled.
+        A worker may be killed at any moment, so it prints the number each time it has doubled.
         """
         unread = self.machine.unread
         with self.lock:
@@ -684,9 +671,9 @@ class Connection:
             self.terminal.show([m.Notice("warning", f"{text} nobody asked for{'' if ending else ', so far'}")])
 
     def _forget_dead_workers(self) -> None:
-        """Close sockets to workers to which this process submitted directly and that have exited.
+        """Close sockets to exited workers of direct submission.
 
-        Such a socket stays open until the scheduler has ended the direct submission: the next task would open it again.
+        Before the scheduler has ended that, the next task would open the socket again.
         """
         sockets, direct = self.session.sockets, self.machine.direct
         idle = direct.allowed.difference(direct.workers.values())
@@ -698,7 +685,7 @@ class Connection:
     # -- the end --
 
     def disconnect(self) -> None:
-        """Close the sockets, and wake waiting threads, which then raise."""
+        """Close the sockets; waiting threads raise."""
         with self.lock:
             self.closed = True
             if self._flusher_asleep:
@@ -716,7 +703,7 @@ class Connection:
                 self.machine.objects.outcome_watchers.clear()
 
     def abandon(self) -> None:
-        """Close the sockets of a process that has not registered."""
+        """Close the sockets before registration."""
         self.closed = True
         self.transport.close()
         self._context.term()
@@ -729,12 +716,12 @@ class Connection:
         self._end_context()
 
     def _end_context(self) -> None:
-        """Wait until ZeroMQ has sent what it still has, and release what it holds."""
+        """Wait until ZeroMQ has sent the rest."""
         self._context.term()
 
 
 def _readable(path: str) -> str:
-    """Return a path as text. Bytes that are not UTF-8 become question marks."""
+    """Replace what is not UTF-8 by question marks."""
     return path.encode(errors="replace").decode()
 
 

@@ -1,7 +1,6 @@
-"""The task or call that each thread and coroutine of a worker runs, and the namers of their submissions.
+"""Which task or call each thread and coroutine of a worker runs, and the namers of what they submit.
 
-The main thread runs a stack of tasks: another task may run on top of one that waits in ``get``. Every other thread or coroutine runs one
-call or one async task, in ``current_call``.
+The main thread runs a stack: a task may run on top of one that waits in ``get``. Others run one call or async task each (``current_call``).
 """
 
 from __future__ import annotations
@@ -19,43 +18,42 @@ from zfabric.machines.worker import Invocation, Item, Worker, actor_of
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 
 current_call: ContextVar[Item | Invocation | None] = ContextVar("current_call", default=None)
-"""The call or async task that this thread or coroutine runs beside others."""
+"""What this thread or coroutine runs beside others."""
 
 
 class Contexts:
-    """The stack of the main thread, and the namers of all threads. Created in the main thread."""
+    """The main thread's stack, and all namers. Made in the main thread."""
 
     def __init__(self, machine: Client, worker: Worker) -> None:
         self.main = get_ident()
-        """The main thread's identifier."""
         self.stack: list[Item | Invocation] = []
-        """The tasks and calls that the main thread runs, the outermost first."""
+        """The outermost first."""
         self.namers: list[Namer | None] = []
-        """The namer of each entry of ``stack``; None until its first submission."""
+        """The namers of ``stack``; None until a task submits."""
         self._machine = machine
         self._worker = worker
         self._threads = threading.local()
         self._calls: dict[bytes, Namer] = {}
-        """Namers of calls and async tasks that run beside others, by id."""
+        """Namers of what runs beside others, by id."""
 
     @property
     def in_main(self) -> bool:
-        """Whether the calling thread is the main thread."""
+        """Whether this is the main thread."""
         return get_ident() == self.main
 
     @property
     def top(self) -> Item | Invocation | None:
-        """The task or call on top of the main thread's stack."""
+        """The top of the main thread's stack."""
         return self.stack[-1] if self.stack else None
 
     @property
     def here(self) -> Item | Invocation | None:
-        """The task or call of this thread or coroutine. Threads that user code started count as part of the main thread's."""
+        """What runs here. Threads of user code count as the main thread."""
         return current_call.get() or self.top
 
     @property
     def of_thread(self) -> Item | Invocation | None:
-        """The task or call of this very thread or coroutine. None in a thread that user code started."""
+        """The same, but None in a thread that user code started."""
         return current_call.get() or (self.top if self.in_main else None)
 
     def caller_of(self, actor_id: bytes) -> Item | Invocation | None:
@@ -64,13 +62,13 @@ class Contexts:
         return item if item is not None and actor_of(item) == actor_id else None
 
     def namer(self) -> Namer:
-        """Return the namer of the task or call here; for threads of user code and coroutines that outlive their call, one at random."""
+        """The namer of what runs here; a random one in threads of user code, and after a call's end."""
         if self.stack and get_ident() == self.main:
             depth = len(self.stack) - 1
             namer = self.namers[depth]
             if namer is None:
                 made = _namer_of(self.stack[depth])
-                namer = self.namers[depth] = self.namers[depth] or made  # A finalizer may have set it: it runs at any moment.
+                namer = self.namers[depth] = self.namers[depth] or made  # A finalizer may have set it.
             return namer
         call = current_call.get()
         if call is not None and call.row[0] in self._worker.running_calls:
@@ -83,12 +81,12 @@ class Contexts:
         return found
 
     def forget_call(self, call_id: bytes) -> None:
-        """Release the namer of a call that ran beside others."""
+        """Release an ended call's namer."""
         self._calls.pop(call_id, None)
 
     @contextlib.contextmanager
     def running_as(self, item: Invocation, namer: Namer | None) -> Iterator[None]:
-        """Count the main thread as running a replayed call. ``namer`` names its submissions; None: the call gets a namer of its own."""
+        """Run a replayed call in the main thread, with its own or this ``namer``."""
         self.namers.append(namer)
         self.stack.append(item)
         try:
@@ -99,5 +97,5 @@ class Contexts:
 
 
 def _namer_of(item: Item | Invocation) -> Namer:
-    """Make the namer of a task or call. What a call submits is of its actor's job, whichever job has called."""
+    """What a call submits is of its actor's job, whoever calls."""
     return Namer(actor_of(item)[:JOB_BYTES], item.row[0], attempt=item.attempt)

@@ -1,7 +1,4 @@
-"""A worker's control thread: it receives messages while user code runs.
-
-It waits on a socket of its own, returns tasks that have not begun, starts interrupts, and enforces timeouts of calls.
-"""
+"""A worker's control thread: receives on its own socket beside user code, returns tasks, interrupts, enforces timeouts."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from zfabric.shell.process import control_step
 
 
 class ControlThread:
-    """Receives on the worker's control socket until the connection is closed, and then closes that socket."""
+    """Receives until the connection is closed."""
 
     def __init__(self, connection: WorkerConnection, worker: Worker, host: Host, interrupter: Interrupter) -> None:
         self._connection = connection
@@ -30,7 +27,7 @@ class ControlThread:
         self._interrupter = interrupter
 
     def start(self) -> None:
-        """Start the thread. Called before the worker registers, since the daemon may be replaced during that."""
+        """Start before the worker registers: the daemon may be replaced meanwhile."""
         threading.Thread(target=self._listen, name="zfabric-control", daemon=True).start()
 
     def _listen(self) -> None:
@@ -51,7 +48,7 @@ class ControlThread:
             transport.poll(max(0.0, min(dues) - clock()) if dues else CHECK_EVERY * 10)
             frames = transport.receive()
             if frames:
-                connection.look()  # A request to stop or to return a task may have overtaken it: user code runs, and nobody reads.
+                connection.look()  # A request to stop or return a task may have overtaken the task itself.
             for sender, frame in frames:
                 with connection.lock:
                     now = clock()

@@ -1,10 +1,9 @@
-"""Runs calls of one actor, or async tasks, at the same time: in threads, or as coroutines of one event loop.
+"""Runs calls of one actor, or async tasks, at once: in threads, or as coroutines of one loop.
 
-The main thread goes on receiving, and starts queued calls of a concurrency group up to the group's limit (``max_concurrency`` for the
-default group). The thread or coroutine that ends a call claims the next of its group, so calls of a group start in order, and groups do
-not wait for each other. An actor with an ``async def`` method runs all calls in its event loop; plain methods must therefore not block.
-Its ``__init__`` runs in the main thread before the loop runs, and may start asyncio tasks there; or, if it is ``async def``, in the loop,
-in the main thread, before the loop's own thread goes on with that.
+The main thread receives, and starts queued calls up to their group's limit (``max_concurrency`` for the default group). Whoever ends a call
+claims the group's next, so calls of a group start in order, and groups do not wait for each other. An actor with an ``async def`` method
+runs all calls in its loop, where plain methods must not block. Its plain ``__init__`` runs in the main thread before the loop does, an
+``async def`` one in the loop.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     import asyncio
 
 ASYNC_CONCURRENCY = 1000
-"""Default of ``max_concurrency`` for actors with ``async def`` methods."""
+"""Default of actors with ``async def`` methods."""
 
 
 class CallRunner:
-    """Runs a call or async task, from its claim to its report, in the calling thread or event loop."""
+    """Runs a call in the calling thread or loop, from claim to report."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class CallRunner:
         self._streams = streams
 
     def claim(self, groups: Iterable[Group]) -> list[tuple[Item | Invocation, Group]]:
-        """Claim as many queued calls as may run. They count as running from now on."""
+        """Claim as many queued calls as may run."""
         found: list[tuple[Item | Invocation, Group]] = []
         with self.connection.lock:
             for group in groups if not self.host.leaving else ():
@@ -63,11 +62,11 @@ class CallRunner:
         return found
 
     def any_wanted(self, groups: Iterable[Group]) -> bool:
-        """Whether a queued call of these groups may start. The caller holds the lock."""
+        """Whether a group may start a call. The caller holds the lock."""
         return self.worker.may_begin and any(group.wanted for group in groups)
 
     def run(self, item: Item | Invocation) -> tuple[Ending, Any]:
-        """Run a call in this thread. Return its outcome, and its result, to be retained until the outcome is reported."""
+        """Run a call here. Return its outcome, and its result to hold until the report."""
         user_code, value = self._user_code, None
         try:
             function, _, args, kwargs = user_code.prepare(item)
@@ -76,15 +75,15 @@ class CallRunner:
             if type(item) is Item:
                 self.host.begin_shared(item, value)
                 value = None
-        except BaseException as error:  # Whatever user code raises is the call's outcome.
-            self.interrupter.fences.mine.depth = 1  # An interrupt may have arrived before the line that does so was reached.
+        except BaseException as error:  # The call's outcome, whatever it is.
+            self.interrupter.fences.mine.depth = 1  # An interrupt may have preceded the line that sets this.
             return user_code.failed(item, error, None), value
         returned = [value]
-        del value  # An exception that is returned refers to this frame, through its traceback.
+        del value  # A returned exception refers to this frame by its traceback.
         return user_code.packed(item, returned[0]), returned.pop()
 
     async def run_in_loop(self, item: Item | Invocation) -> tuple[Ending, Any]:
-        """Run a call or async task in this event loop; return as ``run`` does."""
+        """Do as ``run``, in this loop."""
         user_code, worker = self._user_code, self.worker
         value, retryable = None, None
         try:
@@ -93,22 +92,22 @@ class CallRunner:
             function, retryable, args, kwargs = user_code.prepare(item)
             value = await self._streams.streamed_in_loop(item, function(*args, **kwargs))
             del args, kwargs
-        except BaseException as error:  # Whatever user code raises is the call's outcome.
+        except BaseException as error:  # As above.
             return user_code.failed(item, error, retryable), value
         return user_code.packed(item, value), value
 
 
 class Threads:
-    """A ``Crew`` of threads. Each group has as many threads as calls that may run at once, each started when first needed."""
+    """Threads, per group as many as its limit, started when needed."""
 
     def __init__(self, runner: CallRunner, groups: Sequence[Group]) -> None:
         self._runner = runner
         self._groups = groups
         self._fences: dict[bytes, Fence] = {}
-        """The fence of the thread that runs a call, by call id."""
+        """Fences by the running call's id."""
 
     def wanted(self) -> bool:
-        """Whether a queued call may start. The caller holds the lock."""
+        """Whether a call may start. The caller holds the lock."""
         return self._runner.any_wanted(self._groups)
 
     def hand_out(self) -> None:
@@ -138,11 +137,11 @@ class Threads:
         outcome, value = runner.run(item)
         del self._fences[item.row[0]]
         following = runner.reporter.end_beside(item, group, outcome, started)
-        del value  # Refs inside the result are retained until the outcome is reported.
+        del value  # Refs inside the result live until the outcome is reported.
         return following
 
     def alone(self, action: Callable[[], None]) -> None:
-        """Run ``action`` now, in the main thread. No call runs."""
+        """Run ``action`` here: no call runs."""
         action()
 
     def runs_here(self, item: Item | Invocation) -> bool:
@@ -151,13 +150,13 @@ class Threads:
         return fence is not None and fence.thread == threading.get_ident()
 
     def interrupt(self, item: Item | Invocation) -> bool:
-        """Interrupt a call: its thread raises when it next runs Python code. Return False if it runs no user code now."""
+        """Interrupt the call's thread. Return False if it runs no user code."""
         fence = self._fences.get(item.row[0])
         return fence is not None and fence.interrupt()
 
 
 class StandIns(Threads):
-    """Threads that run calls of lightweight actors, one at a time, while the main thread's call waits."""
+    """Runs lightweight actors' calls, one at a time, while the main thread's waits."""
 
     def __init__(self, runner: CallRunner, release_gone: Callable[[], None]) -> None:
         super().__init__(runner, (SharedTurn(runner.worker),))
@@ -171,15 +170,15 @@ class StandIns(Threads):
 
 
 class Loop:
-    """A ``Crew`` of coroutines, in one event loop with a thread of its own."""
+    """Coroutines of one event loop, in a thread."""
 
     def __init__(self, runner: CallRunner, groups: Sequence[Group], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        import asyncio  # Most workers have no event loop, and start sooner without it.
+        import asyncio
 
         self._runner = runner
         self._groups = groups
         self.running: dict[bytes, asyncio.Task[None] | None] = {}
-        """Coroutines that have begun, by call or task id. One cancelled earlier would never begin, and its call would never end."""
+        """Begun coroutines. One cancelled earlier would never begin, nor its call end."""
         self._current = asyncio.current_task
         self._flushing = False
         self.loop = loop or asyncio.new_event_loop()
@@ -187,7 +186,7 @@ class Loop:
         self.thread.start()
 
     def wanted(self) -> bool:
-        """Whether a queued call may start. The caller holds the lock."""
+        """Whether a call may start. The caller holds the lock."""
         return self._runner.any_wanted(self._groups)
 
     def hand_out(self) -> None:
@@ -197,7 +196,7 @@ class Loop:
             self.start(found)
 
     def start(self, items: Sequence[tuple[Item | Invocation, Group | None]]) -> None:
-        """Run these calls or tasks, whatever else runs. Async tasks have no group."""
+        """Run these without a limit. Async tasks have no group."""
         self.loop.call_soon_threadsafe(self._start, items)
 
     def _start(self, items: Sequence[tuple[Item | Invocation, Group | None]]) -> None:
@@ -212,7 +211,7 @@ class Loop:
         outcome, value = await runner.run_in_loop(item)
         self.running.pop(item.row[0], None)
         following = runner.reporter.end_beside(item, group, outcome, started, flush=False)
-        del value  # Refs inside the result are retained until the outcome is reported.
+        del value  # As in ``Threads``.
         if following is not None:
             self._start([(following, group)])
         if not self._flushing:
@@ -220,7 +219,7 @@ class Loop:
             self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send the outcomes of one round of the loop as one frame."""
+        """Send one round's outcomes as one frame."""
         self._flushing = False
         connection = self._runner.connection
         with connection.lock:
@@ -232,7 +231,7 @@ class Loop:
         self.loop.call_soon_threadsafe(action)
 
     def interrupt(self, item: Item | Invocation) -> bool:
-        """Cancel the asyncio task of a call."""
+        """Cancel a call's asyncio task."""
         self.loop.call_soon_threadsafe(self._cancel, item.row[0])
         return True
 
@@ -240,7 +239,7 @@ class Loop:
         """Whether this very asyncio task runs a call."""
         try:
             task = self._current()
-        except RuntimeError:  # This is another thread.
+        except RuntimeError:  # Another thread.
             return False
         return task is not None and task is self.running.get(item.row[0])
 
@@ -251,20 +250,20 @@ class Loop:
 
 
 def loop_for(kind: type) -> asyncio.AbstractEventLoop | None:
-    """Make the event loop for an actor of this class. None if the class has no ``async def`` method."""
+    """The loop of an actor's class; None without an ``async def`` method."""
     import inspect  # Workers without actors start sooner without it.
 
     methods = [inspect.getattr_static(kind, name, None) for name in dir(kind)]
     if not any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in methods):
         return None
-    import asyncio  # As above.
+    import asyncio
 
     return asyncio.new_event_loop()
 
 
 def creator_of(kind: type, loop: asyncio.AbstractEventLoop | None) -> Callable[..., Any]:
-    """What makes an instance: the class, or a function that runs its ``__init__`` in the actor's loop, if that is ``async def``."""
-    import inspect  # As above.
+    """What makes an instance: the class, or a function that runs an ``async def __init__`` in the loop."""
+    import inspect
 
     if loop is None or not inspect.iscoroutinefunction(kind.__init__):  # type: ignore[misc]
         return kind
@@ -283,16 +282,16 @@ def creator_of(kind: type, loop: asyncio.AbstractEventLoop | None) -> Callable[.
 
 
 def set_running_loop(loop: asyncio.AbstractEventLoop | None) -> None:
-    """Let this thread find ``loop`` as the one that runs, or none. Asyncio tasks that it creates there begin once the loop runs."""
-    import asyncio  # As above.
+    """Make ``loop`` this thread's running one. Asyncio tasks begin once it runs."""
+    import asyncio
 
     asyncio._set_running_loop(loop)
 
 
 def crew_for(runner: CallRunner, loop: asyncio.AbstractEventLoop | None, size: int | None, sizes: Iterable[tuple[str, int]]) -> Crew | None:
-    """Make the crew that runs the calls of an actor, in ``loop`` if it has one. None if the main thread runs them, one after the other.
+    """The crew of an actor; None if the main thread runs its calls in turn.
 
-    ``size`` is the limit of the default group, ``sizes`` are those of the others, by name.
+    ``size`` is the default group's limit, ``sizes`` are the others'.
     """
     if loop is not None:
         return Loop(runner, _groups(runner, size or ASYNC_CONCURRENCY, sizes), loop)

@@ -1,8 +1,7 @@
 """The node daemon: one thread, one loop, around the machines of its node (``zfabric.shell.node``).
 
-A turn receives frames, events of the supervisor and results of the I/O thread, handles expired deadlines, and has the machines
-decide. Writes to the journal are committed in the order of the effects. Messages are sent at the end of the turn, as one frame
-per peer. The loop polls the socket, an eventfd and the supervisor's channel; their number does not grow with that of the peers.
+A turn receives frames, events of the supervisor and results of the I/O thread, handles deadlines, has the machines decide, and sends each
+peer one frame. Writes are committed in the order of effects. What the loop polls does not grow with the number of peers.
 """
 
 from __future__ import annotations
@@ -53,46 +52,44 @@ if TYPE_CHECKING:
 clock = time.monotonic
 
 FRAMES_PER_TURN = 32
-"""Most frames received before the machines decide, so that a turn takes well under 50 ms."""
+"""Most frames per turn, which takes well under 50 ms."""
 RECEIVE_SECONDS = 0.01
-"""Most seconds spent on receiving before the machines decide."""
+"""Most seconds of receiving per turn."""
 LOOK_SECONDS = 0.0002
-"""Longest time that a daemon of a cluster looks for an answer before it sleeps. To be woken up takes 20 to 40 µs, of both processes."""
+"""Longest polling before a cluster's daemon sleeps: waking a thread costs both sides 20 to 40 µs."""
 ALERT_AFTER = 0.00005
-"""Seconds without a message after which the next one of another node is likely to be alone, and somebody here likely to wait for it."""
+"""Seconds of quiet after which another node's next message is probably alone and awaited."""
 LOGS_EVERY = 0.1
-"""Seconds between reads of workers' output while a worker is busy or has just written some."""
+"""Seconds between reads of workers' output while there is some or a worker is busy."""
 SAMPLE_EVERY = 0.95
-"""Least seconds between two samples for the node's time series. An idle daemon reads output twice a second: it takes them then, and wakes
-up for none."""
+"""Least seconds between samples. An idle daemon takes them when it reads output."""
 VALUES_COUNTED = 10_000
-"""With more values in the object store than these, a sample does not add up what is on disk, which takes a millisecond."""
+"""Above so many values a sample leaves out what is on disk: adding that up takes a millisecond."""
 PAIRS_EVERY = 1.0
-"""Least seconds between two looks at which nodes are out of reach. An idle daemon wakes up for its lease, and looks then."""
+"""Least seconds between checks for unreachable nodes. An idle daemon checks when it wakes for its lease."""
 LOGS_SELDOM = 0.5
-"""Seconds between reads while none is. A task's last output may arrive after its end, and its threads may outlive it."""
+"""Seconds between reads otherwise: output may follow a task's end."""
 MEMORY_SECONDS = 0.004
-"""Least seconds between two checks of workers' memory, for each worker. A check takes a two-hundredth of that."""
+"""Least seconds between checks of memory, per worker: a check takes a two-hundredth."""
 BEFORE = frozenset({m.Goodbye, m.OutputWritten, m.Query})
-"""Messages of which the shell does a part of its own before the scheduler receives them."""
+"""What the shell handles in part before the scheduler."""
 CRASHES = frozenset(map(int, (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)))
-"""Signals at which Python reports the frames of each thread, but not the task."""
+"""Signals at which Python reports frames, but not the task."""
 STOP_SECONDS = 0.5
-"""Seconds that a stopping daemon waits until the ends of its jobs are committed: half of what the supervisor allows."""
+"""Seconds for the ends of jobs to be committed: half of what the supervisor allows."""
 STOP_TICK = 0.02
-"""Seconds between looks at connections meanwhile."""
+"""Seconds between checks of connections meanwhile."""
 COLLECT_EVERY = 30.0
-"""Seconds between passes of the cyclic garbage collector in an idle daemon, which then returns memory that it does not need. Records form
-no cycles; libraries may."""
+"""Seconds between an idle daemon's collections. Records form no cycles; libraries may."""
 
 
 def lease_clock() -> float:
-    """The time by which leases are measured, in seconds: it runs on while the machine is suspended."""
+    """The clock of leases in seconds, which also counts while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Daemon:
-    """One incarnation of a node's daemon; ``daemons`` counts the earlier ones."""
+    """One incarnation of a node's daemon. ``daemons`` counts its predecessors."""
 
     def __init__(self, session: Session, channel: int, daemons: int) -> None:
         self.session = session
@@ -105,15 +102,15 @@ class Daemon:
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.stopping = False
         self._expectant = False
-        """Whether a process was sent a message ahead of the rest of a turn: it has waited for that, and may answer at once."""
+        """Whether a process was sent a message ahead of the turn, and may answer at once."""
         self._answered_soon = False
-        """Whether something has come within ``LOOK_SECONDS`` after the one before."""
+        """Whether the last answer came within ``LOOK_SECONDS``."""
         self._sent_ahead = b""
-        """The process that was last sent a message ahead of the rest of a turn."""
+        """The last receiver of a message ahead of the turn."""
         self._likely = b""
-        """The process that the next message of another node is likely for: it was sent what the last two of them have led to."""
+        """The probable receiver of another node's next message: the last two led to it."""
         self._events: deque[tuple[bytes, m.Message]] = deque()
-        """Messages of other threads: (role of the receiver, message)."""
+        """(receiver's role, message) from other threads."""
         self._logs = LogTailer(session.logs, self.config.log_bytes, self.config.log_files)
         self._slots = Slots(session.sockets)
         self._busy = False
@@ -123,7 +120,7 @@ class Daemon:
         self._pairs_at = 0.0
         self._sample_at = 0.0
         self._processors = 0, 0
-        """How long processors had been busy, and been there, at the last sample."""
+        """(busy, total) processor time at the last sample."""
         self._collect_at = 0.0
         self._collector = IdleCollector(clock)
         self._published = False
@@ -135,7 +132,7 @@ class Daemon:
             description.get("store") or f"{session.directory}/store",
             self.config.control_store_bytes,
             self.config.durability,
-            thorough=daemons != 1,  # The first restart is quick. Further ones may be caused by a damaged store.
+            thorough=daemons != 1,  # The first restart is quick; a damaged store may cause further ones.
             in_use=daemons > 0,
         )
         if self.journal.report:
@@ -153,7 +150,7 @@ class Daemon:
         node = bytes.fromhex(description["node"])
         self.core = NodeMachines(self.incarnation, node, self.config, total, capacity, self.journal, daemons, part)
         self.scheduler = self.core.scheduler
-        self.scheduler.tables.labels |= dict(description["labels"])  # Those of a node of a cluster come with the node table.
+        self.scheduler.tables.labels |= dict(description["labels"])  # A cluster's node gets them with the node table.
         self._receive_one = self.core.receive if self.cluster is None else self._receive_in_cluster
         self.transport.admits = self.core.admits
         self._perform: dict[type[Any], Any] = {
@@ -176,17 +173,17 @@ class Daemon:
             self.core.start(clock(), former_jobs=bool(self.journal.scan("job", limit=1)))
 
     def _join_cluster(self, daemons: int, arena_bytes: int) -> ClusterConnection | None:
-        """Make the connections to other nodes, if the session is a node of a cluster of several. No other session has a TCP port."""
+        """Connect to other nodes, if any: only nodes of clusters have a TCP port."""
         settings = self.session.cluster()
         if settings is None:
             return None
-        from zfabric.runtime.cluster_connection import ClusterConnection  # Most sessions do not need it.
+        from zfabric.runtime.cluster_connection import ClusterConnection
 
         return ClusterConnection(self.context, self.session, settings, self.incarnation, daemons, arena_bytes)
 
     def _connect(self, effect: e.ConnectNodes) -> None:
         if self.cluster is not None and not self.stopping:  # Else the others are about to be notified of the end.
-            self.cluster.send(clock(), self.core)  # Whom the table no longer has is notified of that.
+            self.cluster.send(clock(), self.core)  # Nodes that leave the table are notified first.
             self.cluster.connect(effect)
             if self.cluster.joined and not self._published:
                 self._publish()
@@ -196,7 +193,6 @@ class Daemon:
             self.cluster.silence(effect.silent, clock())
 
     def _publish(self) -> None:
-        """Let clients find this daemon."""
         self._published = True
         self.session.publish_daemon(self.incarnation)
 
@@ -206,21 +202,21 @@ class Daemon:
             self.supervision.end(self.cluster.reason(effect.reason))
 
     def log(self, level: str, text: str) -> None:
-        """Write a line to the daemon's log."""
+        """Write to the daemon's log."""
         log(f"{level}: {text}")
 
     def _request_agent(self, effect: e.StartAgent) -> None:
         self._agent_wanted = True
 
     def _start_agent(self) -> None:
-        """Start the transfer agent, if the node has an arena to copy values to."""
+        """Start the agent if there is an arena to copy to."""
         self._agent_wanted = False
         settings = self.session.cluster()
         if settings is not None and self.session.describe()["transfer"]:
             self.supervision.start_agent(self.incarnation, self.session.pair_of(settings))
 
     def _from_thread(self, message: m.Message) -> None:
-        """Queue a message for the object store. Called by other threads; it is delivered in the next turn."""
+        """Queue a message for the next turn, from another thread."""
         self._events.append((LOCAL_SCHEDULER if type(message) is m.ValueRead else OBJECT_STORE, message))
         os.eventfd_write(self.wakeup, 1)
 
@@ -236,7 +232,7 @@ class Daemon:
             self.core.read_lease_clock(clock(), lease_clock())
             cluster.transport.tick(clock())
         self.turn(clock())
-        if cluster is None or self._restarted:  # Else once the node has joined. Its living processes look for the next daemon at once.
+        if cluster is None or self._restarted:  # Else once the node has joined. Living processes look for a restarted daemon at once.
             self._publish()
         gc.collect()
         gc.freeze()
@@ -260,7 +256,7 @@ class Daemon:
             if cluster is not None and cluster.transport.polled(ready):
                 self._alert(now - before)
                 cluster.receive(now, self.core, self._measure, self._send_ahead)
-            # Calls between nodes may have been passed on, and nothing else: no machine has anything to decide, and no deadline has changed.
+            # If only calls between nodes were passed on, no machine has to decide and no deadline has changed.
             is_quiet = cluster is not None and now < deadline and self.core.rests(now)
             if not is_quiet:
                 self.core.tick(now)
@@ -275,11 +271,7 @@ class Daemon:
         self._stop()
 
     def _wait(self, polled: list[tuple[Any, int]], timeout: int) -> list[tuple[Any, int]]:
-        """Wait for something to receive, as ``zmq_poll``.
-
-        After a message that a process has waited for, look for its answer before this thread sleeps, as long as answers come that soon: a
-        thread that sleeps has to be woken up, which takes both sides longer.
-        """
+        """Wait as ``zmq_poll``, but poll before sleeping while answers come that soon: waking a thread takes both sides longer."""
         expectant, self._expectant = self._expectant, False
         if not expectant or not timeout:
             return zmq_poll(polled, timeout)
@@ -293,16 +285,13 @@ class Daemon:
         return ready
 
     def _alert(self, waited: float) -> None:
-        """Wake the process for which the message of another node probably is that has come after so many seconds.
-
-        It wakes up while this thread reads the message, and is not asleep when it is sent what follows.
-        """
+        """Wake the probable receiver while this thread reads another node's message. ``waited`` is in seconds."""
         if self._likely and waited > ALERT_AFTER:
             self.transport.alert(self._likely)
         self._likely = b""
 
     def _stop(self) -> None:
-        """End every job, and notify its driver of the reason once the end is committed."""
+        """End every job, and notify drivers once that is committed."""
         now = clock()
         with contextlib.suppress(ConnectionLostError):
             self._supervised(now)  # The packet with the reason may be unread.
@@ -324,13 +313,12 @@ class Daemon:
             self.turn(now)
 
     def _leaving(self) -> bool:
-        """Whether the end of a job is to be committed, or other nodes have not been notified of the end of this one."""
+        """Whether a job's end is uncommitted, or another node not notified."""
         if any(job.ended for job in self.scheduler.tables.jobs.values()) or self.core.leaving:
             return True
         return self.cluster is not None and self.cluster.unacknowledged
 
     def _take_events(self, now: float, woken: bool = True) -> None:
-        """Deliver the messages of other threads."""
         if woken:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.wakeup)
@@ -369,7 +357,6 @@ class Daemon:
             self.cluster.transport.send_envelopes(receiver, envelopes, clock())
 
     def _before(self, now: float, sender: bytes, message: Any) -> None:
-        """Do the shell's own part of a message before the scheduler receives it."""
         if type(message) is m.Goodbye:
             if self.core.admits(sender):
                 self.transport.peer(sender).admitted = True  # ``Farewell`` is sent when it is no longer registered.
@@ -383,7 +370,7 @@ class Daemon:
             self._resident()
 
     def _measure(self) -> None:
-        """Measure the memory of the workers, for whoever asks for the status; show the shell's counters with the scheduler's."""
+        """Update the counters of a status, and the workers' memory."""
         counts = self.scheduler.tables.counts
         counts["memory_used"], counts["memory_limit"] = sum(self._resident().values()), self._memory_limit
         counts["disk_free"], counts["disk_total"] = min(map(disk_room, self._disks), key=_share)
@@ -396,13 +383,12 @@ class Daemon:
             dict.update(counts, {"lease_age_seconds": age})
 
     def _resident(self) -> dict[int, int]:
-        """Measure the memory of each worker."""
         tables = self.scheduler.tables
         tables.resident = {worker.pid: resident_bytes(worker.pid) for worker in tables.workers.values() if worker.pid}
         return tables.resident
 
     def turn(self, now: float) -> None:
-        """Perform effects until none is left, then send messages."""
+        """Perform all effects, then send messages."""
         self.core.decide(now, self._do)
         for incarnation, envelopes in self.core.take_outgoing().items():
             self.transport.send_envelopes(incarnation, envelopes, now)
@@ -442,7 +428,6 @@ class Daemon:
         return self._next_of_transports(soonest, now)
 
     def _next_of_transports(self, soonest: float, now: float) -> float:
-        """The soonest deadline, those of the transports included."""
         due = self.transport.next_deadline()
         if due is not None and due < soonest:
             soonest = due
@@ -470,7 +455,7 @@ class Daemon:
                 self._slots.release_all_but(self.scheduler.logs.logs)
 
     def _died(self, died: m.ProcessDied, now: float) -> m.ProcessDied:
-        """Add what a dead worker left to its death: the task on top, how many calls had ended. Show its last output."""
+        """Add a dead worker's running task and ended calls to the notice; show its last output."""
         known = self.scheduler.tables.by_pid.get(died.pid)
         if not isinstance(known, WorkerRecord):
             return died
@@ -485,7 +470,7 @@ class Daemon:
         return died._replace(executing=executing, ended=ended)
 
     def _with_names_of_crashes(self, rows: list[LogRow], executing: bytes = b"") -> list[LogRow]:
-        """Add the name of the running task to Python's crash reports, which workers write without names."""
+        """Name the running task in Python's crash reports."""
         found = []
         for pid, name, stream, text in rows:
             worker = self.scheduler.tables.by_pid.get(pid) if not name and CRASH in text else None
@@ -515,7 +500,7 @@ class Daemon:
             self._memory_at = now + max(self.config.memory_check_every, MEMORY_SECONDS * len(self.scheduler.tables.workers))
             self._check_memory(now)
         if self.cluster is not None:
-            if self._agent_wanted and not self.scheduler.tables.recovering:  # Before, its start would delay processes that register again.
+            if self._agent_wanted and not self.scheduler.tables.recovering:  # Its start would delay processes that register again.
                 self._start_agent()
             if now >= self._pairs_at:
                 self._pairs_at = now + PAIRS_EVERY
@@ -533,7 +518,6 @@ class Daemon:
                 return_free_memory()
 
     def _take_sample(self, now: float) -> None:
-        """Add a sample of this node to its time series."""
         try:
             memory, processors = memory_share(), processor_times()
         except OSError:  # As in ``_check_memory``.
@@ -544,7 +528,7 @@ class Daemon:
         self.scheduler.sampling.sample(now, Measured(busy / all_of_them if all_of_them else 0.0, memory, used, spilled))
 
     def _pass_on_output(self, now: float, last_of: JobRecord | None = None) -> bool:
-        """Pass on new output of workers, with the unfinished lines of a job that ends. Return whether there was any."""
+        """Pass on workers' output, with unfinished lines of a job that ends. Return whether there was any."""
         workers = [worker for worker in self.scheduler.tables.workers.values() if worker.pid]
         rows = self._logs.poll({worker.token: worker.pid for worker in workers})
         for worker in workers:
@@ -562,13 +546,13 @@ class Daemon:
         used = sum(size for _, size in usage)
         try:
             available, total = memory_available(), memory_total()
-        except OSError:  # Strangers' connections have taken every descriptor, until their handshakes are ended.
+        except OSError:  # Strangers' connections hold every descriptor until their handshakes end.
             return
         if used > self._memory_limit or available < (total - self._memory_limit if not self.config.memory_limit else 0):
             self.core.step(now, LOCAL_SCHEDULER, m.MemoryPressure(available, self._memory_limit, tuple(usage)))
 
     def close(self) -> None:
-        """Close everything, in order. Whatever was acknowledged is in the journal already."""
+        """Close everything, in order. What was acknowledged is in the journal."""
         self.storage.close()
         self.journal.close()
         if self.cluster is not None:
@@ -578,12 +562,12 @@ class Daemon:
 
 
 def _share(room: tuple[int, int]) -> float:
-    """The share of a disk that is free; 1 if nothing is known of it."""
+    """The free share of a disk; 1 if unknown."""
     return room[0] / room[1] if room[1] else 1.0
 
 
 def run(session_directory: str, channel_fd: int, daemons: int) -> None:
-    """Run the daemon until SIGTERM. This is the body of the daemon's process."""
+    """Run the daemon until SIGTERM."""
     open_more_files()
     try:
         daemon = Daemon(Session(session_directory), channel_fd, daemons)

@@ -1,10 +1,8 @@
-"""``breakpoint()`` in a task: ``pdb`` over a Unix socket in the session's directory, which ``zfabric debug`` attaches to.
+"""``breakpoint()`` in a task: ``pdb`` over a Unix socket, for ``zfabric debug``.
 
-The task waits at its breakpoint until a terminal attaches, it is cancelled, its timeout expires, or its job ends. A file beside the
-socket describes the breakpoint. One terminal attaches at a time. When it disconnects, or continues without breakpoints, the task goes
-on normally. The debugger detaches where the frames of user code end.
-
-The socket carries text, and ``ASK`` where the debugger reads a line.
+The task waits until a terminal attaches, it is stopped, or its job ends. A file beside the socket describes the breakpoint. Terminals
+attach one at a time; when one disconnects, or continues without breakpoints, the task goes on. The debugger detaches where user code's
+frames end. The socket carries text, and ``ASK`` where a line is to be typed.
 """
 
 from __future__ import annotations
@@ -27,21 +25,20 @@ from zfabric.adapters import processes
 from zfabric.runtime.lines import is_of_program
 
 ASK = b"\x05"
-"""Sent when the debugger waits for a line."""
 LOOK_EVERY = 0.2
-"""Seconds between checks whether the task is to be stopped: not all threads can be interrupted in a system call."""
+"""Seconds between checks whether the task is stopped: not all threads can be interrupted in a system call."""
 LINE_MAX = 64 * 1024
 _numbers = itertools.count(1)
 
 
 def directory_of(session_directory: str) -> str:
-    """Return the directory with the sockets of a session's breakpoints."""
+    """Where a session's breakpoints are."""
     return f"{session_directory}/debug"
 
 
 @contextlib.contextmanager
 def _short_path(directory: str, name: str) -> Iterator[str]:
-    """Yield a short path to a socket, however deep its directory is."""
+    """A short path to a socket at any depth."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{name}"
@@ -50,7 +47,7 @@ def _short_path(directory: str, name: str) -> Iterator[str]:
 
 
 class _Terminal:
-    """The attached terminal as a file for output and input. ``check`` raises if the task is to be stopped."""
+    """The attached terminal as a file. ``check`` raises if the task is stopped."""
 
     encoding = "utf-8"
 
@@ -60,7 +57,7 @@ class _Terminal:
         self._typed = b""
 
     def write(self, text: str) -> int:
-        """Send text; drop it if the terminal has disconnected."""
+        """Send text, unless disconnected."""
         with contextlib.suppress(OSError):
             self._connection.sendall(text.encode(errors="backslashreplace").replace(ASK, b""))
         return len(text)
@@ -69,7 +66,7 @@ class _Terminal:
         """Do nothing: ``write`` sends at once."""
 
     def readline(self) -> str:
-        """Return a line, or an empty string if the terminal has disconnected."""
+        """The next line; "" if disconnected."""
         try:
             self._connection.sendall(ASK)
             while b"\n" not in self._typed and len(self._typed) < LINE_MAX:
@@ -99,24 +96,23 @@ def _await(source: socket.socket, check: Callable[[], None]) -> None:
 
 
 class Debugger(pdb.Pdb):
-    """``pdb`` on a remote terminal, which may disconnect at any moment."""
+    """``pdb`` on a terminal that may disconnect."""
 
     def __init__(self, terminal: _Terminal) -> None:
         super().__init__(stdin=terminal, stdout=terminal, skip=["zfabric.*"], nosigint=True)  # type: ignore[arg-type]
         self._terminal = terminal
         self._open = True
         self._interrupt: KeyboardInterrupt | None = None
-        """The interrupt that stopped the task while a line was read."""
 
     def cmdloop(self, intro: Any = None) -> None:
-        """Read commands. ``pdb`` would take an interrupt of the task for one of the terminal, and go on."""
+        """Keep an interrupt: ``pdb`` would take it for the terminal's, and go on."""
         try:
             super().cmdloop(intro)
         except KeyboardInterrupt as interrupt:
             self._interrupt = interrupt
 
     def interaction(self, *args: Any, **kwargs: Any) -> None:
-        """Read commands until the program is to go on."""
+        """Read commands until the program goes on."""
         super().interaction(*args, **kwargs)
         if self._interrupt is not None:
             raise self._interrupt
@@ -128,19 +124,19 @@ class Debugger(pdb.Pdb):
             self._hang_up()
 
     def set_quit(self) -> None:
-        """End the task by an exception (``bdb.BdbQuit``)."""
+        """End the task by ``bdb.BdbQuit``."""
         super().set_quit()
         self._hang_up()
 
     def get_stack(self, f: FrameType | None, t: Any) -> tuple[list[tuple[FrameType, int]], int]:
-        """Return the frames of user code only."""
+        """User code's frames only."""
         stack, at = super().get_stack(f, t)
         ours = [place for place, (frame, _) in enumerate(stack[: at + 1]) if not is_of_program(frame.f_code.co_filename, "")]
         begin = ours[-1] + 1 if ours else 0
         return stack[begin:], at - begin
 
     def do_interact(self, arg: str) -> None:
-        """Run an interpreter with the names of the current frame on the same terminal."""
+        """Run an interpreter with the current frame's names."""
         frame = self.curframe
         if frame is None:
             return
@@ -158,14 +154,14 @@ class Debugger(pdb.Pdb):
             console.interact(banner="*interactive*", exitmsg="")
 
     def do_EOF(self, arg: str) -> bool:  # noqa: N802  # The name that ``cmd`` calls.
-        """Let the task go on: the terminal has disconnected."""
+        """Go on: the terminal has disconnected."""
         self.leave("")
         return True
 
     do_detach = do_EOF
 
     def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
-        """Detach where the frames of user code end."""
+        """Detach where user code's frames end."""
         traced = super().dispatch_return(frame, arg)
         outer = frame.f_back
         if self._open and (outer is None or not is_of_program(outer.f_code.co_filename, outer.f_code.co_qualname)):
@@ -186,7 +182,7 @@ class Debugger(pdb.Pdb):
 
 
 def wait_at_breakpoint(session_directory: str, frame: FrameType, about: dict[str, Any], check: Callable[[], None]) -> None:
-    """Wait until a terminal attaches, then debug ``frame`` from its next line on. ``check`` is called regularly and may raise."""
+    """Wait for a terminal, then debug ``frame`` from its next line on. ``check`` may raise."""
     directory = directory_of(session_directory)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     name = f"{os.getpid()}.{next(_numbers)}"
@@ -220,7 +216,7 @@ def _write(path: str, text: str) -> None:
 
 
 def waiting(session_directory: str) -> list[dict[str, Any]]:
-    """List the breakpoints that wait for a terminal, the oldest first.
+    """List waiting breakpoints, the oldest first.
 
     Keys: pid, task, task_id, file, line, function, since (seconds since the epoch), name (for ``attach``).
     """
@@ -240,7 +236,7 @@ def waiting(session_directory: str) -> list[dict[str, Any]]:
 
 
 def where_waiting(session_directory: str, task_id: bytes, pid: str = "") -> str:
-    """Describe the breakpoint of this task or call, or else of this process, and how to attach. Empty if there is none."""
+    """Describe this task's or process's breakpoint, and how to attach; "" if there is none."""
     for row in waiting(session_directory):
         if row["task_id"] == task_id.hex() or str(row["pid"]) == pid:
             who = "it stands" if row["task_id"] == task_id.hex() else f"{row['task'] or 'its code'} stands"
@@ -249,7 +245,7 @@ def where_waiting(session_directory: str, task_id: bytes, pid: str = "") -> str:
 
 
 def attach(session_directory: str, name: str) -> socket.socket:
-    """Connect to a breakpoint of ``waiting``. Raises OSError if it no longer waits or another terminal has attached."""
+    """Connect to a breakpoint. Raises OSError if it is gone or taken."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short_path(directory_of(session_directory), f"{name}.socket") as path:

@@ -1,15 +1,14 @@
-"""Forked children of a worker: user code that comes back to the fabric in another process than the one that began it ends that process.
+"""Ends a worker's forked child once its user code comes back to the fabric.
 
-A child has copies of all that the worker has, its sockets included, and of the frames that would report an outcome. So what it returns or
-raises must not get there: the process ends as the interpreter would end it, with a traceback, exit handlers and the usual code. Nothing is
-checked while tasks run. The fork itself puts these in the way:
+A child has copies of the sockets, and of the frames that would report an outcome. It must not report: it ends as the interpreter would,
+with traceback, exit handlers and the usual code. Running tasks pay nothing for that. The fork itself replaces:
 
-* the fence of the thread that forked, which the fabric closes as soon as user code has returned or raised (see ``interrupts``);
+* the forking thread's fence, which closes when user code returns or raises (``interrupts``);
 * the functions that pack errors, for coroutines, which have no fence;
-* the queue of the event loop, if it is the loop's thread that forked: a coroutine that awaits would have the loop run in the child;
-* the lock of the connection, without which nothing is sent or written into the arena: it stops all other ways back.
+* the loop's queue, if its thread forked: an ``await`` would run the loop in the child;
+* the connection's lock, needed for every send and write: it stops all other ways back.
 
-Functions of the API raise NotInitializedError in a child (``api.lifecycle``).
+The API raises NotInitializedError in a child (``api.lifecycle``).
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from zfabric.runtime.interrupts import Fence, Fences
 from zfabric.runtime.user_code import UserCode
 
 _DEPTH: Any = vars(Fence)["depth"]
-"""The depth that a fence had at the fork, whatever its class is now."""
+"""The depth at the fork, whatever the fence's class."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 AWAITED = "this process was forked by an async call, and awaits something: the event loop is that of its parent, and does not run here"
 
 
 class OneWayFence(Fence):
-    """What the fence of a thread becomes in a forked child: user code gets out, and the process ends as soon as the fabric closes it."""
+    """A fence in a forked child: closing it ends the process."""
 
     __slots__ = ()
     runners: tuple[CodeType, ...] = ()
-    """Functions of the fabric that run tasks and calls."""
+    """What runs tasks and calls."""
 
     @property
     def depth(self) -> int:
-        """0: user code runs here."""
+        """User code runs here."""
         return 0
 
     @depth.setter
@@ -55,21 +54,21 @@ class OneWayFence(Fence):
 
     @property
     def missed(self) -> bool:  # type: ignore[override]
-        """Asked when user code enters the fabric, which is not possible here. Raises NotInitializedError."""
+        """Read when user code enters the fabric. Raises NotInitializedError."""
         raise NotInitializedError(FORKED)
 
 
 class _ParentsQueue(deque[Any]):
-    """What is to run next in an event loop whose thread has forked."""
+    """What an event loop runs next, if its thread has forked."""
 
     def popleft(self) -> NoReturn:
         _end(RuntimeError(AWAITED))
 
 
 def end_forked_children(host: Host, fences: Fences, user_code: UserCode, attempts: AttemptRunner, runners: tuple[CodeType, ...]) -> None:
-    """Have forked children of this worker end where their code comes back to the fabric, from now on.
+    """Have this worker's forked children end where their code comes back.
 
-    ``runners`` are the functions that run tasks and calls: what their callers handle has nothing to do with user code.
+    ``runners`` run tasks and calls; what their callers handle is not user code's.
     """
     OneWayFence.runners = runners
 
@@ -98,18 +97,18 @@ def end_forked_children(host: Host, fences: Fences, user_code: UserCode, attempt
 
 
 def _stop(crew: Loop) -> None:
-    """Have the event loop of this thread end the process when it gets control."""
+    """Have this thread's loop end the process."""
     loop: Any = crew.loop
     if isinstance(getattr(loop, "_ready", None), deque):
-        loop._ready = _ParentsQueue([*loop._ready, None])  # Nothing of the parent is destroyed here, and it is not empty.
-    else:  # A loop that is not asyncio's own runs what is ready first.
+        loop._ready = _ParentsQueue([*loop._ready, None])  # The parent's entries stay alive, and the queue is not empty.
+    else:  # A loop other than asyncio's.
         loop.call_soon(_end, RuntimeError(AWAITED))
 
 
 def _raised_into(frame: FrameType | None) -> BaseException | None:
-    """Return the exception with which user code has come back to this frame, or to one that has called it. None if it has returned.
+    """The exception with which user code has come back to ``frame`` or a caller; None if it returned.
 
-    An exception begins its traceback with the frame that handles it. A caller further out may handle one in which this code has no part.
+    Its traceback begins with the frame that handles it. Callers further out may handle another.
     """
     error = sys.exception()
     while error is not None and error.__traceback__ is not None and frame is not None:
@@ -120,9 +119,9 @@ def _raised_into(frame: FrameType | None) -> BaseException | None:
 
 
 def _end(error: BaseException | None = None) -> NoReturn:
-    """End the process, as one whose main program has ended, or has raised ``error``."""
+    """End as if the main program had ended or raised ``error``."""
     if isinstance(error, SerializationError) and isinstance(error.__cause__, SystemExit):
-        error = error.__cause__  # The child has called sys.exit() while it pickled a value, which the fabric has made an error.
+        error = error.__cause__  # From sys.exit() in the child's pickling, which the fabric made an error.
     if error is not None:
         shown = error.__traceback__
         while shown is not None and shown.tb_frame.f_code.co_filename.startswith(_PACKAGE):

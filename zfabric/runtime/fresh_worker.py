@@ -1,7 +1,7 @@
-"""Workers that are not forked but begin with the interpreter of a virtual environment, so that nothing of the node's is loaded in them.
+"""Workers that begin with a virtual environment's interpreter.
 
-A forked worker has the template's modules, and a package of another version could not replace them. The process that had the environment
-made becomes the interpreter of it (``become``), which reads what to do from an inherited descriptor (``main``).
+A forked worker has the template's modules, which other versions could not replace. So the environment's maker executes its interpreter
+(``become``), which reads an inherited descriptor (``main``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from zfabric.runtime.fresh
 
 
 def requirements_of(environment: Iterable[tuple[str, str]]) -> Requirements | None:
-    """The packages that the environment of a worker asks for, or None."""
+    """The packages that a worker's environment asks for, or None."""
     whole = dict(environment).get(RUNTIME_ENV_VARIABLE)
     if whole is None:
         return None
@@ -35,10 +35,10 @@ def requirements_of(environment: Iterable[tuple[str, str]]) -> Requirements | No
 
 
 def become(specification: Specification, found: CachedDirectory, request: tuple[Any, ...]) -> NoReturn:
-    """Go on as a worker with the interpreter of this environment, which stays while the worker lives."""
+    """Go on as a worker with this environment, which stays while the worker lives."""
     token, job, environment, threads = request
     content = (specification.directory, specification.worker, sys.path, site_of(found.path), token, job, environment, threads, found.lock)
-    descriptor = os.memfd_create("worker")  # Neither arguments nor variables: other users can read these.
+    descriptor = os.memfd_create("worker")  # Other users can read arguments and variables.
     with open(descriptor, "wb", closefd=False) as file:
         file.write(msgpack.packb(content, unicode_errors="surrogateescape"))
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -48,7 +48,7 @@ def become(specification: Specification, found: CachedDirectory, request: tuple[
     given = {name: value for name, value in environment if name != RUNTIME_ENV_VARIABLE}
     variables = {"PATH": os.defpath, **os.environ, **given, "VIRTUAL_ENV": found.path}
     variables["PATH"] = f"{os.path.dirname(python)}:{variables['PATH']}"
-    # Equal text has an equal hash in all workers that begin in this way.
+    # Equal text has equal hashes in all such workers.
     variables.setdefault("PYTHONHASHSEED", str(int.from_bytes(hashlib.sha256(specification.directory.encode()).digest()[:4], "big")))
     os.execve(python, [python, "-P", "-c", _PROGRAM, _package_parent(), str(descriptor)], variables)
 
@@ -58,9 +58,9 @@ def _package_parent() -> str:
 
 
 def main() -> NoReturn:
-    """Run the worker that ``become`` has described."""
+    """Run the worker that ``become`` described."""
     descriptor = int(sys.argv[2])
-    del sys.argv[1:]  # Programs in workers must not see these arguments.
+    del sys.argv[1:]  # Hidden from the worker's programs.
 
     def body() -> None:
         with open(descriptor, "rb") as file:

@@ -1,4 +1,4 @@
-"""The functions of a worker: loaded from exported bytes, with their names and options."""
+"""A worker's functions, loaded from exported bytes."""
 
 from __future__ import annotations
 
@@ -21,39 +21,38 @@ from zfabric.runtime.installed_packages import is_site
 from zfabric.runtime.sent_packages import SentPackages
 
 Loaded = tuple[Callable[..., Any], Callable[[BaseException], bool]]
-"""(function, whether an error that it raises is to be retried)."""
+"""(function, whether to retry an error)."""
 
 
 class LoadedFunctions:
-    """Loads each function once, and looks up names and options of tasks."""
+    """Loads functions once; looks up names and options of tasks."""
 
     def __init__(self, client: FabricClient, worker: Worker, host: Host, packages: SentPackages) -> None:
         self.plain: dict[bytes, Loaded] = {}
-        """Functions that return one value, demand at most one CPU, and make neither streams nor actors."""
+        """Fast path: one value, at most one CPU, no stream, no actor."""
         self.streams: dict[bytes, int] = {}
-        """Functions that make streams -> how many values a stream may be ahead of its consumer (0: as configured)."""
+        """Function -> values that its streams may be ahead (0: as configured)."""
         self.classes: set[bytes] = set()
         """Functions that create actors."""
         self.usual_terms: dict[bytes, tuple[str, int]] = {}
-        """(name, default number of returned values) of each function."""
+        """(name, default number of values)."""
         self.on_capturing: Callable[[], None] = _nothing
-        """Called when this process is to run a task whose children run in its placement group."""
+        """Called when a task's children are to run in its placement group."""
         self.thread_limit = 1
-        """The current number of threads of numeric libraries."""
         self._modules = ""
-        """The state of the own modules' files in which functions were loaded last."""
+        """The state of the program's modules at the last load."""
         self._client = client
         self._worker = worker
         self._host = host
         self._packages = packages
         self._loaded: dict[bytes, Loaded] = {}
         self._used: dict[bytes, set[str]] = {}
-        """The names of the program that functions use."""
+        """The program's names that functions use."""
         self._cpus: dict[bytes, int] = {}
-        """Threads of numeric libraries by function, for tasks without a demand of their own."""
+        """Threads of numeric libraries."""
 
     def load(self, task: Row) -> Loaded:
-        """Return the function of a task. Raises what its modules raise when they are imported."""
+        """A task's function. Raises what its modules raise."""
         function_id = task[1]
         found = self._loaded.get(function_id)
         if found is None:
@@ -62,7 +61,7 @@ class LoadedFunctions:
             self._go_to(option(row[3], "directory", ""), task)
             self._packages.enter()
             if prelude := option(row[3], "prelude", ""):
-                interface.prelude = prelude  # What this worker exports has it, too.
+                interface.prelude = prelude  # For what this worker exports, too.
                 importlib.import_module(prelude)
             self._renew_modules(option(row[3], "modules", ""))
             self._look_for_captures(option(row[3], "strategy", ()))
@@ -82,7 +81,7 @@ class LoadedFunctions:
         return found
 
     def load_again(self, names: frozenset[str]) -> None:
-        """Load the functions that use these names of the program again when they run next: theirs are older now."""
+        """Forget functions that use these changed names: they load again."""
         for function_id in [each for each, used in self._used.items() if not names.isdisjoint(used)]:
             self._forget(function_id)
 
@@ -92,7 +91,7 @@ class LoadedFunctions:
         self._used.pop(function_id, None)
 
     def _renew_modules(self, state: str) -> None:
-        """Have the program's own modules imported anew if they have changed. Actors, and what runs here, keep those that they have."""
+        """Import the program's changed modules anew. Actors, and what runs here, keep theirs."""
         if state and state != self._modules and not self._host.instances and namespaces.may_renew():
             self._modules = state
             namespaces.forget(own_modules.drop())
@@ -100,7 +99,7 @@ class LoadedFunctions:
                 self._forget(function_id)
 
     def strategy_of(self, task: Row) -> Strategy:
-        """Return what a task, its function or its parent says about where it runs."""
+        """Where a task is to run, by itself, its function or its parent."""
         own = option(task[4], "strategy") if len(task) > 4 else None
         if own is None:
             own = option(self._worker.functions[task[1]][3], "strategy")
@@ -114,10 +113,10 @@ class LoadedFunctions:
             self.on_capturing()
 
     def _look_in(self, paths: tuple[str, ...]) -> None:
-        """Import modules from the paths of the job's program. Functions that this worker exports get the same paths."""
+        """Import from the program's paths, also for functions exported here."""
         if paths != self._client.paths:
             self._client.paths = paths
-            first = len(self._packages.paths)  # What the task's own environment has comes first.
+            first = len(self._packages.paths)  # The task's own environment comes first.
             added = [path for path in paths if path not in sys.path]
             if worker_process.site:
                 behind = sys.path.index(worker_process.site) + 1
@@ -126,7 +125,7 @@ class LoadedFunctions:
             sys.path[first:first] = added
 
     def _go_to(self, directory: str, task: Row) -> None:
-        """Change to the directory of the job's program, if it exists here and the task's environment names no other."""
+        """Change to the program's directory, unless the task's environment names another."""
         if directory != self._client.directory:
             self._client.directory = directory
             if not self.option_of(task, "env", NO_ENVIRONMENT)[1]:
@@ -134,7 +133,7 @@ class LoadedFunctions:
                     os.chdir(directory)
 
     def limit_threads(self, task: Row) -> None:
-        """Give numeric libraries one thread per whole CPU of a task, at least one. Called before the task imports any."""
+        """One numeric thread per whole CPU of a task, before it imports any library."""
         count = self._cpus_of(task[1])
         if len(task) > 4:
             if demand := option(task[4], "demand"):
@@ -151,28 +150,28 @@ class LoadedFunctions:
         return count
 
     def terms(self, item: Item | Invocation) -> tuple[str, int]:
-        """Return the readable name of a task's function or a call's method, and how many values it must return."""
+        """The readable name of a task or call, and how many values it returns."""
         if type(item) is Invocation:
             return f"{self._host.class_of(item)}.{item.method}", option(item.options, "num_returns", 1)
         name, count = self.usual_terms.get(item.row[1], ("?", 1))
         return name, option(item.row[4], "num_returns", count) if len(item.row) > 4 else count
 
     def name_of(self, item: Item | Invocation) -> str:
-        """Return the readable name of a task's function or a call's method."""
+        """The readable name of a task or call."""
         return self.terms(item)[0]
 
     def option_of(self, task: Row, name: str, default: Any) -> Any:
-        """Return an option of a task: its own, or else its function's."""
+        """A task's option, by default its function's."""
         usual = option(self._worker.functions[task[1]][3], name, default)
         return option(task[4], name, usual) if len(task) > 4 else usual
 
     def makes_actor(self, item: Item | Invocation) -> bool:
-        """Whether this is a task that creates an actor."""
+        """Whether this task creates an actor."""
         return item.row[1] in self.classes
 
 
 def _nothing() -> None:
-    """No part of this process submits tasks."""
+    """This process submits no tasks."""
 
 
 def _whole_cpus(demand: Demand) -> int:

@@ -7,15 +7,15 @@ import os
 from zfabric.adapters.processes import visible_gpus
 
 NODE_GPUS = visible_gpus()
-"""Names of the node's GPUs if ``CUDA_VISIBLE_DEVICES`` was set, else None. Read before any worker is forked."""
+"""The GPUs of ``CUDA_VISIBLE_DEVICES``, if set. Read before any worker is forked."""
 
 
 class AssignedGpus:
-    """The GPUs in this process's environment. A process keeps the GPUs that it was assigned until it ends (see ``Dispatcher``)."""
+    """This process's GPUs, until it ends (see ``Dispatcher``)."""
 
     def __init__(self) -> None:
         self.places: tuple[int, ...] = ()
-        """Indices of the assigned GPUs among the node's."""
+        """Indices among the node's GPUs."""
 
     def assign(self, places: tuple[int, ...]) -> None:
         """Make only these GPUs visible to CUDA."""
@@ -25,7 +25,7 @@ class AssignedGpus:
 
 
 def gpu_ids(places: tuple[int, ...]) -> tuple[int | str, ...]:
-    """Return the CUDA names of GPUs, numbers as ints."""
+    """CUDA names, numbers as ints."""
     return tuple(int(name) if name.isdigit() else name for name in map(_name, places))
 
 

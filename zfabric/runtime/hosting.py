@@ -1,4 +1,4 @@
-"""The actors of a worker process: their instances, and the methods that calls run."""
+"""The actors of a worker: instances, and the methods that calls run."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
     "__ray_call__": lambda instance, function, *args, **kwargs: function(instance, *args, **kwargs),
     "__ray_terminate__": _terminate,
 }
-"""Methods that every actor has, under Ray's names: wait until it is created, call a function with it, end it for good."""
+"""Every actor's methods under Ray's names: wait for the creation, call a function with the actor, end it for good."""
 
 
 class Crew(Protocol):
-    """The part that runs calls outside the main thread: threads or an event loop."""
+    """Runs calls outside the main thread."""
 
     def hand_out(self) -> None:
-        """Start as many queued calls as may run. Called by the main thread."""
+        """Start as many queued calls as may run, from the main thread."""
 
     def wanted(self) -> bool:
-        """Whether a queued call may start. The caller holds the lock."""
+        """Whether a call may start. The caller holds the lock."""
 
     def alone(self, action: Callable[[], None]) -> None:
-        """Run ``action`` in a thread that runs calls, while none runs. Called by the main thread."""
+        """Run ``action`` in a thread that runs calls, while none runs."""
 
     def interrupt(self, item: Item | Invocation) -> bool:
-        """Interrupt a call. Return False if that is not possible at this moment. The caller holds the lock."""
+        """Interrupt a call; False if that is impossible now. The caller holds the lock."""
 
     def runs_here(self, item: Item | Invocation) -> bool:
-        """Whether this very thread or asyncio task runs a call. False for threads and tasks that the call has started."""
+        """Whether this very thread or asyncio task runs the call."""
 
 
 class Host:
-    """The instances of this process's actors, and the crew that runs their calls."""
+    """The actors' instances, and the crews that run their calls."""
 
     def __init__(self, worker: Worker, calls: Calls, lock: threading.RLock) -> None:
         self._worker = worker
@@ -62,24 +62,24 @@ class Host:
         self._lock = lock
         self.instances: dict[bytes, Any] = {}
         self.crew: Crew | None = None
-        """Runs calls; None if the main thread does."""
+        """None if the main thread runs calls."""
         self.loop: Crew | None = None
-        """Runs async tasks."""
+        """The crew of async tasks."""
         self.leaving = False
-        """Whether the actor has ended itself."""
+        """The actor has ended itself."""
         self.leaves_at = 0.0
-        """When the process exits at the latest after that, even if other threads still run."""
+        """When the process then exits regardless of threads."""
         self.exit_code: int | None = None
-        """The exit code with which a thread that runs calls is ending the process."""
+        """Set by a thread that is ending the process."""
         self.received: Callable[[], bool] = lambda: True
-        """Whether other processes have received all that this one has sent them."""
+        """Whether others have received all that this process sent."""
         self.gone: list[bytes] = []
-        """Lightweight actors that have ended and whose instances are still here."""
+        """Ended lightweight actors with instances."""
 
     def begin(self, item: Item, instance: Any, crew: Crew | None) -> Any:
-        """Add the instance of a new actor, which may be called from now on. The caller holds the lock.
+        """Add a new actor's instance; calls may come. The caller holds the lock.
 
-        Return the instance of an earlier life of the actor, if it is still here. The caller releases it without the lock.
+        Return an earlier life's instance, to be released without the lock.
         """
         self.crew = crew
         before = self.instances.get(item.row[0])
@@ -90,7 +90,7 @@ class Host:
         return before
 
     def begin_shared(self, item: Item, instance: Any) -> None:
-        """Add the instance of a new lightweight actor."""
+        """Add a lightweight actor's instance."""
         assert self._worker.baton is not None
         with self._lock:
             before = self.begin(item, instance, self.crew)
@@ -99,7 +99,7 @@ class Host:
         del before
 
     def method(self, item: Invocation) -> Callable[..., Any]:
-        """Return the method that a call runs. Raises AttributeError if there is none of this name."""
+        """The method of a call. Raises AttributeError."""
         instance = self.instances.get(item.actor_id)
         if instance is None:
             raise FabricError("the actor has ended")
@@ -121,24 +121,24 @@ class Host:
         return found
 
     def class_of(self, item: Invocation) -> str:
-        """Return the class name of the called actor."""
+        """The called actor's class name."""
         return type(self.instances.get(item.actor_id)).__qualname__
 
     @property
     def done(self) -> bool:
-        """Whether the actors of this process have nothing more to do."""
+        """Whether nothing is left to do here."""
         mailbox = self._mailbox
         retired = mailbox.retiring and not mailbox.waiting and not self._calls.pending
         return ((self.leaving or retired) and mailbox.settled) or self.relocates
 
     @property
     def relocates(self) -> bool:
-        """Whether the actor leaves this process now, to be made again elsewhere."""
+        """Whether the actor leaves to be made again elsewhere."""
         worker = self._worker
         return worker.relocation is not None and worker.may_relocate(target.actor_id for target in self._calls.pending.values())
 
     def may_retire(self) -> bool:
-        """Whether the process may exit. After an actor has ended itself, threads and promises delay that until ``leaves_at``."""
+        """Whether the process may exit. Threads and promises delay that until ``leaves_at``."""
         if not self.done:
             return False
         relocates = not self.leaving and self.relocates
@@ -148,14 +148,14 @@ class Host:
         return not stays or (self.leaving and clock() >= self.leaves_at)
 
     def end(self) -> None:
-        """Call the methods for a clean end of each actor, and release the instances."""
+        """Run each actor's clean end; release the instances."""
         while self.instances:
             _leave(self.instances.popitem()[1])
 
     def release_gone(self) -> bool:
-        """Release lightweight actors that have ended; ``__del__`` runs with the last reference.
+        """Release ended lightweight actors; ``__del__`` runs with the last reference.
 
-        Return whether the daemon must be notified that some have ended.
+        Return whether to notify the daemon.
         """
         while self.gone:
             with self._lock:
@@ -165,8 +165,8 @@ class Host:
 
 
 def _of_class(instance: Any, name: str) -> Callable[..., Any]:
-    """Return the class's method of a name that the instance uses for another attribute."""
-    import inspect  # Rarely needed; workers start sooner without it.
+    """The class's method of a name that the instance uses otherwise."""
+    import inspect  # Workers start sooner without it.
 
     kind = type(instance)
     attribute: Any = inspect.getattr_static(kind, name)
@@ -176,11 +176,11 @@ def _of_class(instance: Any, name: str) -> Callable[..., Any]:
 
 
 AT_THE_END: dict[str, tuple[Any, ...]] = {"__ray_shutdown__": (), "__exit__": (None, None, None)}
-"""Method names -> arguments: called at an actor's clean end if its class has them. The first is Ray's."""
+"""Name -> arguments, called at an actor's clean end if its class has them. The first is Ray's."""
 
 
 def leaves(instance: Any) -> bool:
-    """Whether the class of an actor has a method for a clean end."""
+    """Whether an actor has a clean end."""
     return any(hasattr(type(instance), name) for name in AT_THE_END)
 
 
@@ -189,7 +189,7 @@ def _leave(instance: Any) -> None:
         try:
             if hasattr(type(instance), name):
                 getattr(type(instance), name)(instance, *arguments)
-        except (Exception, SystemExit):  # No caller gets this error, so it is printed.
-            import traceback  # Only needed here.
+        except (Exception, SystemExit):  # No caller gets this error.
+            import traceback
 
             print(f"zfabric warning: {type(instance).__qualname__}.{name} raised:\n{traceback.format_exc()}", file=sys.stderr, flush=True)

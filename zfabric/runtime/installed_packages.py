@@ -1,8 +1,7 @@
-"""Virtual environments with what ``runtime_env={"pip": ...}`` asks for, made once on a node by a process of their own.
+"""Virtual environments for ``runtime_env={"pip": ...}``, made once per node by a process of their own.
 
-An environment sees what is installed for the node, zfabric among it, and what it has itself comes first. Processes that need the same one
-wait for the one that makes it; if it fails, they share the reason. So do those that come within ``RETRY_SECONDS``, so that many tasks that
-cannot be run do not start pip as often.
+An environment also sees the node's packages, behind its own. Others wait for its maker. For ``RETRY_SECONDS`` all share a failure's reason:
+many tasks do not each start pip.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from zfabric.exceptions import RuntimeEnvSetupError
 from zfabric.runtime.logs import tail
 
 RETRY_SECONDS = 10.0
-"""For how long after a failure nobody tries again."""
 SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
 Requirements = tuple[Sequence[str], Sequence[str], bool]
-"""Lines of a requirements file, options of ``pip install``, and whether ``pip check`` must find nothing."""
+"""(lines of a requirements file, options of ``pip install``, whether ``pip check`` must succeed)."""
 
 
 def environment_with(requirements: Requirements, variables: Mapping[str, str], root: str, config: Config) -> CachedDirectory:
-    """Return the environment with these requirements below ``root``; make it if there is none. ``variables`` may configure pip (``PIP_…``).
+    """Find or make the environment with these requirements below ``root``. ``variables`` may configure pip (``PIP_…``).
 
     Raises RuntimeEnvSetupError with pip's last lines.
     """
@@ -62,17 +60,17 @@ def environment_with(requirements: Requirements, variables: Mapping[str, str], r
 
 
 def python_of(directory: str) -> str:
-    """The interpreter of an environment."""
+    """An environment's interpreter."""
     return f"{directory}/bin/python"
 
 
 def site_of(directory: str) -> str:
-    """Where an environment has its packages."""
+    """An environment's packages."""
     return f"{directory}/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
 
 def put_on_path(site: str, paths: Sequence[str]) -> list[str]:
-    """``paths`` with what an environment has before everything that is installed elsewhere."""
+    """``paths`` with ``site`` before all other packages."""
     others = [path for path in paths if path != site]
     first = next((index for index, path in enumerate(others) if is_site(path)), len(others))
     return [*others[:first], site, *others[first:]]
@@ -104,8 +102,8 @@ def _install(directory: str, requirements: Requirements, variables: Mapping[str,
 
 
 def _run(command: Sequence[str], failure: str, *, log: str, directory: str, variables: Mapping[str, str], until: float) -> None:
-    """Run a command with its output in ``log``. Raises RuntimeEnvSetupError with the last lines if it fails, or has not ended by then."""
-    import subprocess  # Only processes that make an environment need it.
+    """Run a command, its output in ``log``. Raises RuntimeEnvSetupError if it fails, or has not ended by ``until``."""
+    import subprocess
 
     own = os.getpid()
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
@@ -122,7 +120,7 @@ def _run(command: Sequence[str], failure: str, *, log: str, directory: str, vari
         try:
             status = process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)  # What it has started ends with the group of the process that makes the environment.
+            process.send_signal(signal.SIGKILL)  # Its children end with the process group.
             process.wait()
             raise RuntimeEnvSetupError(f"{failure}: it took too long (config 'environment_seconds'):\n{tail(log)}") from None
     if status:

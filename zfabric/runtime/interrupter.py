@@ -1,7 +1,6 @@
-"""Stops running tasks and calls: the one on top of the main thread by a signal, those that run beside others through their crew.
+"""Stops tasks and calls: in the main thread by a signal, beside it through their crew.
 
-An interrupt may have no effect, because no user code ran at that moment or a finalizer swallowed it. It is repeated until the attempt has
-ended.
+Interrupts may have no effect (no user code ran, a finalizer swallowed one), so they are repeated until the attempt ends.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from zfabric.runtime.interrupts import AGAIN_AFTER, INTERRUPT, Fence, Fences, Ta
 from zfabric.runtime.worker_connection import WorkerConnection
 
 ABANDON_AFTER = 1.0
-"""Seconds after which a call that does not stop is abandoned: no interrupt stops code that does not return to Python."""
+"""Seconds after which a call is abandoned: code that does not return to Python cannot be stopped."""
 
 IMPORT_PATIENCE = 10.0
-"""Seconds for which a module may go on to be imported while a value of its is loaded: a library of C code that is interrupted in its import
-cannot be imported again by the process."""
+"""Seconds for which loading a value may go on importing: a C library cannot be imported again after an interrupt."""
 _IMPORT = "<frozen importlib._bootstrap>"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -39,36 +37,33 @@ class Interrupter:
         """The main thread's fence."""
         self.fence.depth = 1
         self.handler = self._handle
-        """The handler of the signal ``INTERRUPT``: always the same object, to detect whether a library has replaced it."""
+        """One object, so that a library's replacement is detected."""
         self._connection = connection
         self._worker = worker
         self._contexts = contexts
         self._host = host
         self._every = connection.config.interrupt_every
         self._since: dict[bytes, float] = {}
-        """When each interrupt was first tried, by task or call id."""
+        """When each item was first interrupted, by its id."""
         self._due: dict[bytes, float] = {}
-        """When each interrupt is tried next, by task or call id."""
+        """When each item is interrupted next, by its id."""
 
     def deadlines(self) -> list[float]:
-        """Return when interrupts are tried next. The caller holds the lock, or is the control thread."""
+        """When interrupts are due. The caller holds the lock, or is the control thread."""
         return list(self._due.values())
 
     def stop_due(self) -> None:
-        """Repeat the interrupts that are due. Called by the control thread; the caller holds the lock."""
+        """Repeat due interrupts, in the control thread under the lock."""
         for stopped in [each for each, due in self._due.items() if due <= clock()]:
             self.stop(stopped)
 
     def begin(self, stopped: bytes) -> None:
-        """Interrupt a task or call, unless that goes on already: a second request must not interrupt what cleans up after the first.
-
-        Called as ``stop`` is.
-        """
+        """Call ``stop``, unless begun: a second request must not interrupt the clean-up after the first."""
         if stopped not in self._due:
             self.stop(stopped)
 
     def stop(self, stopped: bytes) -> None:
-        """Interrupt a task or call, if it is in ``worker.interrupts``. Called by the control thread; the caller holds the lock."""
+        """Interrupt what is in ``worker.interrupts``, in the control thread under the lock."""
         connection, worker = self._connection, self._worker
         if stopped not in worker.interrupts:
             self._due.pop(stopped, None)
@@ -85,11 +80,11 @@ class Interrupter:
         elif crew.interrupt(beside):
             self._due[stopped] = now + self._every
         else:
-            connection.transport.wake()  # Its thread may be the one that receives.
+            connection.transport.wake()  # Its thread may be the receiving one.
         connection.wake_followers()
 
     def stop_soon(self, running: bytes) -> None:
-        """Have the control thread interrupt a task or call. The caller holds the lock."""
+        """Have the control thread interrupt this. The caller holds the lock."""
         self._due[running] = clock()
         self._connection.control_transport.wake()
 
@@ -103,7 +98,7 @@ class Interrupter:
                 self._raise_if_asked(item)
 
     def catch_up(self, fence: Fence) -> None:
-        """Raise a missed interrupt, if it still applies: user code of this thread enters the fabric."""
+        """Raise a missed interrupt that still applies, as user code enters the fabric."""
         fence.missed = False
         item = self._contexts.top if fence is self.fence and self._contexts.stack else current_call.get()
         if item is not None:
@@ -115,11 +110,11 @@ class Interrupter:
             raise TaskInterrupt(f"{short(item.row[0])} is to be stopped")
 
     def closed(self, function: _Function) -> _Function:
-        """Make a function run to its end without interrupts when user code calls it."""
+        """Let a function run to its end without interrupts."""
         return self.fences.closed(function, self.catch_up)
 
     def run_as_user(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call user code of what this thread runs, with interrupts allowed."""
+        """Call user code, with interrupts allowed."""
         fence = self.fences.mine
         fence.depth = 0
         try:
@@ -130,7 +125,7 @@ class Interrupter:
                 fence.forget()
 
     def run_value_code(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call what pickles or loads values of user code, whose classes may do anything meanwhile, with interrupts allowed."""
+        """Pickle or load values with interrupts allowed: classes are user code."""
         fence = self.fences.mine
         before, fence.depth = fence.depth, 0
         try:
@@ -142,7 +137,7 @@ class Interrupter:
 
 
 def _is_loading_a_module(frame: FrameType | None) -> bool:
-    """Whether a module is imported because ``run_value_code`` loads a value of it: not by code of the task itself."""
+    """Whether ``run_value_code`` imports a module, not the task."""
     imports = False
     while frame is not None and frame.f_code is not _VALUE_CODE:
         imports = imports or frame.f_code.co_filename == _IMPORT

@@ -1,8 +1,7 @@
-"""Interrupts: raised in user code, never in the middle of the fabric's own bookkeeping.
+"""Interrupts: raised in user code, never inside the fabric's own work.
 
-The main thread is interrupted by a signal, other threads by the interpreter. Both are asynchronous, so each thread has a *fence* that
-shows whether it runs user code. An interrupt at another moment is not raised, and a finalizer may swallow one that is raised.
-So it is repeated until the attempt has ended (see ``interrupter``).
+Both kinds are asynchronous: a signal in the main thread, the interpreter's exception in others. A thread's *fence* shows whether it runs
+user code. At other moments nothing is raised; ``interrupter`` repeats.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class TaskInterrupt(KeyboardInterrupt):
-    """Raised in user code to stop its attempt. Like Ctrl-C it passes ``except Exception``."""
+    """Stops an attempt. Like Ctrl-C it passes ``except Exception``."""
 
 
 class _Withdrawn(BaseException):
-    """Raised in place of an interrupt that is withdrawn, and caught at once."""
+    """Replaces a withdrawn interrupt; caught at once."""
 
 
 class Fence:
-    """The fence of one thread. ``depth`` is 0 while it runs user code; otherwise it is the depth of calls into the fabric."""
+    """A thread's fence. ``depth`` is 0 in user code, else that of calls into the fabric."""
 
     __slots__ = ("asked", "depth", "missed", "thread")
 
     def __init__(self) -> None:
         self.depth = 0
         self.missed = False
-        """Whether an interrupt arrived while no user code ran. It is raised when user code next enters the fabric."""
+        """Whether an interrupt arrived outside user code; raised when that next enters the fabric."""
         self.asked = False
-        """Whether the interpreter was asked to raise an interrupt since ``forget`` was called last."""
+        """Whether the interpreter was asked for an interrupt since ``forget``."""
         self.thread = threading.get_ident()
 
     def interrupt(self) -> bool:
-        """Raise ``TaskInterrupt`` in its thread. Return False if that runs no user code now. Called by another thread.
+        """Raise ``TaskInterrupt`` in the fence's thread, from another. Return False if no user code runs there.
 
-        If the thread enters the fabric meanwhile, the interrupt is withdrawn.
+        The interrupt is withdrawn if the thread enters the fabric meanwhile.
         """
         if not self.depth:
             self.asked = True
@@ -63,10 +62,10 @@ class Fence:
         return False
 
     def forget(self) -> None:
-        """Withdraw an interrupt that has not been raised yet. Called by the thread itself, once ``depth`` is above 0.
+        """Withdraw an interrupt not raised yet, by the thread itself while ``depth`` is above 0.
 
-        An exception takes its place, and is raised here. Without one, Python 3.11 would look for it again and again until another one is
-        raised in this interpreter; and a traced function, as under a debugger, would never begin.
+        Another exception takes its place, and is raised here. Without one, Python 3.11 would search for it again and again, and a traced
+        function would never begin.
         """
         if self.asked:
             self.asked = False
@@ -75,13 +74,13 @@ class Fence:
 
 
 class Fences(threading.local):
-    """``mine`` is the fence of the calling thread."""
+    """``mine`` is the calling thread's fence."""
 
     def __init__(self) -> None:
         self.mine = Fence()
 
     def closed(self, function: _Function, catch_up: Callable[[Fence], None]) -> _Function:
-        """Make a function run to its end without interrupts when user code calls it. ``catch_up`` first raises a missed one."""
+        """Let a function run to its end without interrupts. ``catch_up`` first raises a missed one."""
 
         @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Introspection of a worker: the task context, stacks, names in front of output, and ``breakpoint()``."""
+"""What a worker runs: task context, stacks, names of output, ``breakpoint()``."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Introspection:
         self._functions = functions
         self._gpus = gpus
         self._printing: tuple[bytes, str] = (b"", "")
-        """(id, name) of the task or call that printed last."""
+        """(id, name) of what printed last."""
 
     def _here(self) -> Item | Invocation | None:
-        """The task or call of this thread or coroutine; where an actor runs code outside of its calls, the task that has made it."""
+        """What runs here; outside of calls, the task that made the actor."""
         item = self._contexts.here
         if item is None:
             actors = list(self._worker.mailbox.actors.values())
@@ -47,7 +47,7 @@ class Introspection:
         return item
 
     def context(self) -> TaskContext | None:
-        """Describe the task or call of this thread or coroutine, or the actor whose code it is; None if there is neither."""
+        """Describe the task, call or actor whose code runs here, if any."""
         item = self._here()
         if item is None:
             return None
@@ -67,7 +67,7 @@ class Introspection:
     # -- output --
 
     def name_of_writer(self) -> str:
-        """Return the name in front of lines that this thread or coroutine prints: the task's or actor's, empty if there is neither."""
+        """The name before lines printed here, or ""."""
         item = self._here()
         if item is None:
             return ""
@@ -92,23 +92,22 @@ class Introspection:
     # -- stacks --
 
     def threads(self, runners: Iterable[CodeType]) -> Rows:
-        """Return the stacks of this worker's threads and of the coroutines of its event loops.
+        """Stacks of the worker's threads and of its loops' coroutines.
 
-        ``runners`` are functions whose variables ``item`` and ``started`` are the task or call in the frames above, and when it began.
+        ``runners`` have variables ``item`` and ``started``: what runs above them, since when.
         """
         loops = [each for each in (self._host.crew, self._host.loop) if isinstance(each, Loop)]
         coroutines = [task.get_coro() for loop in loops for task in list(loop.running.values()) if task is not None]
         return own_threads(dict.fromkeys(runners, self._run_by), coroutines)
 
     def _run_by(self, variables: dict[str, Any]) -> Run | None:
-        """Describe what a runner runs, by its variables."""
         item, started = variables.get("item"), variables.get("started")
         return None if item is None or started is None else (self._functions.name_of(item), item.row[0], clock() - started)
 
     # -- breakpoints --
 
     def at_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Wait at ``breakpoint()`` for ``zfabric debug``, unless the environment variable PYTHONBREAKPOINT says otherwise."""
+        """Wait for ``zfabric debug``, unless PYTHONBREAKPOINT says otherwise."""
         if os.environ.get("PYTHONBREAKPOINT"):
             return sys.__breakpointhook__(*args, **kwargs)
         from zfabric.runtime.debugger import wait_at_breakpoint  # ``pdb`` is only loaded when it is used.

@@ -1,4 +1,4 @@
-"""Files of jobs beside the control store of a node: what became of each, and its output; read here, or by the daemon for another node."""
+"""Files of jobs beside a node's control store, read here or by the daemon for another node."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from zfabric.protocol import messages as m
 from zfabric.runtime.session import Session
 
 NAMES, FACTS, BYTES, DELETE = "job names", "job facts", "job bytes", "delete job"
-"""Questions that the shell of a daemon answers to other nodes: its machines know no files."""
+"""Questions of other nodes to a daemon's shell: machines know no files."""
 QUESTIONS = frozenset({NAMES, FACTS, BYTES, DELETE})
 CHUNK_BYTES = 256 * 1024
-"""Most bytes of a log in one answer: a daemon reads them within its turn."""
+"""Most bytes per answer, which takes a part of a turn."""
 ENDED_MAX = 1000
-"""Jobs that have ended whose files are retained on a node; of more, the oldest are deleted."""
+"""Retained ended jobs; the oldest are deleted first."""
 NAME_CHARACTERS_MAX = 100
-"""Longest id of a job."""
 RUNNING = "RUNNING"
-"""The status, in its file, of a job that has not ended."""
 
 
 class JobFiles:
-    """The files of a node's jobs: ``ID.json`` with the facts, and ``ID.log`` with the output. ``session`` is its directory."""
+    """A node's files of jobs: ``ID.json`` (facts) and ``ID.log`` (output). ``session`` is a directory."""
 
     def __init__(self, session: str) -> None:
         self._directory = f"{Session(session).describe()['store']}/jobs"
@@ -35,7 +33,7 @@ class JobFiles:
         return f"{self._directory}/{job}.log"
 
     def write(self, facts: dict[str, Any]) -> None:
-        """Write the facts about a job, all or none. Raises OSError if the disk is full."""
+        """Write a job's facts atomically. Raises OSError."""
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         path = f"{self._directory}/{facts['submission_id']}.json"
         with open(f"{path}.new", "w", opener=private) as file:
@@ -43,7 +41,7 @@ class JobFiles:
         os.replace(f"{path}.new", path)
 
     def read(self, job: str) -> dict[str, Any] | None:
-        """The facts about a job that no actor watches any more; None if there is none."""
+        """The facts of a job that no actor watches, if any."""
         try:
             with open(f"{self._directory}/{job}.json") as file:
                 facts: dict[str, Any] = json.load(file)
@@ -55,7 +53,7 @@ class JobFiles:
         return facts
 
     def names(self) -> list[str]:
-        """Ids of the jobs that have files, the oldest first."""
+        """Ids of jobs with files, the oldest first."""
         try:
             with os.scandir(self._directory) as found:
                 files = [(each.stat().st_mtime, each.name) for each in found if each.name.endswith(".json")]
@@ -64,13 +62,13 @@ class JobFiles:
         return [name.removesuffix(".json") for _, name in sorted(files)]
 
     def delete(self, job: str) -> None:
-        """Delete the files of a job."""
+        """Delete a job's files."""
         for name in (f"{job}.json", f"{job}.log"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self._directory}/{name}")
 
     def delete_oldest(self) -> None:
-        """Delete what is more than ``ENDED_MAX`` jobs that have ended."""
+        """Retain ``ENDED_MAX`` ended jobs."""
         names = self.names()
         ended = [job for job in names if not self._may_run(job)] if len(names) > ENDED_MAX else []
         for job in ended[:-ENDED_MAX]:
@@ -83,7 +81,7 @@ class JobFiles:
         return False
 
     def bytes_of(self, job: str, offset: int) -> tuple[bytes, int]:
-        """Bytes of a job's output from ``offset`` on (negative: before its end), and where they end; none if there is no file."""
+        """A job's output from ``offset`` on (negative: from its end), and the offset of its end."""
         try:
             with open(self.log(job), "rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -96,36 +94,33 @@ class JobFiles:
 
 
 class RemoteJobFiles:
-    """The files of jobs on another node of a cluster, which its daemon reads. ``client`` has the method ``query`` of a connection.
-
-    Its methods raise FabricError if the node does not answer.
-    """
+    """Another node's files of jobs. ``client`` is a connection. Raises FabricError if the node does not answer."""
 
     def __init__(self, client: Any, node: str) -> None:
         self._client = client
         self._node = bytes.fromhex(node)
 
     def names(self) -> list[str]:
-        """As that of ``JobFiles``."""
+        """As in ``JobFiles``."""
         return list(self._client.query("at", self._node, NAMES))
 
     def read(self, job: str) -> dict[str, Any] | None:
-        """As that of ``JobFiles``."""
+        """As in ``JobFiles``."""
         found: dict[str, Any] | None = self._client.query("at", self._node, FACTS, job)
         return found
 
     def bytes_of(self, job: str, offset: int) -> tuple[bytes, int]:
-        """As that of ``JobFiles``."""
+        """As in ``JobFiles``."""
         data, end = self._client.query("at", self._node, BYTES, job, offset)
         return data, end
 
     def delete(self, job: str) -> None:
-        """As that of ``JobFiles``."""
+        """As in ``JobFiles``."""
         self._client.query("at", self._node, DELETE, job)
 
 
 def answer(session: str, query: m.Query) -> m.Answer:
-    """Answer one of these questions of another node about the jobs of this one."""
+    """Answer another node's question."""
     files = JobFiles(session)
     try:
         if query.what == NAMES:
@@ -145,7 +140,7 @@ def answer(session: str, query: m.Query) -> m.Answer:
 
 
 def is_name(job: Any) -> bool:
-    """Whether this may be the id of a job, which is a part of the names of its files.
+    """Whether this may be a job's id, and so part of file names.
 
     >>> is_name("job-1.a_b"), is_name("a/b"), is_name("..")
     (True, False, False)

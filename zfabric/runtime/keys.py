@@ -1,10 +1,7 @@
-"""Key files: who has the key file of a cluster can join it.
+"""Key files: whoever has a cluster's key file can join it.
 
-The *key file* has the public key of the cluster's head, by which a node recognises it, and a key pair for each role. So far there is the
-role "node", with whose pair a node asks to join. The file is copied to each machine. The *server file* has the head's own pair and stays on
-the head.
-
-Files that others can read are refused, and no error shows what a file contains.
+The *key file*, copied to each machine, has the head's public key, by which nodes recognise it, and a key pair per role: so far "node",
+which asks to join. The *server file*, the head's own pair, stays there. Files that others can read are refused; no error shows content.
 """
 
 from __future__ import annotations
@@ -23,26 +20,25 @@ from zfabric.exceptions import ConfigError
 
 NODE_ROLE = "node"
 FILE_BYTES_MAX = 4096
-"""Largest key file that is read."""
 KEY_CHARACTERS = 40
 _COMMENT = "# A key of a zfabric cluster. Whoever can read it can run code on the cluster: chmod 600.\n"
 
 
 class ClusterKeys(NamedTuple):
-    """The content of a key file."""
+    """A key file's content."""
 
     server: bytes
-    """The public key of the head."""
+    """The head's public key."""
     roles: dict[str, KeyPair]
 
     @property
     def node(self) -> KeyPair:
-        """The pair with which a node asks to join."""
+        """The pair with which nodes ask to join."""
         return self.roles[NODE_ROLE]
 
 
 def create_keys(path: str, server: bytes) -> ClusterKeys:
-    """Make the key file of a cluster whose head has this public key. Raises ConfigError if the file exists or cannot be written."""
+    """Make a cluster's key file. Raises ConfigError if it exists or cannot be written."""
     pair = make_pair()
     lines = [("server", server), ("role", NODE_ROLE.encode(), *pair)]
     _create(path, lines)
@@ -50,9 +46,9 @@ def create_keys(path: str, server: bytes) -> ClusterKeys:
 
 
 def replace_role(path: str, server: bytes) -> ClusterKeys:
-    """Replace the pair with which nodes ask to join by a new one: copies of the file made before admit nobody.
+    """Replace the pair with which nodes ask to join; earlier copies admit nobody.
 
-    A file that is gone is made again, for the cluster whose head has the public key ``server``. Raises ConfigError.
+    A file that is gone is made again, for the head with key ``server``. Raises ConfigError.
     """
     pair = make_pair()
     _create(path, [("server", server), ("role", NODE_ROLE.encode(), *pair)], replace=True)
@@ -60,14 +56,14 @@ def replace_role(path: str, server: bytes) -> ClusterKeys:
 
 
 def create_server_pair(path: str) -> KeyPair:
-    """Make a key pair for a head, in a file of its own. Raises ConfigError if the file exists or cannot be written."""
+    """Make a head's pair in its file. Raises ConfigError if it exists or cannot be written."""
     pair = make_pair()
     _create(path, [("pair", *pair)])
     return pair
 
 
 def read_keys(path: str) -> ClusterKeys:
-    """Read a cluster's key file. Raises ConfigError if there is none, if others can read it, or if it is none."""
+    """Read a key file. Raises ConfigError if it is missing, damaged or readable by others."""
     server, roles = b"", {}
     for kind, *words in _read(path):
         if kind == "server" and len(words) == 1:
@@ -82,7 +78,7 @@ def read_keys(path: str) -> ClusterKeys:
 
 
 def read_server_pair(path: str) -> KeyPair:
-    """Read a head's own pair. Raises ConfigError as ``read_keys`` does."""
+    """Read a head's pair. Raises ConfigError as ``read_keys`` does."""
     lines = _read(path)
     if len(lines) != 1 or len(lines[0]) != 3 or lines[0][0] != "pair":
         raise _no_key_file(path)
@@ -90,7 +86,7 @@ def read_server_pair(path: str) -> KeyPair:
 
 
 def _create(path: str, lines: list[tuple[str | bytes, ...]], replace: bool = False) -> None:
-    """Write a file that is whole as soon as it is there, and that only its owner can read. Only with ``replace`` may there be one."""
+    """Write a file atomically, for its owner alone. With ``replace`` it may exist."""
     text = _COMMENT + "".join(" ".join(word if isinstance(word, str) else word.decode() for word in line) + "\n" for line in lines)
     temporary = f"{path}.{os.getpid()}.new"
     try:
@@ -103,7 +99,7 @@ def _create(path: str, lines: list[tuple[str | bytes, ...]], replace: bool = Fal
         if replace:
             os.replace(temporary, path)
         else:
-            os.link(temporary, path)  # Fails if the file exists: the keys of a cluster are not lost by accident.
+            os.link(temporary, path)  # Fails if the file exists: a cluster's keys are not lost by accident.
     except FileExistsError:
         raise ConfigError(f"{path} exists: remove it, if no cluster uses it, or name another file") from None
     except OSError as error:
@@ -114,7 +110,6 @@ def _create(path: str, lines: list[tuple[str | bytes, ...]], replace: bool = Fal
 
 
 def _read(path: str) -> list[list[str]]:
-    """The words of each line."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:

@@ -1,10 +1,8 @@
-"""Starts and ends a session, for ``init()`` (embedded cluster) and ``zfabric start`` (lasting cluster).
+"""Starts and ends a session, for ``init()`` (embedded) and ``zfabric start`` (lasting).
 
-In a cold process, the first task's result must arrive within 400 ms of ``init()``. So a launch does little: it makes the session's
-directory, spawns the supervisor's interpreter, sends it the specification through a pipe, and returns. Meanwhile the client loads its
-modules, and then looks for the daemon's pointer file. Nothing is passed in ``argv`` or the environment, which other users can read.
-
-The pipe stays open as the lifeline of an embedded session: the supervisor detects its end, however the driver ends.
+In a cold process the first result must arrive within 400 ms of ``init()``. So a launch makes the session's directory, spawns the
+supervisor, and pipes the specification: other users could read ``argv`` and the environment. Meanwhile the client loads its modules, then
+looks for the daemon. The pipe stays open as an embedded session's lifeline: the supervisor detects its end, however the driver ends.
 """
 
 from __future__ import annotations
@@ -38,39 +36,36 @@ from zfabric.runtime.session import (
 DAEMON_ENTRY = "zfabric.runtime.daemon:run"
 WORKER_ENTRY = "zfabric.runtime.worker:run"
 IMPORTS = ("zmq", "msgpack", "lmdb", "cloudpickle", "zfabric.runtime.daemon", "zfabric.runtime.worker")
-"""Modules that are loaded once per node and shared by all its processes."""
+"""Modules loaded once per node."""
 IMPORTS_OF_CLUSTERS = ("zfabric.runtime.cluster_connection", "zfabric.runtime.transfer")
-"""Modules that the daemon and the transfer agent of a node of a cluster need besides."""
+"""Further modules of clusters."""
 
 FILES_MIN = 128
-"""Fewest files that a process must be allowed to open: the daemon has one or two for each process of the cluster."""
+"""Fewest open files: the daemon has one or two per process of the cluster."""
 
 THREADS_MIN = 64
-"""Fewest processes and threads that a user must be allowed to have: each process of a cluster has four or five threads."""
+"""Fewest threads: each process has four or five."""
 
 STORE_BYTES_MIN = 2 * 2**20
-"""Smallest object store in bytes, if there is one. Its size is a multiple of this (``supervisor.ARENA_ALIGNMENT``)."""
+"""Sizes are multiples of it (``supervisor.ARENA_ALIGNMENT``)."""
 
 ROOM_BYTES_MIN = 256 * 2**10
-"""Room on the disk that a session needs: it starts with 64 KiB, and its logs and its control store grow."""
+"""Room on disk: 64 KiB at the start, then logs and control store grow."""
 
 NEW_FILES_MIN = 64
-"""Files and directories that a session needs: it starts with about thirty, and each worker has three."""
+"""Files: about thirty at the start, three per worker."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 EXIT_SECONDS = 1.0
-"""Seconds within which a supervisor exits after it has released its lock."""
+"""Seconds for a supervisor to exit after it has released its lock."""
 
-_LIFELINE, _LOCK = 0, 3  # As in zfabric.runtime.supervisor, which the launcher need not import.
+_LIFELINE, _LOCK = 0, 3  # As in zfabric.runtime.supervisor, which is not imported here.
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from zfabric.runtime.supervisor import main; main()"
 
 
 class Launched:
-    """A session that this process started, and the supervisor that runs it.
-
-    In a child forked by this process it is inert: the session is the parent's.
-    """
+    """A session that this process started. Inert in a forked child."""
 
     def __init__(self, session: Session, kind: str, pid: int, lifeline: int, keep: bool = False) -> None:
         self.session = session
@@ -87,16 +82,16 @@ class Launched:
         return self._pidfd >= 0 and not processes.wait_pidfd(self._pidfd, 0.0)
 
     def failure(self) -> str:
-        """Return why the session ended by itself; empty while it runs.
+        """Why the session ended by itself; "" while it runs.
 
-        A supervisor releases its lock shortly before it exits; this waits for the exit.
+        Waits for the supervisor's exit once its lock is released.
         """
         if self.alive() and (self.session.alive() or not processes.wait_pidfd(self._pidfd, EXIT_SECONDS)):
             return ""
         return self.session.failure() or tail(f"{self.session.logs}/supervisor.err") or self._unwritten_failure()
 
     def _unwritten_failure(self) -> str:
-        """Return why the session ended, if that could not be written down."""
+        """Why the session ended, if that could not be written."""
         try:
             _check_room(self.session.directory)
         except FabricError as error:
@@ -104,13 +99,13 @@ class Launched:
         return "the supervisor was killed"
 
     def detach(self) -> None:
-        """Detach from a started session, which goes on."""
+        """Leave a started session running."""
         self._release()
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the session with its processes, shared memory and files. After ``timeout`` seconds, kill it.
+        """End the session with its processes, memory and files; after ``timeout`` seconds, kill it.
 
-        Return when nothing is left. A second call does nothing.
+        Returns when nothing is left. A second call does nothing.
         """
         if self._pidfd < 0 or os.getpid() != self._owner:
             return
@@ -133,7 +128,7 @@ class Launched:
                 )
 
     def request_end(self) -> None:
-        """Close this process's end of the lifeline, at which an embedded session ends. A started session goes on."""
+        """Close the lifeline of an embedded session."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -164,17 +159,15 @@ def launch(
     transfer: str = "",
     warm: Sequence[str] = (),
 ) -> Launched:
-    """Start a session and return at once. The daemon is ready when ``Session.daemon()`` names it; ``failure()`` describes a failed start.
+    """Start a session and return at once. Its daemon is ready when ``Session.daemon()`` names it; ``failure()`` describes a failed start.
 
-    ``kind`` "embedded" ends with this process, "started" when ``stop`` is called. ``arena_size`` is in bytes, -1 for that of
-    ``config``, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``transfer`` is as in
-    ``Specification``, and so is ``warm``. ``labels`` are those of a node without ``cluster``. ``base`` is the directory for temporary
-    files. ``cluster`` makes the session a node of a cluster of several; a head without a key file gets one in its session.
-    With ``ZFABRIC_KEEP`` in the
-    environment, logs and tables remain when the session ends.
+    ``kind`` "embedded" ends with this process, "started" with ``stop``. ``arena_size`` is in bytes (-1: as configured, 0: none). ``paths``
+    is the workers' ``sys.path``, by default this process's; ``labels`` are of a lone node; ``transfer`` and ``warm`` are as in
+    ``Specification``; ``base`` is for temporary files. With ``cluster`` the session is a node of one; a head without a key file gets one.
+    ``ZFABRIC_KEEP`` in the environment retains logs and tables.
 
-    Raises FabricError if the session cannot be made, ConfigError if ``config`` names a missing directory or more than the machine has,
-    and for a cluster that cannot be joined what ``runtime.cluster`` raises.
+    Raises FabricError if the session cannot be made, ConfigError if ``config`` names a missing directory or more than the machine has, and
+    what ``runtime.cluster`` raises.
     """
     settings = _checked(config or Config(), arena_size)
     _check_length("the namespace of programs", namespace)
@@ -233,7 +226,7 @@ def launch(
         pass
     if kind == STARTED:
         launched.request_end()
-    with contextlib.suppress(OSError):  # What is left of others does not concern this session.
+    with contextlib.suppress(OSError):  # Leftovers of others do not concern this session.
         sweep(base, _report_leftover)
     return launched
 
@@ -254,7 +247,7 @@ def _created(base: str | None) -> tuple[Session, int]:
 
 
 def _check_room(directory: str) -> None:
-    """Raise OutOfDiskError if a session has no room in its directory: its processes could not write down why they end."""
+    """Raise OutOfDiskError if the disk is so full that processes could not write why they end."""
     found = os.statvfs(directory)
     if found.f_files and found.f_favail < NEW_FILES_MIN:
         raise _no_room(os.path.dirname(directory))
@@ -268,7 +261,7 @@ def _check_room(directory: str) -> None:
             os.unlink(path)
     except OSError as error:
         if error.errno in _FULL:
-            raise _no_room(os.path.dirname(directory)) from None  # Others are met again, where they have their own text.
+            raise _no_room(os.path.dirname(directory)) from None  # Other errors recur where they have their own text.
 
 
 def _no_room(directory: str) -> OutOfDiskError:
@@ -279,7 +272,7 @@ def _no_room(directory: str) -> OutOfDiskError:
 
 
 def _checked(config: Config, arena_size: int) -> Config:
-    """Return the settings with absolute paths. Raises ConfigError for what would fail later, in another process."""
+    """Settings with absolute paths. Raises ConfigError for what would fail later elsewhere."""
     files = processes.open_files_max()
     if files < FILES_MIN:
         raise ConfigError(
@@ -319,8 +312,8 @@ def _check_length(what: str, text: str) -> None:
 
 
 def _checked_cluster(cluster: ClusterSettings, resources: Mapping[str, float]) -> ClusterSettings:
-    """Fill in what is empty. Raises ConfigError or ConnectionLostError for what would fail later, in another process."""
-    from zfabric.runtime import cluster as joining  # Only nodes of a cluster of several need it.
+    """Fill in what is empty. Raises ConfigError or ConnectionLostError for what would fail later."""
+    from zfabric.runtime import cluster as joining
 
     _check_length("the name of a node", cluster.name)
     joining.check_facts(cluster, resources)
@@ -333,7 +326,7 @@ def _checked_cluster(cluster: ClusterSettings, resources: Mapping[str, float]) -
 
 
 def _with_keys(cluster: ClusterSettings, session: Session) -> ClusterSettings:
-    """Copy the keys into the session; make them for a head that has none. The hash seed is theirs, unless ``PYTHONHASHSEED`` is set."""
+    """Copy or make the session's keys, which give the hash seed unless ``PYTHONHASHSEED`` is set."""
     from zfabric.runtime import cluster as joining  # ZeroMQ is loaded with it.
 
     if cluster.key_file:
@@ -344,10 +337,10 @@ def _with_keys(cluster: ClusterSettings, session: Session) -> ClusterSettings:
 
 
 def _spawn(session: Session, lock: int, hash_seed: str) -> tuple[int, int]:
-    """Start the supervisor. Return its pid and the writing end of its lifeline."""
+    """Start the supervisor. Return its pid and its lifeline."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed} if hash_seed else os.environ
     ends = os.pipe2(os.O_CLOEXEC)
-    # Sources are numbered above all targets, so that no duplication overwrites a needed descriptor.
+    # Above all targets, so that no duplication overwrites a needed descriptor.
     sources = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10) for descriptor in (ends[0], lock)]
     os.close(ends[0])
     try:
@@ -361,7 +354,7 @@ def _spawn(session: Session, lock: int, hash_seed: str) -> tuple[int, int]:
                 (os.POSIX_SPAWN_DUP2, 1, 2),
                 (os.POSIX_SPAWN_DUP2, sources[1], _LOCK),
             ],
-            setsid=True,  # Ctrl-C in the terminal must only reach the driver.
+            setsid=True,  # Ctrl-C must only reach the driver.
             setsigmask=[],
             setsigdef=[signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE],
         )
@@ -375,7 +368,7 @@ def _spawn(session: Session, lock: int, hash_seed: str) -> tuple[int, int]:
 
 
 def _package_parent() -> str:
-    """Return the directory that contains ``zfabric``, which may not be on a fresh interpreter's path."""
+    """The directory of ``zfabric``, which a fresh interpreter may not search."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -385,7 +378,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def stop(session: Session, timeout: float = 10.0) -> bool:
-    """End a session of this user, made by any version of zfabric. Return False if it was dead already."""
+    """End this user's session, of any version. Return False if it was dead."""
     pidfd = processes.open_pidfd(*session.supervisor()) if session.alive() else None
     if pidfd is None:
         return False

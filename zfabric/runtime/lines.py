@@ -1,8 +1,7 @@
-"""Lines of workers' output as they are shown: with their writer, without terminal escapes, with short progress bars and crash reports.
+"""Lines of workers' output as shown: with writers, without terminal escapes, with short progress bars and crash reports.
 
-A worker's output is a file of bytes. A *mark* is a line that names the task or actor that writes the following lines, with the time and
-the job; a mark without a name ends that. ``printing`` writes marks. Output without a mark before it, such as that of a child process, has
-no name.
+A *mark* is a line that names the writer of the next lines, with time and job; without a name it ends that. ``printing`` writes marks. Other
+output, as of child processes, has no name.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import re
 from collections.abc import Iterator
 
 NAME_MAX = 80
-"""Longest name in front of a line, in characters."""
 ZFABRIC = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-"""The directory of this package, whose frames are left out of crash reports."""
+"""The package, whose frames are left out of crash reports."""
 
 _MARK = re.compile(r"(.*)\x1e\(([^\x1e]*)\)\x1e(?:(\d{1,12}\.\d) (\d{1,10}))?")
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
@@ -23,24 +21,24 @@ _UNSEEN = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09},
     **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))},
 }
-"""Text in the place of control characters except the tab, of those that change the order of others, and of lone surrogates."""
+"""Text for control characters but the tab, those that reorder others, and lone surrogates."""
 CRASH = "Fatal Python error: "
-"""The beginning of Python's crash reports."""
+"""Begins Python's crash reports."""
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in (.*)')
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
 
 
 def mark(name: str, at: float = 0.0, job: int = 0) -> str:
-    """Return the mark that begins the output of the task or actor with this name, or with an empty name ends it.
+    """The mark that begins the output of ``name``, or with "" ends it.
 
-    ``at`` is the time in seconds since 1970, and ``job`` the number of the job; both are left out if the time is 0.
+    ``at`` (seconds since 1970) is left out if 0, as is ``job``, the job's number.
     """
     return f"\x1e({name[:NAME_MAX].translate(_UNSEEN)})\x1e" + (f"{at:.1f} {job}\n" if at else "\n")
 
 
 def shown(text: str) -> str:
-    """Replace by text what a terminal would obey, and what cannot be encoded: all that shows names and errors uses it.
+    """Escape what a terminal would obey or cannot encode, in all names and errors.
 
     >>> shown("\\x1b[2Jgone?\\n \\x1b[31mred \\udcff")
     '\\\\x1b[2Jgone?\\\\x0a \\\\x1b[31mred \\\\udcff'
@@ -49,7 +47,7 @@ def shown(text: str) -> str:
 
 
 def visible(line: str) -> str:
-    """Replace as ``shown`` does in a line of a program's output. Colours remain, and end with the line.
+    """Escape a line of output; its colours end with it.
 
     >>> visible("\\x1b[2Jgone? \\x1b[31mred")
     '\\\\x1b[2Jgone? \\x1b[31mred\\x1b[0m'
@@ -65,37 +63,36 @@ def visible(line: str) -> str:
 
 
 def last_written(line: str) -> str:
-    """Return what a terminal shows of a line with carriage returns: the last piece that has text."""
+    """What a terminal shows of a line with carriage returns: its last text."""
     if "\r" not in line:
         return line
     return next((piece for piece in reversed(line.split("\r")) if piece), "")
 
 
 def is_of_program(path: str, function: str) -> bool:
-    """Whether a frame is user code: neither of this package nor one with which every thread begins."""
+    """Whether a frame is user code: not of this package, nor a thread's first."""
     return not (path.startswith(ZFABRIC) or (path.endswith("/threading.py") and function.rpartition(".")[2] in _THREAD_START))
 
 
 class Lines:
-    """Reads the lines of one file: who wrote each, and how it is shown. ``name`` is that of the last mark."""
+    """Reads a file's lines, with writers. ``name`` is the last mark's."""
 
     __slots__ = ("_crashed", "_ours", "_thread", "at", "job", "name")
 
     def __init__(self) -> None:
         self.name = ""
         self.at = 0.0
-        """The time in the last mark with a name, in seconds since 1970; 0 if there is none, or something without a name wrote since."""
+        """The last mark's time in seconds since 1970, or 0."""
         self.job = 0
-        """The number of the job in the last mark that has one."""
         self._crashed = False
-        """Whether the lines are a crash report of Python (``faulthandler``)."""
+        """Whether a crash report (``faulthandler``) is read."""
         self._thread = ""
-        """The first line of the thread whose frames follow, until it is shown."""
+        """A thread's first line, until it is shown."""
         self._ours: bool | None = None
-        """Whether the thread's last frame was of this package; None once all its frames of user code were shown."""
+        """Whether the last frame was of this package; None once the thread's user code was shown."""
 
     def read(self, data: bytes) -> Iterator[tuple[str, str]]:
-        """Yield ``(name, line)`` for each line of ``data`` that is shown."""
+        """Yield ``(name, line)`` to show."""
         for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
             marked = _MARK.fullmatch(line) if "\x1e" in line else None
             if marked is not None:
@@ -108,7 +105,7 @@ class Lines:
                 self.job = int(marked[4] or self.job)
 
     def _shown(self, line: str) -> tuple[str, ...]:
-        """Return the lines to show for one line. In a crash report, these are each thread's innermost frames of user code."""
+        """What to show: of a crash report, each thread's innermost user code."""
         if line.startswith(CRASH):
             self._crashed, self._thread, self._ours = True, "", None
             return (line,)

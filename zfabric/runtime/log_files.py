@@ -1,4 +1,4 @@
-"""Log files of a session, read from here or by its daemon for another node: which there are, and their bytes."""
+"""A session's log files, read here or by its daemon for another node."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from zfabric.protocol import messages as m
 from zfabric.runtime.logs import STREAMS, log_path, worker_pids
 
 FILES, BYTES = "log files", "log bytes"
-"""Questions that the shell of a daemon answers to other nodes: its machines know no files."""
+"""Questions of other nodes to a daemon's shell: machines know no files."""
 CHUNK_BYTES = 256 * 1024
-"""Most bytes of one read: a daemon reads them within its turn."""
+"""Most bytes per read, which takes a part of a turn."""
 SYSTEM = ("daemon", "template", "supervisor", "transfer")
-"""The fabric's own processes that have logs."""
 ROTATED = 9
-"""Most parts that were rotated away from a file."""
+"""Most rotated parts."""
 
 
 class LogFiles(Protocol):
     """The log files of one node."""
 
     def names(self, system: bool) -> list[tuple[str, int, str]]:
-        """Names of the files of workers, or of the fabric's own processes, each with the pid (0: none) and the name of its writer."""
+        """(file, its writer's pid or 0, name) of workers, or of the fabric's own processes."""
 
     def read(self, name: str, offset: int) -> bytes | None:
-        """Up to ``CHUNK_BYTES`` of a file from ``offset`` on; None if there is no such file."""
+        """Up to ``CHUNK_BYTES`` from ``offset`` on; None without such a file."""
 
     def size(self, name: str) -> int:
-        """The size of a file in bytes; 0 if there is none."""
+        """Bytes; 0 without a file."""
 
 
 class LocalLogFiles:
@@ -68,29 +67,29 @@ class LocalLogFiles:
 
 
 class RemoteLogFiles:
-    """The log files of another node of a cluster, which its daemon reads. ``client`` has the method ``query`` of a connection."""
+    """Another node's log files. ``client`` is a connection. Raises FabricError if the node does not answer."""
 
     def __init__(self, client: Any, node: str) -> None:
         self._client = client
         self._node = bytes.fromhex(node)
 
     def names(self, system: bool) -> list[tuple[str, int, str]]:
-        """Implement ``LogFiles.names``. Raises FabricError if the node does not answer."""
+        """Implement ``LogFiles.names``."""
         return [tuple(row) for row in self._client.query("at", self._node, FILES, system)]
 
     def read(self, name: str, offset: int) -> bytes | None:
-        """Implement ``LogFiles.read``. Raises FabricError if the node does not answer."""
+        """Implement ``LogFiles.read``."""
         data, _ = self._client.query("at", self._node, BYTES, name, offset)
         return data  # type: ignore[no-any-return]
 
     def size(self, name: str) -> int:
-        """Implement ``LogFiles.size``. Raises FabricError if the node does not answer."""
+        """Implement ``LogFiles.size``."""
         _, size = self._client.query("at", self._node, BYTES, name, -1)
         return size  # type: ignore[no-any-return]
 
 
 def answer(directory: str, query: m.Query) -> m.Answer:
-    """Answer one of these questions of another node about the log files in a directory."""
+    """Answer another node's question."""
     files = LocalLogFiles(directory)
     try:
         if query.what == FILES:

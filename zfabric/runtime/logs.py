@@ -1,13 +1,9 @@
-"""Logs of daemon and supervisor, and the output of workers: its files, how the daemon follows them, and how they are rotated.
+"""Logs of daemon and supervisor, and workers' output: how the daemon follows and rotates the files.
 
-A worker appends its standard output and error to files (``O_APPEND``). So no output is lost with the worker or the daemon, and printing
-never waits. The daemon reads the files regularly and passes new complete lines on to the driver (``lines`` parses them). A file that has
-grown past a limit is copied and truncated; its writer goes on at the new end. If it is more than twice as large as the limit by then, only
-its last bytes are copied, as many as the limit.
-
-A worker may print faster than lines can be shown. The shown output then skips ahead, with a notice; the files have the rest.
-
-No work depends on logs: on a full disk, lines are missing, and everything else goes on.
+Workers append to files (``O_APPEND``): nothing is lost with a worker or the daemon, and printing never waits. The daemon passes complete
+lines to the driver (``lines`` parses them). A file past a limit is copied, past twice the limit only its last bytes, and truncated; its
+writer goes on at the new end. Output faster than can be shown is skipped with a notice; the files have it. On a full disk lines are
+missing, and everything else goes on.
 """
 
 from __future__ import annotations
@@ -26,32 +22,32 @@ from zfabric.runtime.stacks import dump_path
 
 STREAMS = ("out", "err")
 CHUNK_BYTES = 64 * 1024
-"""Most bytes of one file passed on per call, so that a call takes well below a millisecond. Longer lines are split."""
+"""Most bytes of a file per call, well below a millisecond. Longer lines are split."""
 BACKLOG_BYTES = 1024 * 1024
-"""Most bytes of output that may wait to be passed on; older output is skipped."""
+"""Most bytes that wait to be passed on; older output is skipped."""
 DEAD_KEPT = 64
-"""Number of dead workers whose files remain; the oldest are deleted first."""
+"""Dead workers whose files remain, the latest."""
 
 PROGRESS_EVERY = 1.0
-"""Least seconds between two versions of a rewritten line (a progress bar)."""
+"""Least seconds between shown versions of a progress bar."""
 
 LogRow = tuple[int, str, str, str]
-"""(pid, name of the writer or empty, stream, text); the text is one or more lines, without the last newline."""
+"""(pid, writer's name or "", stream, text): lines without the last newline."""
 
 
 def log(text: str) -> None:
-    """Write one line to the log of this process."""
+    """Write a line to this process's log."""
     with contextlib.suppress(OSError):
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def log_path(directory: str, token: bytes, stream: str) -> str:
-    """Return the path of the file to which a worker writes ``stream`` ("out" or "err")."""
+    """A worker's file for ``stream`` ("out" or "err")."""
     return f"{directory}/worker-{token.hex()}.{stream}"
 
 
 def note_worker(directory: str, token: bytes, pid: int) -> None:
-    """Record a worker's pid beside the logs, so that its output can be found by pid later."""
+    """Record a worker's pid, to find its output later."""
     with contextlib.suppress(OSError), open(f"{directory}/workers", "ab", opener=_private, buffering=0) as file:
         file.write(b"%s %d\n" % (token.hex().encode(), pid))
 
@@ -61,7 +57,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def worker_pids(directory: str) -> dict[bytes, int]:
-    """Return the pids of a session's workers by token, dead workers included, in the order of their start."""
+    """Workers' pids by token, the dead included, in order of start."""
     try:
         with open(f"{directory}/workers", encoding="ascii") as file:
             whole = [line.split() for line in file if line.endswith("\n")]  # A full disk may have cut a line.
@@ -71,9 +67,9 @@ def worker_pids(directory: str) -> dict[bytes, int]:
 
 
 def tail(path: str, lines: int = 20, size: int = 4096) -> str:
-    """Return the last lines of a file, at most ``size`` bytes; of its rotated copy if it is empty.
+    """A file's last lines, at most ``size`` bytes; its rotated copy's if it is empty.
 
-    After a crash, return the first lines of Python's crash report instead, which has the cause first.
+    After a crash, the first lines of Python's report, which begins with the cause.
     """
     for candidate in (path, f"{path}.1"):
         try:
@@ -92,7 +88,7 @@ def tail(path: str, lines: int = 20, size: int = 4096) -> str:
 
 
 class _Follower:
-    """One followed file, read up to ``offset``. ``partial`` is a line whose end has not been written yet."""
+    """A file read up to ``offset``. ``partial`` is an unfinished line."""
 
     __slots__ = ("_progress", "_progress_at", "lines", "offset", "partial", "path")
 
@@ -102,14 +98,13 @@ class _Follower:
         self.partial = b""
         self.lines = Lines()
         self._progress = b""
-        """The version of a rewritten line that was shown last."""
+        """The last shown version."""
         self._progress_at = 0.0
-        """The earliest time to show the next version."""
 
     def read(self, limit: int) -> bytes:
-        """Return new bytes, up to ``limit``. Too old ones are skipped, with a notice."""
+        """Up to ``limit`` new bytes. Too old ones are skipped, with a notice."""
         try:
-            if os.stat(self.path).st_size == self.offset:  # The usual case; opening the file costs five times as much.
+            if os.stat(self.path).st_size == self.offset:  # The usual case; opening costs five times as much.
                 return b""
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -136,7 +131,7 @@ class _Follower:
             os.close(descriptor)
 
     def new_lines(self, now: float, limit: int = CHUNK_BYTES) -> bytes:
-        """Return new complete lines. A line longer than a chunk is split; of a rewritten one, a version is returned now and then."""
+        """New complete lines; long ones are split, rewritten ones shown now and then."""
         data = self.partial + self.read(limit)
         end = data.rfind(b"\n") + 1
         if len(data) - end > CHUNK_BYTES:
@@ -144,7 +139,7 @@ class _Follower:
         whole, self.partial = data[:end], data[end:]
         if self._progress and whole:
             if last_written(whole.split(b"\n", 1)[0].decode(errors="replace")) == self._progress.decode(errors="replace"):
-                whole = whole.split(b"\n", 1)[1]  # Its last version was shown already.
+                whole = whole.split(b"\n", 1)[1]  # Already shown.
             self._progress = b""
         if b"\r" in self.partial:
             written = self.partial.rstrip(b"\r").rpartition(b"\r")[2]
@@ -155,16 +150,16 @@ class _Follower:
         return whole
 
     def rest(self) -> bytes:
-        """Return all unread bytes, an unfinished line included."""
+        """All unread bytes."""
         data, self.partial = self.partial, b""
         data += self.read(BACKLOG_BYTES)
         progress, self._progress = self._progress, b""
         return b"" if progress and data.strip(b"\r\n") == progress else data
 
     def rotate(self, files: int, max_bytes: int, now: float) -> bytes:
-        """Copy the file, with at most ``files`` copies, and truncate it. Return its unread lines.
+        """Copy the file, keep ``files`` copies, and truncate. Return its unread lines.
 
-        Of a file larger than twice ``max_bytes``, only the last ``max_bytes`` are copied. Nothing is done while no descriptor is left.
+        Above twice ``max_bytes``, only the last ``max_bytes`` are copied. Without a descriptor nothing is done.
         """
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -196,7 +191,7 @@ class _Follower:
 
 
 def _copy(source: int, path: str, max_bytes: int) -> None:
-    """Copy the last bytes until the end is reached, so that little is written between copying and truncating."""
+    """Copy the last bytes up to the end, so that little is written before the truncation."""
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(source).st_size
@@ -213,10 +208,7 @@ class _Worker(NamedTuple):
 
 
 class LogTailer:
-    """Follows the output of a node's workers. Files are rotated at ``max_bytes``, with at most ``files`` copies.
-
-    ``clock`` returns seconds; it limits how often a rewritten line is shown.
-    """
+    """Follows workers' output. Rotates files at ``max_bytes``; ``clock`` (seconds) paces rewritten lines."""
 
     def __init__(self, directory: str, max_bytes: int, files: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.directory = directory
@@ -227,7 +219,7 @@ class LogTailer:
         self._dead: list[bytes] = []
 
     def poll(self, pids_by_token: Mapping[bytes, int]) -> list[LogRow]:
-        """Return new complete lines of these workers, as rows by worker, stream and writer. Rotate files that are too large."""
+        """New complete lines of these workers, by worker, stream and writer. Rotates large files."""
         rows = []
         now = self._clock()
         for token, pid in pids_by_token.items():
@@ -239,12 +231,12 @@ class LogTailer:
         return rows
 
     def flush(self, token: bytes, pid: int = 0) -> list[LogRow]:
-        """Return the unread output of a worker that ended, an unfinished line included. ``pid`` is needed if it was never polled."""
+        """An ended worker's unread output. ``pid`` is needed if it was never polled."""
         worker = self._worker(token, pid)
         return [row for stream, follower in worker.followers for row in _rows(worker.pid, stream, follower, follower.rest())]
 
     def sign(self, token: bytes, name: str, text: str) -> None:
-        """Append a line, in the name of a task or actor, to a dead worker's standard error, if that has any output."""
+        """Append a line in a task's or actor's name to a dead worker's standard error, unless that is empty."""
         path = log_path(self.directory, token, "err")
         with contextlib.suppress(OSError):
             if os.stat(path).st_size:
@@ -252,7 +244,7 @@ class LogTailer:
                     file.write(f"{mark(name)}{text}\n".encode(errors="replace"))
 
     def forget(self, token: bytes) -> None:
-        """Stop following a worker that ended. Delete its empty files, and those of all but the last ``DEAD_KEPT`` workers."""
+        """Stop following an ended worker. Delete its empty files, and those of all but the last ``DEAD_KEPT``."""
         with contextlib.suppress(OSError):
             os.unlink(dump_path(self.directory, token))
         for _, follower in self._worker(token, 0).followers:
@@ -276,6 +268,6 @@ class LogTailer:
 
 
 def _rows(pid: int, stream: str, follower: _Follower, data: bytes) -> list[LogRow]:
-    """Make rows of a file's new lines, one for each run of lines with the same writer."""
+    """A row per run of lines by one writer."""
     found = groupby(follower.lines.read(data), itemgetter(0)) if data else ()
     return [(pid, name, stream, "\n".join(line for _, line in lines)) for name, lines in found]

@@ -1,11 +1,9 @@
-"""Output of user code: it gets the name of its task or actor, and is shown before the outcome reaches the caller.
+"""Output of user code: named after its task or actor, and shown before the outcome reaches the caller.
 
-``sys.stdout`` and ``sys.stderr`` of a worker are ``NamedOutput``. They write a *mark* (see ``lines``) before a task's or call's first
-output, and set ``Client.printed``. If that is set at the end of a task or call, its output is closed. ``OutputWritten`` is sent ahead of
-the outcome, so that the daemon reads the files first. A process that receives the outcome directly receives ``OutputWritten`` directly,
-too. A driver then has the daemon read the files before ``get`` returns, and a worker sends it on with its own outcome.
-
-Output written straight to the descriptors, by C code or a child process, has no name and is shown a little later.
+``sys.stdout`` and ``sys.stderr`` write a *mark* (``lines``) before a task's first output, and set ``Client.printed``. If that is set at the
+end, the output is closed and ``OutputWritten`` precedes the outcome: the daemon reads the files first. Who receives the outcome directly
+also receives ``OutputWritten``: a driver has the daemon read the files before ``get`` returns, a worker sends it on with its own outcome.
+Output straight to a descriptor has no name, and is shown a little later.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from zfabric.machines.client import Client
 from zfabric.runtime.lines import mark
 
 MARK_EVERY = 1.0
-"""Seconds after which a line gets a mark of its own, which has the time, though its writer is the same."""
+"""Seconds after which a line gets a mark for the time alone."""
 
 
 class NamedOutput(io.TextIOWrapper):
@@ -34,13 +32,12 @@ class NamedOutput(io.TextIOWrapper):
         self._writer = name_of_writer
         self._machine = machine
         self._marked = ""
-        """The name in the last mark."""
         self._marked_at = 0.0
         self._in_line = False
-        """Whether the last text did not end its line, as far as is known: a mark would end it."""
+        """Whether the last text has no newline: a mark would end the line."""
 
     def write(self, text: str, /) -> int:
-        """Write a mark if the writer has changed, or if the last one is old, then the text."""
+        """Mark a new writer, or the time, then write."""
         self._mark(self._writer())
         self._machine.printed = True
         self._in_line = not text.endswith("\n") and (bool(text) or self._in_line)
@@ -48,7 +45,7 @@ class NamedOutput(io.TextIOWrapper):
 
     @property
     def buffer(self) -> Any:
-        """The binary stream below, with a mark: its caller is about to write."""
+        """Marked: its caller is about to write."""
         if self._marked != (name := self._writer()):
             self._mark(name)
             self.flush()
@@ -68,10 +65,9 @@ class NamedOutput(io.TextIOWrapper):
 
 
 def name_output(name_of_writer: Callable[[], str], machine: Client) -> Callable[[], None]:
-    """Have this process's standard streams mark their writers. Return a function that closes the output of a task or call.
+    """Have the standard streams mark their writers. Return what closes a task's or call's output.
 
-    ``logging`` records without a handler are printed with their level and logger. No handler is added: ``basicConfig`` in a
-    task would do nothing then.
+    ``logging`` without a handler shows level and logger; a handler would disable ``basicConfig`` in tasks.
     """
     streams = []
     for name in ("stdout", "stderr"):

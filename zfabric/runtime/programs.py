@@ -9,11 +9,11 @@ import sys
 from zfabric.protocol.programs import Program
 
 JOB_VARIABLE = "ZFABRIC_JOB_ID"
-"""Environment variable with the id of the job (``zfabric submit --detach``) of which a program is a part."""
+"""The id of a program's job (``zfabric submit --detach``)."""
 
 
 def this_program() -> Program:
-    """Return what this process runs, as far as it shows."""
+    """What this process runs, as far as it shows."""
     arguments = [text for text in getattr(sys, "orig_argv", []) if isinstance(text, str)]
     return Program(os.environ.get(JOB_VARIABLE, ""), _script(), shlex.join(arguments))
 

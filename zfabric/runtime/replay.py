@@ -1,11 +1,9 @@
-"""Takes checkpoints of actors, and restores an actor's state from the checkpoint and log of its last process.
+"""Takes checkpoints of actors, and restores state from the last process's checkpoint and log.
 
-``machines.worker.call_log`` decides what a log contains and when outcomes may be sent; this module handles the user's objects. A replay
-runs calls in their original order, in the main thread, before any process receives the actor's address. It sends no outcomes again,
-except large values that may have been lost with the last process. Whatever a replayed call submits, puts or calls is new and has new
-names, except calls of its own actor, which are in the log (``own_calls``).
-
-Actors that run several calls at once have checkpoints and no log: ``machines.worker.quiescence`` decides when they are taken.
+``machines.worker.call_log`` decides what a log has and when outcomes leave; this module handles the user's objects. A replay runs calls in
+order, in the main thread, before anybody has the actor's address. It sends no outcomes, except large values that may be lost. What replayed
+calls submit, put or call is new, with new names, except calls of their own actor, which are in the log (``own_calls``). Concurrent actors
+have checkpoints at moments of ``machines.worker.quiescence``, and no log.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from zfabric.runtime.user_code import UserCode
 from zfabric.runtime.worker_connection import WorkerConnection
 
 READ_PATIENCE = 600.0
-"""Seconds within which a page of the log must arrive: the daemon may be restarted meanwhile."""
+"""Seconds for a page of the log: the daemon may restart."""
 PROGRESS_EVERY = 0.25
-"""Seconds between reports of a replay's progress."""
+"""Seconds between reports of progress."""
 
 
 class Replayer:
-    """Checkpoints, replays, and the calls that logged actors make of themselves, in one worker."""
+    """Checkpoints, replays, and logged actors' calls of themselves."""
 
     def __init__(
         self,
@@ -65,10 +63,7 @@ class Replayer:
     # -- creating actors --
 
     def maker_of(self, kind: type, item: Item, create: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that makes the instance of class ``kind``: ``create``, or one that restores it if there is a checkpoint.
-
-        For a task that rebuilds a call's lost value, return the function that does so.
-        """
+        """What makes an instance of ``kind``: ``create``, or what restores it. Of a remake task, what rebuilds the value."""
         if is_remake(item.row):
             return _Remaker(self, item, kind).remake
         every = option(self.worker.functions[item.row[1]][3], "checkpoint_every")
@@ -77,7 +72,7 @@ class Replayer:
     # -- checkpoints --
 
     def checkpoint(self, log: CallLog, instance: Any, kind: type) -> None:
-        """Take a checkpoint. Raises SerializationError, which names the attribute that cannot be pickled, or ObjectTooLargeError."""
+        """Take a checkpoint. Raises SerializationError (naming the attribute) or ObjectTooLargeError."""
         name, connection = kind.__qualname__, self.connection
         with connection.lock:
             log.own.retain_only(connection.machine.calls.pending)
@@ -92,7 +87,7 @@ class Replayer:
             log.checkpoint(packed.to_bytes(), packed.contained)
 
     def checkpoint_if_due(self, item: Invocation) -> None:
-        """Take a checkpoint after a call, if one is due. If that fails, print a warning; the log goes on."""
+        """Take a due checkpoint after a call. A failure is a warning; the log goes on."""
         log = self.worker.mailbox.logs.get(item.actor_id)
         instance = self.host.instances.get(item.actor_id)
         if log is None or not log.due or instance is None:
@@ -101,7 +96,7 @@ class Replayer:
         self._try_checkpoint(log, instance, "a restart will run more calls again")
 
     def checkpoint_when_quiet(self) -> None:
-        """Take a concurrent actor's checkpoint, if one is due and no call runs. Print a warning if it cannot be taken."""
+        """Take a concurrent actor's due checkpoint while no call runs. A failure is a warning."""
         gate, crew = self.worker.gate, self.host.crew
         if gate is None or crew is None:
             return
@@ -132,7 +127,7 @@ class Replayer:
     def _try_checkpoint(self, log: CallLog, instance: Any, otherwise: str) -> None:
         try:
             self.checkpoint(log, instance, type(instance))
-        except BaseException as error:  # Whatever the user's __zf_save__ and __reduce__ raise must not end the actor.
+        except BaseException as error:  # What the user's __zf_save__ and __reduce__ raise must not end the actor.
             with self.connection.lock:
                 log.no_checkpoint()
             if not isinstance(error, (SerializationError, ObjectTooLargeError)):
@@ -141,29 +136,29 @@ class Replayer:
 
 
 class Replay:
-    """Calls that an actor's replayed calls made to the actor itself. They are not made again."""
+    """Calls of an actor to itself by its replayed calls, which are not made again."""
 
     def __init__(self, connection: WorkerConnection, contexts: Contexts, actor_id: bytes, calls: Sequence[LoggedCall], live: bool) -> None:
         self._connection = connection
         self._contexts = contexts
         self.actor_id = actor_id
         self.live = live
-        """Whether the actor itself is restored here. Else calls are run again for a lost value."""
+        """Whether the actor itself is restored. Else a lost value is rebuilt."""
         self.recalled: set[bytes] = set()
-        """Calls whose values are needed here and are not in the log. They are reported when the calls run again."""
+        """Calls with needed, unlogged values, reported when the calls run again."""
         self._ended = _endings(calls)
         self._number = calls[0].number if calls else 0
         self._made = _calls_of(calls[0]) if calls else deque()
-        """Calls made by the running call. Those in the first one's row may have been made by ``__init__``."""
+        """Calls by the running call; the first one's may include those of ``__init__``."""
 
     def begin(self, call: LoggedCall) -> None:
-        """Prepare to run this call again."""
+        """Prepare to repeat a call."""
         if call.number != self._number:
             self._number = call.number
             self._made = _calls_of(call)
 
     def called(self, method: str, returns: int) -> bytes | None:
-        """Return the id of the next call that the running one made to its actor, and hold its values. None if it made no more."""
+        """The id of the running call's next call of its actor, whose values are held; None without one."""
         if self._made and self._made[0][1] == method:
             call_id: bytes = self._made.popleft()[0]
         elif self.live:
@@ -180,7 +175,7 @@ class Replay:
 
 
 def _endings(calls: Sequence[LoggedCall]) -> dict[bytes, Row]:
-    """Return (status, outputs) of each call that has ended, by call id."""
+    """Ended call -> (status, outputs)."""
     return {
         **{call.call_id: (call.status, call.outputs) for call in calls},
         **{row[0]: row[1] for call in calls for row in call.calls if is_note(row)},
@@ -192,7 +187,7 @@ def _calls_of(call: LoggedCall) -> deque[Row]:
 
 
 class _Maker:
-    """Creates or restores the instance of a logged actor."""
+    """Creates or restores a logged actor's instance."""
 
     def __init__(self, replayer: Replayer, item: Item, kind: type, create: Callable[..., Any], every: int) -> None:
         self.replayer = replayer
@@ -202,15 +197,15 @@ class _Maker:
         self.kind = kind
         self.actor_id: bytes = item.row[0]
         self.namer: Namer | None = None
-        """The namer of replayed calls' submissions. None: each call has its own, in this life of the actor."""
+        """The namer of replayed calls' submissions. None: each call has its own."""
         options = replayer.worker.functions[item.row[1]][3]
         self.log = (CheckpointLog if option(options, "unlogged", False) else CallLog)(self.actor_id, item.attempt, every)
         self.log.readonly = frozenset(option(options, "readonly", ()))
         self.places: list[bytes] = []
-        """The node of this process and the actor's home, if these are two."""
+        """This node and the actor's home, if they differ."""
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
-        """Restore the instance from its last checkpoint and the calls after it; create it if there are none."""
+        """Restore the instance from checkpoint and log, or create it."""
         replayer, connection, log = self.replayer, self.connection, self.log
         saved, last = newest(self._rows(CHECKPOINT))
         blocks = list(blocks_after(last, self._rows(LOG)))  # Read before the lock is taken: this waits for answers.
@@ -235,9 +230,9 @@ class _Maker:
         return instance
 
     def _call_again(self) -> list[bytes]:
-        """Repeat the actor's calls to itself that have not run. The caller holds the lock.
+        """Repeat the actor's calls of itself that have not run. The caller holds the lock.
 
-        Return the ids of their values, and of other calls' values that they need.
+        Return the ids of their values and of those that they need.
         """
         values = []
         for call_id, (status, outputs) in self.log.own.needed.items():
@@ -293,13 +288,13 @@ class _Maker:
             elif not self._wants(call):
                 return
             status, outputs, extra = replayer.user_code.packed(item, value)
-            connection.retained.pop(call.call_id, None)  # No process receives the error of a replay.
+            connection.retained.pop(call.call_id, None)  # No process receives a replay's error.
             if status == OK:
                 with connection.lock:
                     replayer.worker.mailbox.report_remade(self.log, call, outputs, extra[0] if extra is not None else ())
                     replayer.writes.finish(call.call_id)
                     if call.call_id in replay.recalled:
-                        connection.flush()  # Report it before it is requested, and before refs inside it are released.
+                        connection.flush()  # Before it is requested, and before refs inside it are released.
 
     def _wants(self, call: LoggedCall) -> bool:
         return self.log.wants(call)
@@ -309,17 +304,17 @@ class _Maker:
 
 
 class _Remaker(_Maker):
-    """Runs calls again, in a separate process, up to the one that made a lost value."""
+    """Runs calls again, in another process, up to the maker of a lost value."""
 
     def __init__(self, replayer: Replayer, item: Item, kind: type) -> None:
         super().__init__(replayer, item, kind, kind, 0)
         self.actor_id, lost = option(item.row[4], "remake")
         self.log = CallLog(self.actor_id, item.attempt, 0)
         self._call_id: bytes = lost[:TASK_BYTES]
-        self.namer = replayer.contexts.namer()  # The task's namer: the calls' own names belong to the actor's lives.
+        self.namer = replayer.contexts.namer()  # The task's: the calls' own names belong to the actor's lives.
 
     def remake(self, *args: Any, **kwargs: Any) -> None:
-        """Run the calls from the last checkpoint before the lost value's call up to that call."""
+        """Run the calls from the checkpoint before the lost value's call to that call."""
         replayer, connection, log = self.replayer, self.connection, self.log
         parts, blocks = list(self._rows(CHECKPOINT)), list(self._rows(LOG))
         number = next((call.number for block in blocks_after(0, blocks) for call in calls_in(block) if call.call_id == self._call_id), None)
@@ -344,7 +339,6 @@ class _Remaker(_Maker):
 
 
 def _loaded(state: bytes, kind: type) -> Any:
-    """Load the instance from a checkpoint."""
     value = serialization.load_instance(state, kind)
     if getattr(kind, "__zf_save__", None) is None:
         return value

@@ -1,7 +1,4 @@
-"""Reports of a worker: outcomes of calls, values of streams, output, and its slot, which is read if the worker dies.
-
-``running`` reports tasks and calls of the main thread, with the functions here that all of them share.
-"""
+"""A worker's reports: outcomes of calls, streams, output, and the slot. ``running`` reports the main thread's."""
 
 from __future__ import annotations
 
@@ -21,15 +18,14 @@ from zfabric.runtime.user_code import Ending
 from zfabric.runtime.worker_connection import WorkerConnection
 
 REPORT_ROWS = 512
-"""Number of outcomes that are sent without waiting for more."""
+"""Outcomes sent without waiting for more."""
 TASK = slice(0, TASK_BYTES)
-"""The part of the slot with the id of the running task or call."""
+"""The running id's part of the slot."""
 NOTHING = bytes(TASK_BYTES)
-"""The id in the slot while nothing runs."""
 
 
 class Reporter:
-    """Sends the reports of one worker. ``close_output`` ends the output of a task or call that has printed."""
+    """Sends one worker's reports. ``close_output`` ends a task's or call's output."""
 
     def __init__(
         self, connection: WorkerConnection, contexts: Contexts, writes: UnreportedWrites, close_output: Callable[[], None]
@@ -48,13 +44,13 @@ class Reporter:
     # -- the slot, which outlives this process --
 
     def mark(self, item: Item | Invocation | None) -> None:
-        """Write the running task or call into the slot. None: the top of the main thread's stack, if there is one."""
+        """Write what runs into the slot; None: what the main thread runs."""
         if item is None:
             item = self._contexts.top
         self.slot[TASK] = item.row[0] if item is not None else NOTHING
 
     def count(self, gate: Gate) -> None:
-        """Write into the slot how many calls have ended of an actor with checkpoints and no log."""
+        """Write the number of ended calls of an unlogged actor with checkpoints into the slot."""
         COUNT.pack_into(self.slot, TASK_BYTES, gate.log.number, gate.log.attempt, gate.log.actor_id)
         if gate.wants_shell:
             self._connection.transport.wake()
@@ -64,7 +60,7 @@ class Reporter:
     # -- output --
 
     def send_printed(self, receiver: bytes) -> None:
-        """Send ``OutputWritten`` to the daemon, and to ``receiver``, if it may get an outcome directly. The caller holds the lock."""
+        """Send ``OutputWritten`` to the daemon, and to ``receiver``, who may get an outcome directly. The caller holds the lock."""
         worker, connection = self._worker, self._connection
         self._machine.printed = False
         self._close_output()
@@ -80,9 +76,9 @@ class Reporter:
     def end_beside(
         self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True
     ) -> Item | Invocation | None:
-        """Report a call or task that ran beside others. Claim and return the next call of its group, if there is one.
+        """Report what ran beside others. Claim and return its group's next call.
 
-        Without ``flush`` the caller soon sends the outcome. It leaves earlier if nothing was sent for ``completion_delay``.
+        Without ``flush`` the caller sends soon; after ``completion_delay`` the outcome leaves here.
         """
         status, outputs, extra = outcome
         connection, worker = self._connection, self._worker
@@ -102,7 +98,7 @@ class Reporter:
             if connection.closed:
                 pass  # The process exits. Others have sent what it had.
             elif (flush and following is None) or worker.unreported >= REPORT_ROWS or clock() - connection.sent_at > self._delay:
-                connection.flush()  # After a long call, at once: the next one may be as long, and let no other thread run.
+                connection.flush()  # After a long call at once: the next one may be as long, and let no other thread run.
             elif (flush or worker.running_calls) and not connection.armed:
                 connection.arm_flusher()
             if (self._host.done and not worker.running_calls) or (following is None and worker.baton is not None):
@@ -125,9 +121,9 @@ class Reporter:
         seconds: float,
         answered: bool = False,
     ) -> bool:
-        """Fix the outcome of a call. Return whether it waits for a commit (``Worker.finish_call``).
+        """Fix a call's outcome. Return whether it waits for a commit (``Worker.finish_call``). The caller holds the lock.
 
-        ``answered`` says whether the outcome was sent to the call's caller already. The lock is held.
+        ``answered``: the caller has received it.
         """
         worker = self._worker
         reason = worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
@@ -149,7 +145,7 @@ class Reporter:
     # -- streams --
 
     def send_yield(self, row: Row) -> None:
-        """Report the next value of a stream, in batches, and receive how far the stream may go."""
+        """Report a stream's next value in batches, and receive its permission."""
         connection, worker = self._connection, self._worker
         with connection.lock:
             if self._machine.printed:
@@ -167,7 +163,7 @@ class Reporter:
 
 
 def receiver_of(item: Item | Invocation) -> bytes:
-    """Return the process that may get the outcome directly: a call's caller on this node, or a task's driver if it submitted directly."""
+    """Who may get the outcome directly: a caller on this node, or a driver of direct submission."""
     if isinstance(item, Invocation):
         return b"" if node_of_caller(item.caller) else item.caller
     return item.driver

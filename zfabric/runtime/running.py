@@ -1,7 +1,6 @@
-"""The loop of a worker's main thread: it claims tasks and calls, runs them one after the other, and reports their outcomes.
+"""The loop of a worker's main thread: claims tasks and calls, runs them, reports outcomes.
 
-The main thread claims under the lock, runs without it, reports in batches, and waits for more. Other tasks may run on top of one that
-waits in ``get`` (see ``waiting``).
+Claims are made under the lock, reports in batches. Others may run on top of a task that waits in ``get`` (``waiting``).
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from zfabric.runtime.shared_process import SharedProcess
 from zfabric.runtime.user_code import Ending
 
 END_REPORT_SECONDS = 10.0
-"""Seconds that an actor which ends itself waits for the daemon to receive that. The daemon may be restarting."""
+"""Seconds for the daemon to receive an actor's end. It may be restarting."""
 
 
 class TaskLoop:
     """Runs tasks and calls in the main thread.
 
-    The class copies what a plain task needs of other parts into its attributes.
+    What a plain task needs of other parts is copied into attributes.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class TaskLoop:
         self._shared = shared
         self._replayer = replayer
         self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
-        """The signals that the main thread blocks before user code runs."""
+        """The signal mask before user code runs."""
         self._first_unreported = 0.0
 
     # -- choosing --
@@ -144,7 +143,7 @@ class TaskLoop:
         self._connection.wait_until(wanted, host.leaves_at if leaving and host.leaves_at > clock() else None)
 
     def _retire(self) -> None:
-        """Exit an actor's process after the daemon has received its messages: otherwise this would count as a crash."""
+        """Exit once the daemon has this process's messages: else it would count as a crash."""
         relocates = not self._host.leaving and self._host.relocates
         if relocates:
             with self._lock:
@@ -152,16 +151,16 @@ class TaskLoop:
         self._host.end()
         self._attempts.returned = None
         if self._host.leaving or relocates:
-            # The daemon must receive how the actor ended before it detects the exit, or it would take that for a crash.
+            # How the actor ended must arrive before the exit is detected.
             with contextlib.suppress(FabricError):
                 self._client.query("nothing", timeout=END_REPORT_SECONDS)
         self._connection.close_at_end()
         raise SystemExit(0)
 
     def _restore_signals(self) -> None:
-        """Unblock signals that tasks have blocked, so that later tasks can be interrupted. It is a system call, so not done for each task.
+        """Unblock signals for later tasks: a system call, so not for each task.
 
-        An actor may block signals on purpose, in order to wait for them.
+        An actor may block signals on purpose.
         """
         if self._host.instances:
             _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (INTERRUPT,))
@@ -171,7 +170,7 @@ class TaskLoop:
     # -- running --
 
     def execute(self, item: Item | Invocation, claim: bool = False) -> Item | Invocation | None:
-        """Run a task or call; with ``claim``, go on with the next ones. Return a claimed async task, which runs beside others."""
+        """Run a task or call; with ``claim``, also the next. Return a claimed async task."""
         if not self._machine.job:
             self._machine.job = item.row[0][:JOB_BYTES]
         lock, handler, stack, namers, asyncs = self._lock, self._handler, self._stack, self._namers, self._worker.async_functions
@@ -203,7 +202,7 @@ class TaskLoop:
                     self._reporter.mark(None)
                     break
                 item = following
-                namers[-1] = None  # Before the next one runs: finalizers may submit at any moment, and must not use its names.
+                namers[-1] = None  # Finalizers may submit at any moment, and must not use the ended task's names.
         finally:
             namers.pop()
         if self._worker.mailbox.logs and type(item) is Invocation:
@@ -211,7 +210,7 @@ class TaskLoop:
         return following
 
     def _end(self, item: Item | Invocation, ending: Ending, started: float, ended: float, claim: bool) -> Item | Invocation | None:
-        """Report an outcome. With ``claim``, claim and return the next task or call. The caller holds the lock."""
+        """Report an outcome; with ``claim``, return the next item. The caller holds the lock."""
         status, outputs, extra = ending
         worker = self._worker
         held = False
@@ -225,7 +224,7 @@ class TaskLoop:
             unreported = worker.unreported
         else:
             answered, unreported = False, -1
-            if extra is None and not worker.queue:  # Nothing follows, so somebody may wait for this outcome.
+            if extra is None and not worker.queue:  # Somebody may wait for the last outcome.
                 if item.driver:  # type: ignore[union-attr]
                     answered = self._answer(item, status, outputs, ended)
                 elif self._report_alone(item, status, outputs, started, ended):  # type: ignore[arg-type]
@@ -237,7 +236,7 @@ class TaskLoop:
         if self._unreported_writes:
             self._writes.finish(item.row[0])
         if unreported == 1:
-            self._first_unreported = started  # After a long one it leaves at once, not when the next one lets another thread run.
+            self._first_unreported = started  # After a long one it leaves at once: the next may let no other thread run.
         if not answered and (unreported >= REPORT_ROWS or ended - self._first_unreported > self._completion_delay):
             self._reporter.mark(None)
             self._restore_signals()
@@ -255,7 +254,7 @@ class TaskLoop:
         return following
 
     def _report_alone(self, item: Item, status: int, outputs: Row, started: float, ended: float) -> bool:
-        """Record and send the outcome of a task by itself, if nothing else is to be sent. Return whether it was. The lock is held."""
+        """Send a task's outcome if nothing else is unsent; return whether it was sent. The caller holds the lock."""
         if self._machine.has_unsent:
             return False
         report = self._worker.report_alone(item, status, outputs, started, ended - started)
@@ -265,7 +264,7 @@ class TaskLoop:
         return True
 
     def _answer(self, item: Item | Invocation, status: int, outputs: Row, now: float) -> bool:
-        """Send an outcome straight to the process that waits for it, if that is permitted. Return whether it was. The lock is held."""
+        """Send an outcome straight to who waits, if permitted; return whether it was sent. The caller holds the lock."""
         answer = self._worker.answer(item, status, outputs) if not self._machine.has_unsent else None
         if answer is None:
             return False

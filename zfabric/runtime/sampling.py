@@ -1,6 +1,6 @@
-"""Where a process spends its time: the stacks of its threads, taken many times in a second by a thread that lives only that long.
+"""Where a process spends its time: stacks, sampled by a thread that lives only that long.
 
-What is counted is time that passes, not time on a CPU: a thread that waits is where it waits. Nothing is recorded before somebody asks.
+Wall time counts: a waiting thread is where it waits.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from types import CodeType, FrameType
 from zfabric.protocol.messages import Rows
 
 SECONDS_MOST = 1.5
-"""Longest time that one question samples. Who wants to see more asks again."""
+"""Longest time of one question."""
 EVERY_SECONDS = 0.01
 DEPTH_MOST = 100
-"""Most frames of a stack, from the outermost on."""
+"""Most frames of a stack, outermost first."""
 FRAMES_MOST = 6000
-"""Most frames of an answer, which is one message. Stacks that came later are counted without frames."""
+"""Most frames of an answer, which is one message. Later stacks are counted without frames."""
 PATH_MOST = 200
 
 Codes = tuple[CodeType, ...]
 Answer = Callable[[list[tuple[bytes, int]], Rows], None]
-"""Takes those that have asked, as (asker, token), and the rows."""
+"""Receives the askers (asker, token), and the rows."""
 
 
 def sampled_threads(seconds: float) -> Rows:
-    """Return the stacks seen in this time: rows ``(thread, frames, samples)``, frames ``(file, line, function)`` with the outermost first.
+    """Stacks seen in this time: rows ``(thread, frames, samples)``, frames ``(file, line, function)``, outermost first.
 
-    The line is that of the function. The calling thread is left out.
+    The line is the function's. The calling thread is left out.
     """
     own, counts = get_ident(), dict[tuple[str, Codes], int]()
     began = time.monotonic()
@@ -51,7 +51,7 @@ def sampled_threads(seconds: float) -> Rows:
                 counts[key] = counts.get(key, 0) + 1
         due += EVERY_SECONDS
         now = time.monotonic()
-        if due < now:  # It is slower than it should be, as where another thread does not release the interpreter.
+        if due < now:  # Another thread may not release the interpreter.
             due = now
         if due >= end:
             break
@@ -73,14 +73,14 @@ def _frame(code: CodeType) -> tuple[str, int, str]:
 
 
 class Sampler:
-    """Samples on a thread of its own, one question at a time: who asks meanwhile gets the same answer."""
+    """Samples for one question at a time; others meanwhile get the same answer."""
 
     def __init__(self) -> None:
         self._asked: list[tuple[bytes, int]] = []
         self._lock = threading.Lock()
 
     def ask(self, asker: bytes, token: int, seconds: float, answer: Answer) -> None:
-        """Have ``answer`` called with the rows and all that have asked, by another thread. Raises RuntimeError if none can start."""
+        """Have a thread call ``answer`` with all askers and the rows. Raises RuntimeError if none can start."""
         with self._lock:
             self._asked.append((asker, token))
             if len(self._asked) > 1:

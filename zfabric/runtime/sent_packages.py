@@ -1,6 +1,6 @@
-"""The sent part of a worker's environment: its working directory and modules, fetched and unpacked before its first task.
+"""The sent part of a worker's environment, fetched and unpacked before its first task.
 
-A node unpacks each archive once, below its session's directory. Workers hold what they use, and the archives' refs for what they submit.
+A node unpacks each archive once. Workers hold what they use, and the archives' refs for what they submit.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ Get = Callable[[Sequence[bytes], float | None], list[bytes | Outcome]]
 
 
 class SentPackages:
-    """Enters the sent directory and modules of this worker's environment, once."""
+    """The sent directory and modules of this worker's environment."""
 
     def __init__(self, connection: WorkerConnection, get: Get) -> None:
         self.paths: list[str] = []
-        """Paths that ``enter`` has put at the beginning of ``sys.path``."""
         self._connection = connection
         self._get = get
         self._root = f"{connection.session.directory}/environments"
@@ -35,7 +34,7 @@ class SentPackages:
         self._entered = not (self._directory or self._modules)
 
     def enter(self) -> None:
-        """Change to the working directory, and put it and the modules on ``sys.path``. Raises RuntimeEnvSetupError."""
+        """Enter them once: change the directory, extend ``sys.path``. Raises RuntimeEnvSetupError."""
         if self._entered:
             return
         paths = [self._unpacked(uri) for uri in (*self._modules, *[self._directory] * bool(self._directory))]
@@ -61,7 +60,7 @@ class SentPackages:
             try:
                 found = cached_directories.use(self._root, digest, make, self._connection.config.environments_bytes)
             except _NotFetched:
-                archive = self._fetched(identifier)  # Without the lock: another task may run on top meanwhile, and need the same archive.
+                archive = self._fetched(identifier)  # Without the lock: a task on top may need the same archive.
             except OSError as error:
                 raise RuntimeEnvSetupError(f"what was sent for a runtime_env cannot be unpacked in {self._root}: {error}") from None
             else:
@@ -80,4 +79,4 @@ class SentPackages:
 
 
 class _NotFetched(Exception):
-    """The archive has to be unpacked here, and was not fetched yet."""
+    """The archive must be fetched first."""

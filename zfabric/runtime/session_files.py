@@ -1,8 +1,7 @@
-"""The supervisor's care for the files of its session, which others may delete: cleaners of ``/tmp`` go by the age of files.
+"""Guards a session's files, which cleaners of ``/tmp`` delete by age.
 
-``systemd-tmpfiles`` leaves a directory alone that a process has locked, as the supervisor has that of its session. For the sake of other
-cleaners no file here gets old. If the directory, its sockets or its store are deleted all the same, the session ends: processes could not
-reach each other, and would wait for ever.
+``systemd-tmpfiles`` spares a locked directory; for other cleaners' sake no file gets old. If the directory, its sockets or its store are
+deleted all the same, the session ends: its processes would wait for ever.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Any
 from zfabric.runtime.session import Session
 
 LOOK_SECONDS = 1.0
-"""Seconds between two looks. One takes some ten microseconds."""
+"""Seconds between checks of ten microseconds."""
 YOUNG_SECONDS = 3600.0
-"""Seconds between the times at which all files are made young. Cleaners delete what is some days old; a day is the least that is usual."""
+"""Seconds after which files are made young again. Cleaners delete after a day or more."""
 FILES_PER_LOOK = 500
-"""Most files that are made young in one look, which takes some milliseconds. The rest follow in the next ones."""
+"""Most files made young per check, in milliseconds."""
 
 ADVICE = "a cleaner of old files may do that: set TMPDIR to a directory that none of them cleans"
 
 
 class SessionFiles:
-    """The files of one session. ``lock`` is the descriptor of its directory, ``description`` what its ``session.json`` has."""
+    """One session's files. ``lock`` is the directory's descriptor, ``description`` the content of ``session.json``."""
 
     def __init__(self, session: Session, lock: int, description: dict[str, Any]) -> None:
         self._session = session
@@ -37,17 +36,16 @@ class SessionFiles:
         if store.startswith(f"{session.directory}/"):
             self._needed[store] = os.stat(store)
         self._found: dict[int, bytes] = {}
-        """The incarnation of the running daemon, by its pid, once it was published."""
+        """The running daemon's incarnation by pid, once published."""
         self._unreachable = 0
-        """The daemon that had no socket in the last look."""
+        """The daemon without a socket at the last check."""
         self._young_until = time.monotonic() + YOUNG_SECONDS
         self._touched: Iterator[None] = iter(())
 
     def look(self, daemon: int, is_published: bool) -> str:
-        """Make again what was deleted and can be made; return why the session has to end, or an empty text if it has not.
+        """Restore deleted files where possible. Return why the session has to end, or "".
 
-        ``daemon`` is the pid of the daemon, 0 if none runs. ``is_published`` says that it was published for certain, even if no look has
-        found it so; before that its start may take any time.
+        ``daemon`` is its pid or 0. ``is_published`` is certain knowledge; before that its start may take any time.
         """
         for path, before in self._needed.items():
             try:
@@ -55,11 +53,11 @@ class SessionFiles:
                     continue
             except FileNotFoundError:
                 pass
-            except OSError:  # There is no memory for it: nobody knows.
+            except OSError:  # Without memory nobody knows.
                 continue
             return f"{path} was deleted while the session ran; {ADVICE}"
         session = self._session
-        with suppress(OSError):  # The disk may be full. The next look tries again.
+        with suppress(OSError):  # The disk may be full. The next check tries again.
             if not os.path.lexists(f"{session.directory}/session.json"):
                 session.write_description(self._description)
             for path in (session.logs, *([self._spill] if self._spill not in self._directories else [])):
@@ -70,7 +68,7 @@ class SessionFiles:
         return self._unreachable_daemon(daemon, is_published)
 
     def _unreachable_daemon(self, daemon: int, is_published: bool) -> str:
-        """Return why nobody can reach the daemon, if that was so in the last look, too: it may have begun just now."""
+        """Why nobody can reach the daemon, if that held at the last check, too."""
         published = self._session.daemon()
         last, self._unreachable = self._unreachable, 0
         if published is not None and os.path.exists(published[1]):
@@ -83,7 +81,7 @@ class SessionFiles:
         return ""
 
     def keep_young(self) -> None:
-        """Make some files young, if their time has come."""
+        """Make some files young, if due."""
         if time.monotonic() >= self._young_until:
             self._young_until = time.monotonic() + YOUNG_SECONDS
             self._touched = self._touch_all()
@@ -92,9 +90,9 @@ class SessionFiles:
                 return
 
     def _touch_all(self) -> Iterator[None]:
-        """Set the times of all files, one in each step.
+        """Set the times of all files, one per step.
 
-        The time of the last change is set only where nobody reads it: Python takes a module that has another one for a new module.
+        By the modification time Python recognises new modules, so it is set only where nobody reads it.
         """
         session = self._session
         unread = {session.directory, session.sockets, self._spill}

@@ -1,4 +1,4 @@
-"""The threads of lightweight actors that share a process: one call runs at a time, and others run while it waits."""
+"""The threads of actors that share a process: one call runs at a time, others while it waits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from zfabric.runtime.interrupts import TaskInterrupt
 from zfabric.runtime.worker_connection import WorkerConnection
 
 Wanted = tuple[bytes, ...]
-"""Object ids that a call waits for."""
 
 
 class SharedProcess:
-    """Passes the baton between threads. ``worker.baton`` decides which call has it; without it, this class is not used."""
+    """Passes the baton that ``worker.baton`` assigns between threads."""
 
     def __init__(self, connection: WorkerConnection, contexts: Contexts, runner: CallRunner) -> None:
         self._connection = connection
@@ -25,7 +24,6 @@ class SharedProcess:
         self._contexts = contexts
         self._runner = runner
         self._waiting: dict[bytes, threading.Semaphore] = {}
-        """Semaphores that wake calls waiting for the baton, by actor."""
 
     def add_actor(self, item: Item, instance: Any) -> None:
         """Add the instance of a new actor."""
@@ -44,13 +42,13 @@ class SharedProcess:
             baton.on_free = self._wake_for_baton
 
     def release_gone(self) -> None:
-        """Release instances of actors that have ended, and notify the daemon."""
+        """Release ended actors, and notify the daemon."""
         if self._host.release_gone():
             with self._connection.lock:
                 self._connection.flush()
 
     def hand_out(self) -> None:
-        """Start the next call, if the baton is free: in another thread, or in the main thread if that is idle."""
+        """Start the next call if the baton is free, in the main thread if that is idle."""
         with self._connection.lock:
             if not self._worker.baton_free:
                 return
@@ -65,14 +63,14 @@ class SharedProcess:
     # -- the baton --
 
     def run_here(self) -> Item | Invocation | None:
-        """Return the task or call that this thread runs. None in threads that user code started."""
+        """What this thread runs; None in user code's threads."""
         if self._contexts.in_main:
             return self._contexts.top
         item, crew = current_call.get(), self._host.crew
         return item if item is not None and crew is not None and crew.runs_here(item) else None
 
     def lend(self, wanted: Wanted) -> bytes:
-        """Lend the baton of the call to which this waiting thread belongs. Return its actor; empty if none runs. The lock is held."""
+        """Lend the baton of this waiting thread's call. Return its actor, or empty. The caller holds the lock."""
         baton = self._worker.baton
         assert baton is not None
         item = self.run_here() or current_call.get()
@@ -89,9 +87,9 @@ class SharedProcess:
                 self._worker.baton.lend_no_more(lender, wanted)
 
     def await_baton(self, item: Item | Invocation) -> None:
-        """Wait for the baton: until the call that runs meanwhile has ended or waits. Two calls must not run at the same time.
+        """Wait until the call that runs meanwhile has ended or waits: two must not run at once.
 
-        So an interrupt is only raised once this call has the baton.
+        Interrupts are raised only with the baton.
         """
         actor_id = actor_of(item)
         interrupt: BaseException | None = None
@@ -110,7 +108,7 @@ class SharedProcess:
             raise interrupt
 
     def _wake_for_baton(self, actor_id: bytes) -> None:
-        """Wake the call of an actor that now has the baton. The caller holds the lock."""
+        """Wake the call that now has the baton. The caller holds the lock."""
         semaphore = self._waiting.get(actor_id)
         if semaphore is not None:
             semaphore.release()

@@ -1,8 +1,7 @@
-"""Slots: files of one page that workers write through a mapping. The daemon reads a slot when its worker is dead or does not answer.
+"""Slots: one-page files that workers write through a mapping, and the daemon reads of dead or silent workers.
 
-It holds the id of the task on top of the stack. For an actor with checkpoints and no log, it also holds how many calls have ended: an exact
-number at any moment, without a message. A slot with a count remains until the actor leaves a newer one or has ended. A daemon that
-reads it may die before the actor is restarted, and then the next daemon needs the count. The attempt shows which slot is the newest.
+A slot has the id of the task on top. Of an unlogged actor with checkpoints it also has how many calls have ended, exactly and without a
+message. It remains until the actor leaves a newer one (by attempt) or has ended: the next daemon needs the count if this one dies first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import Row
 
 COUNT = struct.Struct(f"<QQ{TASK_BYTES}s")
-"""After the task id: number of ended calls, attempt, actor id."""
+"""After the task id: ended calls, attempt, actor id."""
 _SUFFIX = ".slot"
 
 
@@ -27,7 +26,7 @@ def slot_path(directory: str, token: bytes) -> str:
 
 
 def open_slot(directory: str, token: bytes) -> mmap.mmap:
-    """Open this worker's slot. On a full disk it is private memory; after a crash the daemon then blames the worker's first task."""
+    """Open this worker's slot; private memory on a full disk, and after a crash the daemon blames the first task."""
     descriptor = os.open(slot_path(directory, token), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # Fail now, rather than with SIGBUS at the first write.
@@ -39,15 +38,15 @@ def open_slot(directory: str, token: bytes) -> mmap.mmap:
 
 
 class Slots:
-    """Reads the slots of dead workers, and of workers that do not answer."""
+    """Reads slots of dead or silent workers."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self._counting: dict[bytes, tuple[int, str]] = {}
-        """(attempt, path) of slots with a count of calls, by actor."""
+        """(attempt, path) of actors' counts."""
 
     def executing(self, token: bytes) -> bytes:
-        """Return the task on top in a worker that may live; empty if there is none or no slot."""
+        """The task on top in a worker that may live, or empty."""
         try:
             with open(slot_path(self.directory, token), "rb") as file:
                 found = file.read(TASK_BYTES)
@@ -56,7 +55,7 @@ class Slots:
         return found if any(found) else b""
 
     def executes(self, token: bytes, task_id: bytes) -> bool:
-        """Whether a living worker has this task on top of its stack. True if its slot is empty because the disk was full."""
+        """Whether a living worker has this task on top, or an empty slot of a full disk."""
         try:
             with open(slot_path(self.directory, token), "rb") as file:
                 return file.read(TASK_BYTES) in (task_id, b"")
@@ -64,7 +63,7 @@ class Slots:
             return False
 
     def read(self, token: bytes) -> tuple[bytes, tuple[Row, ...]]:
-        """Read a dead worker's slot: return the task on top (empty: none), and rows as in ``ProcessDied.ended``."""
+        """A dead worker's task on top (or empty), and rows as in ``ProcessDied.ended``."""
         path = slot_path(self.directory, token)
         try:
             with open(path, "rb") as file:
@@ -83,13 +82,13 @@ class Slots:
         return executing if any(executing) else b"", ((actor_id, ended),) if newest else ()
 
     def read_others(self, living: Collection[bytes]) -> tuple[Row, ...]:
-        """Read the slots of all workers that are not living; return rows as in ``ProcessDied.ended``."""
+        """Rows as in ``ProcessDied.ended`` of all workers not living."""
         names = (name.removesuffix(_SUFFIX) for name in sorted(os.listdir(self.directory)) if name.endswith(_SUFFIX))
         rows = [row for token in map(bytes.fromhex, names) if token not in living for row in self.read(token)[1]]
-        return tuple({row[0]: row for row in rows}.values())  # The last row of an actor is the newest.
+        return tuple({row[0]: row for row in rows}.values())  # An actor's last row is the newest.
 
     def release_all_but(self, actors: Container[bytes]) -> None:
-        """Delete the slots with counts of all other actors."""
+        """Delete other actors' counts."""
         for actor_id in [each for each in self._counting if each not in actors]:
             _remove(self._counting.pop(actor_id)[1])
 

@@ -1,4 +1,4 @@
-"""What every process of a cluster does now: stacks of its threads, with running times, as plain data."""
+"""Stacks of every process of a cluster, with running times, as plain data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from zfabric.runtime.stacks import Frame, Thread, dump_path, dumped_threads, fra
 from zfabric.runtime.timeline import Asker, TimelineNode
 
 ANSWER_SECONDS = 2.5
-"""How long a process may take to answer, in seconds: a driver polls for requests once a second."""
+"""A driver polls for requests once a second."""
 DUMP_SECONDS = 2.0
 
 
 def processes_of(node: TimelineNode, subject: bytes = b"") -> list[tuple[int, dict[str, Any] | None]]:
-    """Return the processes of a node, each with its row if it is a worker: the one of ``subject``, an id, or all drivers and workers.
+    """A node's drivers and workers, or that of ``subject`` (an id), with workers' rows.
 
     Raises FabricError if the node does not answer.
     """
@@ -28,7 +28,7 @@ def processes_of(node: TimelineNode, subject: bytes = b"") -> list[tuple[int, di
 
 
 def process_report(session: Session, client: Asker, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:
-    """Return what a process reports of its threads, or a dump of its stacks if it does not answer."""
+    """A process's report of its threads, or a dump if it does not answer."""
     answers = True
     threads: tuple[Thread, ...] = ()
     try:
@@ -59,9 +59,9 @@ def _calls_waiting(client: Asker, pid: int) -> int | None:
 
 
 def sample_report(client: Asker, pid: int, is_worker: bool, seconds: float) -> dict[str, Any]:
-    """Return where a process has spent the next ``seconds``: rows of ``stacks``, each with how many samples had it.
+    """Where a process spends the next ``seconds``: rows of ``stacks`` with samples; threads that wait for work are ``idle``.
 
-    Threads that wait for work are counted as ``idle``. Raises GetTimeoutError where no Python code can run there.
+    Raises GetTimeoutError where no Python code can run.
     """
     stacks: Counter[tuple[str, tuple[Frame, ...]]] = Counter()
     idle = 0

@@ -1,6 +1,6 @@
-"""The stacks of a process's threads. A process walks them itself; if it cannot run Python code, ``faulthandler`` dumps them at a signal.
+"""Stacks of a process's threads, walked by itself or, where Python code cannot run, dumped by ``faulthandler``.
 
-The task or call of a thread, and its age, are in the local variables of the frames that run it. Nothing is recorded beforehand.
+A thread's task or call is found in local variables of the frames that run it: nothing is recorded beforehand.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from zfabric.adapters import processes
 from zfabric.runtime.lines import is_of_program
 
 DUMP = int(signal.SIGRTMIN) + 8
-"""The signal at which a worker dumps its stacks into its file, from C."""
+"""The signal at which a worker dumps its stacks, from C."""
 FRAMES_MAX = 100
-"""Most frames shown of one thread; these are the innermost."""
+"""Most frames of a thread, the innermost."""
 TOTAL_MAX = 3000
-"""Most frames of one process in an answer, which is one message."""
+"""Most frames of an answer, which is one message."""
 PATH_MAX = 500
 _LOOK_EVERY = 0.02
 _ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio", "")
 _SELECTORS = os.path.join(os.path.dirname(os.__file__), "selectors.py")
-"""Files of the standard library's event loop."""
+"""The standard library's event loop."""
 
 Run = tuple[str, bytes, float]
-"""(name, id of the task or call, seconds since it began)"""
+"""(name, id, seconds since it began)"""
 Frame = tuple[str, int, str]
 """(file, line, function)"""
 Thread = tuple[str, tuple[Run, ...], tuple[Frame, ...]]
-"""(name, the runs in it, its frames), both with the outermost first."""
+"""(name, runs, frames), outermost first."""
 Locals = Callable[[dict[str, Any]], Run | None]
-"""A function that finds what a frame runs in its local variables."""
+"""Finds what a frame runs by its variables."""
 
 
 def own_threads(runners: dict[CodeType, Locals], coroutines: Iterable[Any] = ()) -> tuple[Thread, ...]:
-    """Return the threads of this process, then these coroutines. The calling thread is included: user code may wait in it.
+    """This process's threads, then these coroutines. The calling thread counts: user code may wait in it.
 
-    ``runners`` maps the code of functions that run tasks to functions that find out which task.
+    ``runners`` maps the code of functions that run tasks to what finds the task.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found, left = [], TOTAL_MAX
@@ -72,7 +72,7 @@ def _thread(name: str, frames: list[FrameType], runners: dict[CodeType, Locals],
             variables = frame.f_locals
             run = look(variables)
             if type(variables) is dict:
-                variables.clear()  # The frame would retain this copy, and so values that its variables have released.
+                variables.clear()  # The frame would retain this copy, and values that its variables have released.
             if run is not None:
                 runs.append(run)
     shown = [(_bounded(each.f_code.co_filename), each.f_lineno or 0, each.f_code.co_qualname) for each in frames[-min(FRAMES_MAX, left) :]]
@@ -80,7 +80,6 @@ def _thread(name: str, frames: list[FrameType], runners: dict[CodeType, Locals],
 
 
 def _awaiting(coroutine: Any) -> list[FrameType]:
-    """Return the Python frames of a coroutine that waits."""
     frames: list[FrameType] = []
     while coroutine is not None and len(frames) < FRAMES_MAX:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None) or getattr(coroutine, "ag_frame", None)
@@ -99,18 +98,18 @@ def _bounded(path: str) -> str:
 
 
 def dump_path(directory: str, token: bytes) -> str:
-    """Return the path of the file into which a worker dumps its stacks."""
+    """The file of a worker's dumps."""
     return f"{directory}/worker-{token.hex()}.stack"
 
 
 def dump_on_signal(path: str) -> None:
-    """Have this process dump its stacks into a file at the signal ``DUMP``, whatever it runs. The file stays open."""
+    """Have ``DUMP`` write this process's stacks into a file, whatever runs."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(DUMP, descriptor, all_threads=True)
 
 
 def dumped_threads(pid: int, path: str, seconds: float) -> tuple[Thread, ...]:
-    """Return the threads of a worker that cannot answer. None if it dumps nothing in this time: it is stopped, or just starting."""
+    """The threads of a worker that cannot answer; none if it is stopped or just starting."""
     descriptor = processes.open_pidfd(pid)
     if descriptor is None:
         return ()
@@ -144,13 +143,13 @@ _DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def is_idle_loop(frames: tuple[Frame, ...]) -> bool:
-    """Whether a thread runs an idle event loop: none of its frames is user code, and the innermost is the selector's."""
+    """Whether a thread runs no user code, and the selector innermost."""
     inside = [path for path, _, function in frames if is_of_program(path, function)]
     return bool(inside) and inside[-1] == _SELECTORS and all(path.startswith((_ASYNCIO, _SELECTORS)) for path in inside)
 
 
 def frames_of_program(frames: tuple[Frame, ...], is_worker: bool) -> tuple[Frame, ...]:
-    """Return the frames of user code, without those of the fabric and those with which a thread or worker begins."""
+    """Return the frames of user code."""
     if is_worker and frames and frames[0][::2] == ("<string>", "<module>"):
         frames = frames[1:]
     return tuple(frame for frame in frames if is_of_program(frame[0], frame[2]))

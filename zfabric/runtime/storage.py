@@ -1,9 +1,8 @@
-"""Performs the effects of the object store on the arena and the disk, in one thread of the daemon.
+"""Performs the object store's effects on arena and disk, in a thread of the daemon.
 
-Effects are performed in order: a range is never punched before the spill that reads it has ended. Some take microseconds and are
-performed at once, by the caller's thread. Headers and cleared room are: in the same turn the writer of a value is notified that the store
-has it, and room is given to others. If the daemon then dies, the header is all that is left of the value. A value that the store writes
-itself is, too, since its place is sent in the same turn. No other effect touches headers, and no queued effect touches these extents.
+In order: a range is never punched before its spill has ended. Headers, cleared rooms and values of the store are written at once by the
+caller's thread, in microseconds: the same turn notifies the writer and gives the room to others, and if the daemon then dies, only the
+header is left of the value. No other effect touches headers, and no queued effect these extents.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ AT_ONCE = (e.WriteHeader, e.WriteValue, e.Clear)
 
 
 class Storage:
-    """Performs the effects of one object store. ``answer`` is called with messages for the store and the scheduler, from the thread."""
+    """Performs one store's effects. The thread calls ``answer`` with messages for the store and the scheduler."""
 
     def __init__(self, arena_path: str, capacity: int, spill_path: str, answer: Callable[[m.Message], None]) -> None:
         self._arena = Arena(arena_path, capacity, writable=True) if capacity else None
@@ -34,7 +33,7 @@ class Storage:
         self._thread: threading.Thread | None = None
 
     def found(self) -> m.ArenaFound:
-        """Return what a restarted daemon finds: sealed objects of the arena, objects on disk, and the refs inside them."""
+        """What a restarted daemon finds: sealed objects, files, and refs inside."""
         sealed = self._arena.find_sealed() if self._arena is not None else []
         spilled = self._spill.list()
         inside = [(object_id, self._arena.refs_inside(offset, size)) for object_id, offset, size in sealed if self._arena is not None]
@@ -62,7 +61,7 @@ class Storage:
         if type(effect) is e.WriteHeader and effect.offset >= 0:
             arena.mark(effect.offset, effect.state)
         elif type(effect) is e.WriteHeader:
-            with contextlib.suppress(OSError):  # It may have been renamed before a restart. If it is missing, ``CheckFile`` finds out.
+            with contextlib.suppress(OSError):  # It may have been renamed before a restart; ``CheckFile`` detects a missing one.
                 self._spill.take_over(file_number(effect.offset))
         elif type(effect) is e.Clear:
             arena.clear(effect.offset, effect.size)
@@ -117,7 +116,7 @@ class Storage:
         self._spill.make(effect.file, effect.size)
 
     def close(self) -> None:
-        """End the thread after the queued effects."""
+        """End after the queued effects."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join(1.0)

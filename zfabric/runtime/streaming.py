@@ -1,7 +1,6 @@
 """Produces streams: runs a user's generator, at most an allowed number of values ahead of the consumer.
 
-The generator is resumed only when there is room for the next value. Meanwhile a task lends its CPU, since the consumer
-may need it; in an event loop, other coroutines go on.
+It is resumed only when there is room. Until then a task lends its CPU; in a loop, other coroutines run.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from zfabric.runtime.worker_connection import WorkerConnection
 
 
 class StreamProducer:
-    """Runs what a task or a call returned as a stream, if it makes one."""
+    """Runs what a task or call returned, if it is a stream."""
 
     def __init__(
         self,
@@ -45,12 +44,12 @@ class StreamProducer:
         self._wait_for = wait_for
 
     def streamed(self, item: Item | Invocation, value: Any) -> Any:
-        """Return ``value``; but if the task or call makes a stream, produce that, and return how many values it has yielded."""
+        """Return ``value``, or produce it as a stream and return its number of values."""
         ahead = self._ahead(item)
         return value if ahead is None else self._produce(item, value, ahead)
 
     async def streamed_in_loop(self, item: Item | Invocation, value: Any) -> Any:
-        """Do as ``streamed`` in an event loop, where the value may be a coroutine or an async generator. A ref is no coroutine."""
+        """Do as ``streamed``, in a loop, also of a coroutine or async generator."""
         import asyncio  # Workers without an event loop start sooner without it.
 
         if isinstance(value, Coroutine) or asyncio.isfuture(value):
@@ -59,14 +58,14 @@ class StreamProducer:
         return value if ahead is None else await self._produce_in_loop(item, value, ahead)
 
     def _ahead(self, item: Item | Invocation) -> int | None:
-        """Return how many values a stream may be ahead of its consumer (0: as configured). None if there is no stream."""
+        """How far a stream may be ahead (0: as configured); None without a stream."""
         if type(item) is Invocation:
             return option(item.options, "stream") if item.options else None
         ahead = self.functions.streams.get(item.row[1])
         return option(item.row[4], "stream", ahead) if ahead is not None and len(item.row) > 4 else ahead
 
     def _produce(self, item: Item | Invocation, produced: Any, ahead: int) -> int:
-        """Send all values; return how many there are. Raises what user code raises."""
+        """Send all values; return their number. Raises what user code raises."""
         stream = Production(self, item, ahead)
         source = stream.values(produced)
         statistics = None
@@ -89,7 +88,7 @@ class StreamProducer:
         return stream.end()
 
     async def _produce_in_loop(self, item: Item | Invocation, produced: Any, ahead: int) -> int:
-        """Do as ``_produce`` in an event loop, for an async or plain generator. Other coroutines run while it waits."""
+        """Do as ``_produce``, in a loop."""
         stream = Production(self, item, ahead)
         source = aiter(produced) if hasattr(produced, "__aiter__") else _in_turns(stream.values(produced))
         resume, statistics = source.asend if isinstance(source, AsyncGenerator) else None, None
@@ -112,7 +111,7 @@ class StreamProducer:
 
 
 class Production:
-    """One stream in production: how far it is, and how far it may go."""
+    """A stream's progress and permission."""
 
     def __init__(self, producer: StreamProducer, item: Item | Invocation, ahead: int) -> None:
         self.producer = producer
@@ -120,12 +119,11 @@ class Production:
         self.item = item
         self.yields = producer.worker.yields
         self.count = 0
-        """Values sent."""
         with self.connection.lock:
             self.yields.begin(item.row[0], ahead or self.connection.config.stream_buffered)
 
     def may_go_on(self) -> bool:
-        """Whether there is room for the next value, or no consumer is left."""
+        """Whether there is room, or no consumer."""
         return self.yields.may_go_on(self.item.row[0], self.count)
 
     @property
@@ -134,8 +132,8 @@ class Production:
         return self.yields.closed(self.item.row[0])
 
     async def room(self) -> None:
-        """Wait, in an event loop, until there is room for the next value."""
-        import asyncio  # As above.
+        """Wait in a loop for room."""
+        import asyncio
 
         task_id, news = self.item.row[0], asyncio.Event()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
@@ -164,12 +162,12 @@ class Production:
         return YieldStatistics(clock() - began, packed.size)
 
     def end(self) -> int:
-        """End the stream; return how many values it has."""
+        """End the stream; return its number of values."""
         self.producer.reporter.send_yield((self.item.row[0], self.item.attempt, self.count, None, ()))
         return self.count
 
     def values(self, produced: Any) -> Iterator[Any]:
-        """Return the call's result as an iterator. Raises TypeError if it is not iterable."""
+        """The result as an iterator. Raises TypeError."""
         if not hasattr(produced, "__iter__") or isinstance(produced, (str, bytes, dict)):
             name = self.producer.functions.name_of(self.item)
             raise TypeError(
@@ -179,8 +177,8 @@ class Production:
 
 
 async def _in_turns(values: Iterator[Any]) -> AsyncIterator[Any]:
-    """Make an async iterator of a plain one. Other coroutines run between its values."""
-    import asyncio  # Workers without an event loop start sooner without it.
+    """Let other coroutines run between values."""
+    import asyncio
 
     statistics = None
     try:

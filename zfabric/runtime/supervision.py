@@ -1,9 +1,8 @@
-"""The channel between a node's supervisor and its daemon, and the daemon's end of it.
+"""The channel between a node's supervisor and its daemon, and the daemon's end.
 
-The channel is a SEQPACKET pair of Unix sockets: reliable, ordered, with message boundaries, and usable before any ZeroMQ
-context exists. A packet is msgpack of ``(kind, *fields)``. Each daemon gets a new pair, so it never reads packets for an earlier one.
-The supervisor never waits for a daemon, which may be stopped: packets that do not fit into the socket wait in memory. The daemon may
-wait for the supervisor, which is never busy for long.
+A SEQPACKET pair of Unix sockets: reliable, ordered, usable before any ZeroMQ context. A packet is msgpack of ``(kind, *fields)``. Each
+daemon gets a new pair, and so no packets for an earlier one. The supervisor never waits for a daemon, which may be stopped: packets wait in
+memory. The daemon may wait for the supervisor, which is never busy for long.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from zfabric.protocol.messages import Message, ProcessDied, ProcessTable, Worker
 
 PACKET_BYTES_MAX = 4 * 2**20
 _SEND_BUFFER = 2**20
-"""Requested size of the send buffer in bytes. The kernel may grant less; larger packets cannot be sent."""
+"""Requested bytes; the kernel may grant less. Larger packets cannot be sent."""
 
 ENDING = "ending"
-"""The supervisor's last packet: the session ends, and SIGTERM follows."""
+"""The supervisor's last packet. SIGTERM follows."""
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in (WorkerSpawned, ProcessDied, ProcessTable)}
 
 
 class Channel:
-    """One end of a SEQPACKET pair that carries tuples of plain data."""
+    """One end of the pair, for tuples of plain data."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -45,16 +44,16 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, *packet: Any) -> None:
-        """Send a packet; wait for room. Raises OSError if the other end is closed or the packet is too large."""
+        """Send, waiting for room. Raises OSError if the other end is closed or the packet too large."""
         self._socket.send(msgpack.packb(packet))
 
     def post(self, *packet: Any) -> None:
-        """Send a packet without waiting. Packets that do not fit wait, in order, for ``flush``."""
+        """Send without waiting; what has no room waits for ``flush``."""
         self._outbox.append(msgpack.packb(packet))
         self.flush()
 
     def flush(self) -> None:
-        """Send waiting packets, as far as there is room. Drop them if the other end is closed."""
+        """Send waiting packets while there is room; drop them if the other end is closed."""
         while self._outbox:
             try:
                 self._socket.send(self._outbox[0], socket.MSG_DONTWAIT)
@@ -67,11 +66,11 @@ class Channel:
 
     @property
     def waiting(self) -> bool:
-        """Whether packets wait for ``flush``."""
+        """Whether packets wait."""
         return bool(self._outbox)
 
     def receive(self, flags: int = 0) -> tuple[Any, ...] | None:
-        """Return the next packet; None if the other end is closed. Raises BlockingIOError with MSG_DONTWAIT if there is none yet."""
+        """The next packet; None if the other end is closed. With MSG_DONTWAIT raises BlockingIOError."""
         try:
             data = self._socket.recv(PACKET_BYTES_MAX, flags)
         except ConnectionResetError:
@@ -82,7 +81,7 @@ class Channel:
         return packet
 
     def drain(self) -> tuple[list[tuple[Any, ...]], bool]:
-        """Return all packets that have arrived, and whether the other end is closed."""
+        """All packets that have arrived, and whether the other end is closed."""
         packets: list[tuple[Any, ...]] = []
         while True:
             try:
@@ -94,35 +93,34 @@ class Channel:
             packets.append(packet)
 
     def refuse(self) -> None:
-        """Refuse further packets: the other end's sends fail from now on. Packets sent earlier can still be drained."""
+        """Fail the other end's further sends. Earlier packets can be drained."""
         self._socket.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
-        """Close this end in this process."""
+        """Close this end."""
         self._socket.close()
 
 
 class Supervision:
-    """The daemon's requests to the supervisor, and the events that it receives. Poll ``fileno`` for reading.
+    """The daemon's requests and the supervisor's events.
 
-    Watches end with their daemon: a restarted one requests them again after it has received the ``ProcessTable``.
+    Watches end with their daemon: the next renews them after its ``ProcessTable``.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._channel = Channel(socket.socket(fileno=descriptor))
         self._events: list[Message] = []
         self.ending = ""
-        """Why the supervisor ends the session; empty before that, and if the session's file ``failure`` has the reason."""
+        """Why the session ends; "" before, and if the file ``failure`` says it."""
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there are events."""
+        """Readable when there are events."""
         return self._channel.fileno()
 
     def receive(self) -> list[Message]:
-        """Return the events since the last call, without waiting: ``WorkerSpawned``, ``ProcessDied``, ``ProcessTable``.
+        """New ``WorkerSpawned``, ``ProcessDied``, ``ProcessTable``, without waiting.
 
-        The exit code of a process that was only watched is unknown and reported as 0. Raises ConnectionLostError if the
-        supervisor has died; its children do not outlive it.
+        A watched process's exit code is reported as 0. Raises ConnectionLostError if the supervisor has died.
         """
         events, self._events = self._events, []
         packets, ended = self._channel.drain()
@@ -136,33 +134,30 @@ class Supervision:
         return events
 
     def spawn(self, token: bytes, job: bytes, environment: tuple[tuple[str, str], ...] = (), threads: int = 1) -> None:
-        """Request a worker; fields are as in the effect ``SpawnWorker``. ``WorkerSpawned`` follows."""
+        """Request a worker (as in ``SpawnWorker``); ``WorkerSpawned`` follows."""
         try:
             self._channel.send("spawn", token, job, environment, threads)
-        except OSError as error:  # The environment is larger than a packet can be. The next ``receive`` returns that.
+        except OSError as error:  # The environment exceeds a packet. The next ``receive`` returns this.
             self._events.append(WorkerSpawned(token, 0, f"the request to start a worker cannot be sent: {error}"))
 
     def kill(self, pid: int, reason: str) -> None:
-        """Send SIGKILL to a worker and its process group; ``ProcessDied`` follows. Other pids are ignored."""
+        """Kill a worker and its group; ``ProcessDied`` follows. Other pids are ignored."""
         self._channel.send("kill", pid, reason)
 
     def watch(self, pid: int, started: int) -> None:
-        """Request a report of the end of a process that is no child of the supervisor. If it has ended, the report comes at once."""
+        """Have the end of a process that is no child reported, at once if it has ended."""
         self._channel.send("watch", pid, started)
 
     def start_agent(self, daemon: bytes, keys: str) -> None:
-        """Request a transfer agent for this incarnation of the daemon, with which it ends; it is restarted until then.
-
-        ``keys`` is the path of the file with the node's key pair.
-        """
+        """Request a transfer agent while this daemon lives. ``keys`` is the file of the node's key pair."""
         self._channel.send("agent", daemon, keys)
 
     def freeze(self, frozen: bool) -> None:
-        """Have all workers stopped, those too that start meanwhile; or have them go on."""
+        """Stop all workers, later ones too; or have them go on."""
         self._channel.send("freeze", frozen)
 
     def end(self, reason: str) -> None:
-        """Request the end of the session, with all its processes: the node is no longer part of its cluster. ``reason`` is for people."""
+        """End the session: the node has left its cluster. ``reason`` is for people."""
         self._channel.send("end", reason)
 
     def close(self) -> None:

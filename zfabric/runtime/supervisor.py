@@ -1,22 +1,20 @@
-"""The supervisor of a node: the parent of every process there. It starts, watches, reaps and restarts them, and has no tasks.
+"""The supervisor: the parent of every process of a node. It starts, watches, reaps and restarts them, and has no tasks.
 
-It must not fail, so it does little: it has one thread and one ``epoll``, no ZeroMQ context, no LMDB environment and no user code. It
-imports the modules that daemon, template and workers need, freezes its heap, and forks them. So they start at once and
-share that memory. Forking is safe only in a process with one thread, which is checked before each fork.
+It must not fail, so it does little: one thread, one ``epoll``, no ZeroMQ, no LMDB, no user code. It imports what daemon, template and
+workers need, freezes its heap, and forks them, which share that memory. Only a process with one thread can fork safely; each fork checks
+that.
 
 Lifetimes:
 
-* everything on the node dies with the supervisor (``PR_SET_PDEATHSIG``), whatever kills it;
-* workers and template outlive the daemon; the supervisor sends a new daemon the list of workers;
-* an embedded session ends with its launcher: at the end of the lifeline pipe or of the launcher itself. (A process that the user's
-  program forked may hold the pipe open.) A started session ends at SIGTERM;
-* the supervisor is a subreaper: it inherits processes that workers leave behind, and ends them with the session.
+* everything on the node dies with the supervisor (``PR_SET_PDEATHSIG``);
+* workers and template outlive the daemon; a new daemon gets the list of workers;
+* an embedded session ends with the lifeline pipe or the launcher itself (a forked process may hold the pipe), a started one at SIGTERM;
+* processes that workers leave behind are inherited (subreaper), and end with the session.
 
-A dead child is examined before it is reaped: while it is a zombie, no other process can have its pid or the id of its process group.
-The rest of the group is killed then.
+A dead child's group is killed before the child is reaped: a zombie's pid and group id are nobody else's.
 
-``main`` is the entry point, started by ``zfabric.runtime.launch`` with the lifeline as descriptor 0, which carries the
-specification first, and the session's locked directory as descriptor 3.
+``zfabric.runtime.launch`` starts ``main`` with the lifeline, which carries the specification, as descriptor 0, and the session's locked
+directory as descriptor 3.
 """
 
 from __future__ import annotations
@@ -45,28 +43,28 @@ from zfabric.runtime.session_files import LOOK_SECONDS, SessionFiles
 from zfabric.runtime.supervision import ENDING, Channel
 
 LIFELINE, LOCK = 0, 3
-"""Descriptors with which the supervisor is started."""
+"""Inherited descriptors."""
 ORDERLY_SECONDS = 1.0
-"""Seconds within which the daemon must close its store when the session ends."""
+"""Seconds for the daemon to close its store."""
 AGENT_BACKLOG = 128
 """Connections that wait while there is no transfer agent."""
 ARENA_ALIGNMENT = 2 * 2**20
 ARENA_SHARE = 0.3
 ARENA_BYTES_MIN = 64 * 2**20
 RESERVABLE_SHARE = 0.7
-"""The share of the memory beside the arena that tasks may reserve. The rest is for daemons, and for tasks that reserve none."""
+"""Share of the memory beside the arena. The rest is for daemons, and tasks without a reservation."""
 
 DAEMON, TEMPLATE, AGENT = "daemon", "template", "transfer"
 AGENT_ENTRY = "zfabric.runtime.transfer:run"
 REAP_SECONDS = 0.001
-"""Pause before it is checked again whether the transfer agent of a dead daemon has ended: it may write into the arena until then."""
+"""Seconds between checks whether a dead daemon's agent has ended: it may write into the arena."""
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 STOPPED = "the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor)"
 PROGRAM_ENDED = "the program that had started the cluster has ended, or has ended the cluster"
 
 
 class Supervisor:
-    """One node's supervisor, for one session. ``run`` returns when everything else of the session has ended."""
+    """One session's supervisor. ``run`` returns when everything else of the session has ended."""
 
     def __init__(self, specification: Specification, session: Session) -> None:
         self._specification = specification
@@ -80,24 +78,21 @@ class Supervisor:
         self._template = 0
         self._agent = 0
         self._agent_arguments: tuple[bytes, str] | None = None
-        """The daemon's request for a transfer agent, if there was one."""
         self._transfer: socket.socket | None = None
-        """The listening socket of transfer agents: its port outlives them."""
+        """Agents' listening socket: its port outlives them."""
         self._daemon_starts = 0
         self._daemon_before: object = None
         self._template_ready = False
         self._template_came_up = False
         self._unusable = ""
-        """Why the template cannot start, as it has reported."""
+        """The template's report."""
         self._channels: dict[str, Channel] = {}
         self._frozen = False
-        """Whether the workers are stopped."""
         self._files: SessionFiles
         self._look_at = 0.0
-        """When the session's files are looked at next."""
         self._workers: dict[int, bytes] = {}
         self._makers: dict[int, bytes] = {}
-        """Tokens of workers-to-be, by pid, whose environments are being made."""
+        """Workers whose environments are being made: token by pid."""
         self._pending: dict[bytes, tuple[Any, ...]] = {}
         self._abandoned: set[bytes] = set()
         self._watched: dict[int, int] = {}
@@ -110,7 +105,7 @@ class Supervisor:
     # -- the session ---------------------------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Run the session to its end. Return False if it ended by itself; then the file ``failure`` has the reason."""
+        """Run the session. Return False if it ended by itself; ``failure`` then says why."""
         processes.become_subreaper()
         self._take_signals()
         self._watch_launcher()
@@ -125,8 +120,8 @@ class Supervisor:
                         handler()
         except FabricError as error:
             self._fail(str(error))
-        except Exception:  # Our own bug ends the node; the file ``failure`` must have its traceback.
-            import traceback  # Only needed here.
+        except Exception:  # Our own bug ends the node; ``failure`` must have its traceback.
+            import traceback
 
             self._fail(f"the supervisor failed:\n{traceback.format_exc()}")
         self._end()
@@ -151,11 +146,11 @@ class Supervisor:
             self._register(launcher, lambda: self._request_end(PROGRAM_ENDED))
 
     def _prepare(self) -> None:
-        """Make the arena, write the session's description, and import the modules that are to be shared."""
+        """Make the arena, write the description, and import shared modules."""
         size = self._make_arena()
         specification = self._specification
         if specification.cluster is not None and not specification.cluster.head:
-            from zfabric.runtime.keys import create_server_pair  # Only nodes of a cluster of several need it.
+            from zfabric.runtime.keys import create_server_pair
 
             create_server_pair(self._session.key)
         transfer = self._transfer_endpoint(size)
@@ -196,7 +191,7 @@ class Supervisor:
         size = self._specification.arena_size
         size = arena_bytes(self._config) if size < 0 else _aligned(size)
         if size > 0:
-            from zfabric.adapters.arena import create_arena  # Not needed without an arena.
+            from zfabric.adapters.arena import create_arena
 
             try:
                 self._arena = create_arena(self._config.object_store_directory, size)
@@ -205,13 +200,13 @@ class Supervisor:
         return size
 
     def _transfer_endpoint(self, arena_size: int) -> str:
-        """Listen for transfer agents of other nodes; return where they reach this one. Empty without an arena, or without other nodes."""
+        """Listen for other nodes' agents. Return the endpoint, or "" if unneeded."""
         cluster = self._specification.cluster
         if not arena_size or (cluster is None and not self._specification.transfer):
             return ""
         if cluster is None:
             return self._listen(self._specification.transfer)
-        from zfabric.runtime.cluster import bound_address, own_address, parse_address  # Only nodes of a cluster of several need it.
+        from zfabric.runtime.cluster import bound_address, own_address, parse_address
 
         endpoint = self._listen(bound_address(cluster, cluster.transfer_port).removeprefix(TCP).replace("*", "0"))
         return own_address(cluster, parse_address(endpoint)[1], cluster.advertised_transfer)
@@ -236,7 +231,7 @@ class Supervisor:
         self._request_end(reason)
 
     def _end(self) -> None:
-        """End everything: the daemon in order, within ``ORDERLY_SECONDS``, and all other processes at once."""
+        """End the daemon within ``ORDERLY_SECONDS``, all others at once."""
         log(f"ending: {self._ending}")
         self._notify(ENDING, "" if self._failure else self._ending)
         for pid in (self._template, *self._workers):
@@ -271,10 +266,10 @@ class Supervisor:
         return max(0.0, min([self._look_at, *self._due.values()]) - time.monotonic())
 
     def _look_at_files(self) -> None:
-        """End the session if its files were deleted; keep the others from getting old."""
+        """End the session if its files were deleted; keep others young."""
         if (now := time.monotonic()) >= self._look_at:
             self._look_at = now + LOOK_SECONDS
-            # The first daemon has drivers watched once they have found it; later ones do so before that.
+            # The first daemon watches drivers only once they have found it; later ones do so before.
             reason = self._files.look(self._daemon, is_published=self._daemon_starts == 1 and bool(self._watched))
             if reason:
                 self._fail(reason)
@@ -322,12 +317,12 @@ class Supervisor:
             self._on_spawn_failed(self._makers.pop(pid), f"the process that makes its environment ended with {how}")
         elif pid in self._workers:
             token = self._workers.pop(pid)
-            if not self._ending:  # Else it was killed here, and none of its tasks is to be retried.
+            if not self._ending:  # Else it was killed here, and its tasks are not retried.
                 last_lines = tail(log_path(self._session.logs, token, "err"))
                 self._notify("ProcessDied", pid, max(code, 0), max(-code, 0), peak, last_lines)
 
     def _notify(self, *packet: Any) -> None:
-        """Send a packet to the daemon, without waiting for it. What does not fit is sent later."""
+        """Send to the daemon without waiting."""
         channel = self._channels.get(DAEMON)
         if channel is not None:
             channel.post(*packet)
@@ -391,7 +386,7 @@ class Supervisor:
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         if pause is None:
             last_lines = tail(f"{self._session.logs}/{name}.err")
-            # A daemon that cannot start writes the reason as its last line, unless it is a bug.
+            # The reason is the last line, unless it is a bug.
             reason = last_lines if "Traceback" in last_lines else last_lines.rpartition("\n")[2]
             self._fail(f"the {name} cannot be started ({how}): {reason}")
         else:
@@ -525,7 +520,7 @@ class Supervisor:
 
     def _on_template_death(self, code: int) -> None:
         channel = self._channels[TEMPLATE]
-        channel.refuse()  # Workers that were not reported by now never will be.
+        channel.refuse()  # Workers not reported by now never will be.
         self._on_template()
         self._close_channel(TEMPLATE)
         reason = self._unusable or f"the template ended with {code}: {tail(f'{self._session.logs}/{TEMPLATE}.err')}"
@@ -541,10 +536,10 @@ class Supervisor:
     # -- forking ------------------------------------------------------------------------------------------------------------
 
     def _fork(self, name: str, keep: Channel | socket.socket, body: Callable[[], object]) -> int:
-        """Fork a child that runs ``body``, has none of our descriptors except ``keep``, and does not outlive us."""
+        """Fork a child that runs ``body``, inherits only ``keep``, and dies with us."""
         if processes.thread_count() != 1:
             raise FabricError("the supervisor has more than one thread; it cannot fork safely")
-        # The child has our handlers until it resets them. They must not handle its signals.
+        # Until the child resets our handlers, they must not handle its signals.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
@@ -571,7 +566,7 @@ class Supervisor:
 
 
 def close_all_but(wanted: Iterable[int]) -> None:
-    """Close every descriptor of this process that is not in ``wanted``."""
+    """Close all descriptors but ``wanted``."""
     low = 0
     for descriptor in sorted(wanted):
         if low < descriptor:  # CPython 3.11 closes all descriptors for an empty range that ends at 0.
@@ -581,7 +576,7 @@ def close_all_but(wanted: Iterable[int]) -> None:
 
 
 def arena_bytes(config: Config) -> int:
-    """Return the size of the arena: as configured, or a share of the machine's memory, as far as it is free."""
+    """The arena's size: as configured, or a share of the machine's memory as far as it is free."""
     size = config.object_store_memory
     if not size:
         size = int(min(ARENA_SHARE * processes.memory_total(), 0.8 * processes.memory_available()))
@@ -593,7 +588,7 @@ def arena_bytes(config: Config) -> int:
 
 
 def reservable_bytes(arena_bytes: int, nodes: int = 1) -> int:
-    """Return how many bytes of memory tasks may reserve on each of ``nodes`` nodes that share this machine, with an arena each."""
+    """What tasks may reserve on each of ``nodes`` nodes of this machine, each with an arena."""
     return int(RESERVABLE_SHARE * max(0, processes.memory_total() - nodes * arena_bytes)) // nodes
 
 
@@ -602,7 +597,7 @@ def _aligned(size: int) -> int:
 
 
 def read_specification() -> Specification:
-    """Read the specification from the lifeline: its length in four bytes, then its bytes."""
+    """Read the specification, behind its length in four bytes."""
     length = int.from_bytes(_read_exactly(4), "big")
     return Specification.unpack(_read_exactly(length))
 
@@ -618,9 +613,9 @@ def _read_exactly(size: int) -> bytes:
 
 
 def main() -> NoReturn:
-    """Run the supervisor of the session that the specification on descriptor 0 describes."""
-    gc.disable()  # There is no garbage while modules are loaded.
-    del sys.argv[1:]  # Programs in workers must not see these arguments.
+    """Run the supervisor. Descriptor 0 has the specification."""
+    gc.disable()  # Loading modules makes no garbage.
+    del sys.argv[1:]  # Hidden from the workers' programs.
     close_all_but({LIFELINE, 1, 2, LOCK})
     os.set_inheritable(LOCK, False)
     processes.set_name("zf-supervisor")

@@ -1,6 +1,6 @@
-"""What a task that has ended, or a call, has left: its attempts with their times and places, and the lines that it wrote.
+"""What an ended task or call has left: attempts with times and places, and lines that it wrote.
 
-The scheduler has no times per task. They are read from the event table of each node, where and when somebody asks.
+The scheduler has no times per task; each node's event table is read when somebody asks.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from zfabric.runtime.timeline import TimelineNode, members, rows_of
 clock = time.monotonic
 
 SEARCH_SECONDS = 2.0
-"""How long the events of all nodes are searched: a million attempts or more."""
+"""Seconds to search the events of all nodes: a million attempts or more."""
 LINES_MOST = 20
-"""Most lines of a task's output that are shown: the last ones."""
+"""The last lines shown."""
 OUTPUT_BYTES = 256 * 1024
-"""How far back a file of output is read for them."""
+"""How far back output is read."""
 
 
 class Ran(NamedTuple):
-    """An attempt of a task, or a call."""
+    """An attempt or call."""
 
     node: str
-    """The name of its node; empty in a cluster of one."""
+    """"" in a cluster of one."""
     pid: int
     name: str
     mark: str
-    """How it ended if it did not succeed; else empty."""
+    """How it failed, or ""."""
     kind: str
     start: float
-    """By the clock of the asked node's machine."""
+    """When it began, by the asked node's clock."""
     seconds: float
     task: bytes
 
@@ -50,10 +50,7 @@ class Ran(NamedTuple):
 
 
 def history_of(client: Any, task_id: bytes) -> dict[str, str]:
-    """Return what is left of a task that has ended, as facts of an explanation: "ran" and "output", where there is any.
-
-    ``client`` is a connection of a program or a tool.
-    """
+    """The facts "ran" and "output" of an ended task, if any. ``client`` is a connection."""
     nodes = members(client)
     attempts = attempts_of(nodes, task_id.__eq__)
     facts = {"ran": "; ".join(map(str, attempts))}
@@ -69,17 +66,17 @@ def history_of(client: Any, task_id: bytes) -> dict[str, str]:
 
 
 def forgotten(client: Any, text: str) -> tuple[bytes, Ran] | None:
-    """Return the id and the last attempt of the one task or call of which only its events are left and that ``text`` names."""
+    """Id and last attempt of the one task or call of only events that ``text`` names."""
     matches = matcher(text)
     found = {} if matches is None else {ran.task: ran for ran in attempts_of(members(client), matches)}
     return next(iter(found.items())) if len(found) == 1 else None
 
 
 def attempts_of(nodes: Sequence[TimelineNode], matches: Callable[[bytes], bool]) -> list[Ran]:
-    """Return the attempts of tasks or calls with these ids, in order, as far as nodes answer and ``SEARCH_SECONDS`` allow."""
+    """The attempts with these ids in order, as far as nodes answer in ``SEARCH_SECONDS``."""
     found, until = [], time.monotonic() + SEARCH_SECONDS
     for node in nodes:
-        with contextlib.suppress(FabricError):  # What is there is missing.
+        with contextlib.suppress(FabricError):  # What that node has is missing.
             for _, value in rows_of(node.asker, "event", timeout=SEARCH_SECONDS):
                 if time.monotonic() > until:
                     break
@@ -98,9 +95,9 @@ def _attempts_in(value: bytes, matches: Callable[[bytes], bool], of: TimelineNod
 
 
 def lines_of(files: dict[str, LogFiles], attempts: Sequence[Ran]) -> list[str]:
-    """Return the last lines of output that bear the name of these attempts, in their processes. ``files`` are those of each node.
+    """The last lines under these attempts' names, in their processes. ``files`` are each node's.
 
-    Other attempts of the same function in the same process have written some of them, since lines have names, and no ids.
+    Lines have no ids: other attempts of the function in a process may have written some.
     """
     found: list[str] = []
     for node, pid, name in dict.fromkeys((ran.node, ran.pid, ran.name.rpartition("<locals>.")[2]) for ran in attempts):

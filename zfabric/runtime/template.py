@@ -1,20 +1,17 @@
-"""The template: a process that has imported the modules that workers need. Workers are forked from it.
+"""The template: a process with the modules that workers need. Workers are forked from it.
 
-A worker forked here is ready in milliseconds, where a fresh interpreter takes a tenth of a second, and shares the memory of all
-imported modules. The template itself is forked from the supervisor. It imports the modules that the configuration names, freezes its
-heap, and waits. (A garbage collection would touch shared pages, and so copy them.) Neither it nor its imports may start threads: a
-forked child has only the thread that forked, and locks held by other threads stay locked in it for ever.
+They are ready in milliseconds (a fresh interpreter takes a tenth of a second) and share the modules' memory. The template, itself forked
+from the supervisor, imports what the configuration names, freezes its heap, and waits: a garbage collection would copy shared pages. It
+must have one thread: others' locks stay locked in a forked child.
 
-Workers are forked twice. The process in the middle ends at once, and the supervisor, a subreaper, becomes the worker's
-parent: it reaps the worker, and the worker dies with it. (``PR_SET_PDEATHSIG`` refers to the parent, so it is set after that.) The process
-in the middle reports the worker's pid before it ends. If the report cannot be sent, it kills the worker.
+Workers are forked twice. The process in the middle reports the worker's pid, or kills it, and ends: then the supervisor, a subreaper, is
+the parent that reaps the worker, and with which it dies.
 
-Modules that a program has loaded may be imported, too, so that its workers have them (``Specification.warm``). Whether one of these starts
-threads is known only afterwards, so a child of the template imports them. If it then has one thread it becomes the template, and
-the first one waits for its end; otherwise it exits, and the first one goes on without these modules.
+Modules of a program may be imported, too (``Specification.warm``). Whether these start threads is known only afterwards, so a child imports
+them. With one thread left it becomes the template, whose end the first one awaits; else it exits, and the first one goes on without them.
 
-A worker for tasks with packages of their own (``runtime_env={"pip": ...}``) has a virtual environment made first, while nobody waits, and
-becomes its interpreter (``fresh_worker``). It is reported twice: when it begins with that, and when it is a worker.
+A worker with packages of its own (``runtime_env={"pip": ...}``) first makes a virtual environment, while nobody waits, then becomes its
+interpreter (``fresh_worker``). Both steps are reported.
 """
 
 from __future__ import annotations
@@ -41,13 +38,13 @@ from zfabric.runtime.session import Session, Specification
 from zfabric.runtime.supervision import Channel
 
 IMPORT_SECONDS = 60
-"""How long modules may take that workers are to be forked with; after that workers begin without them."""
+"""Seconds for ``warm`` modules; then workers begin without them."""
 ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
-"""The variable by which Arrow's allocator is told to start no thread: pyarrow starts one when it is imported."""
+"""Has Arrow start no thread when imported."""
 
 
 def run(specification: Specification, channel: Channel, supervisor: int) -> None:
-    """Run the template: prepare, report "ready" or the reason why it cannot start, and fork a worker for each request."""
+    """Prepare, report "ready" or why not, then fork workers on request."""
     chosen = {name: os.environ.get(name) for name in (*VARIABLES, ARROW_ALLOCATOR)}
     os.environ.update({**dict.fromkeys(VARIABLES, "1"), ARROW_ALLOCATOR: "background_thread:false"})
     if specification.paths:
@@ -74,7 +71,7 @@ def run(specification: Specification, channel: Channel, supervisor: int) -> None
 
 
 def _import_in_child(modules: tuple[str, ...]) -> None:
-    """Go on in a child that has imported these modules. Where that cannot be done, return in the process that has not."""
+    """Go on in a child with these modules, or else in this process."""
     ours, theirs = os.pipe()
     parent = os.getpid()
     child = os.fork()
@@ -84,7 +81,7 @@ def _import_in_child(modules: tuple[str, ...]) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(IMPORT_SECONDS)  # It ends this process: workers wait for the template.
         for module in modules:
-            # What the program could import may fail here; the worker that needs it reports the error.
+            # What fails here is reported by the worker that needs it.
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(module)
         signal.alarm(0)
@@ -102,7 +99,7 @@ def _import_in_child(modules: tuple[str, ...]) -> None:
 
 
 def _preload(modules: tuple[str, ...]) -> str:
-    """Import these modules. Return an empty string, or an error text that names the module and what to do."""
+    """Import these modules. Return "" or an error text."""
     for module in modules:
         try:
             importlib.import_module(module)
@@ -121,8 +118,8 @@ def _preload(modules: tuple[str, ...]) -> str:
 
 
 def _as_raised(error: BaseException) -> str:
-    """Format the traceback from the first frame of user code on."""
-    import traceback  # Only needed here.
+    """The traceback from user code on."""
+    import traceback
 
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith((__file__, importlib.__file__, "<frozen importlib")):
@@ -191,21 +188,21 @@ def _become_worker(
 def _make_environment(
     specification: Specification, session: Session, channel: Channel, request: tuple[Any, ...], requirements: Requirements
 ) -> NoReturn:
-    """Make the environment of a worker, or wait for it, and become that worker. The supervisor is notified when it is one."""
+    """Make or await a worker's environment, and become the worker."""
     token, _, environment, _ = request
     root = f"{session.directory}/environments"
     try:
         found = environment_with(requirements, dict(environment), root, session.config())
     except RuntimeEnvSetupError as error:
         channel.send("failed", token, str(error))
-        os.killpg(os.getpid(), signal.SIGKILL)  # What pip has started and left behind, too: the group that this process leads.
+        os.killpg(os.getpid(), signal.SIGKILL)  # With all that pip has left behind in this process's group.
     processes.limit_worker()
     channel.send("spawned", token, os.getpid())
     become(specification, found, request)
 
 
 def _reseed() -> None:
-    """Make random numbers differ between workers. ``random`` does so itself after a fork; numpy does not."""
+    """Reseed numpy after the fork; ``random`` does so itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         with contextlib.suppress(AttributeError):

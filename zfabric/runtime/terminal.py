@@ -1,4 +1,4 @@
-"""Shows the output of tasks and the daemon's notices in a driver: with names, and lines of many workers only once."""
+"""Shows tasks' output and notices in a driver: with names, and lines of many workers once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from zfabric.protocol import messages as m
 from zfabric.runtime.lines import visible
 
 RECENT_MAX = 1000
-"""Most lines that are remembered, to recognise lines that other workers print, too."""
 
 
 def _no_line(line: str) -> bool:
@@ -25,7 +24,7 @@ takes_line: Callable[[str], bool] = _no_line
 
 
 class Recent:
-    """A line that was shown: who printed it first, until when it is remembered, how often others have printed it, and who last."""
+    """A shown line: who printed it first, and last, until when it counts, and how often others have."""
 
     __slots__ = ("count", "last_pid", "pid", "until")
 
@@ -43,20 +42,20 @@ Key = tuple[str, str, str]
 class Terminal:
     """Shows lines on this process's standard streams.
 
-    A line that another worker printed less than ``repeat_seconds`` ago is counted instead. When that time is over, it is shown once
-    more with its count. With 0, every line is shown.
+    A line of another worker within ``repeat_seconds`` is counted, and shown once more with its count afterwards. With 0, every line is
+    shown.
     """
 
     def __init__(self, repeat_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.repeat_seconds = repeat_seconds
         self._clock = clock
         self._lock = threading.RLock()
-        """Keeps lines whole and in order: several threads may receive them."""
+        """Keeps lines whole and in order."""
         self._recent: OrderedDict[Key, Recent] = OrderedDict()
         self._explained = False
 
     def show(self, notices: list[m.LogLines | m.Notice]) -> None:
-        """Show these lines and notices, in order."""
+        """Show lines and notices, in order."""
         with self._lock:
             for notice in notices:
                 if isinstance(notice, m.Notice):
@@ -67,7 +66,7 @@ class Terminal:
                         self._line(pid, name, stream, line)
 
     def look(self) -> None:
-        """Show the counts that are due. Called about once a second."""
+        """Show due counts, about once a second."""
         if self._recent:
             with self._lock:
                 now = self._clock()
@@ -75,7 +74,7 @@ class Terminal:
                     self._forget_oldest()
 
     def close(self) -> None:
-        """Show all counts. No more lines follow."""
+        """Show all counts; nothing follows."""
         with self._lock:
             while self._recent:
                 self._forget_oldest()
@@ -112,7 +111,7 @@ def _print_line(pid: int, name: str, stream: str, line: str) -> None:
 
 
 def _print(line: str, file: TextIO) -> None:
-    """Print a line. If it cannot be printed, drop it: ``get`` must not fail."""
+    """Print a line, or drop it: ``get`` must not fail."""
     try:
         print("\n".join(map(visible, line.split("\n"))), file=file)
     except UnicodeEncodeError:

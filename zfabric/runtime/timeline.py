@@ -1,12 +1,11 @@
-"""The timeline: tasks and calls with their times and places, in the Chrome trace format of Perfetto and chrome://tracing.
+"""The timeline: tasks and calls in the Chrome trace format of Perfetto and chrome://tracing.
 
-A node is shown as a process, and each of its workers as a thread, by pid. Of actors that share a process, the first has that thread; the
-others have numbers that no process has. An attempt or a call is a "complete" event. Tasks that ran on top of a waiting one lie within it,
-as calls do. Name, category and colour show if it did not succeed. The death of an actor's process is an "instant" event. Arrows show
-why one ran after another (``arrows``).
+A node is a process, a worker a thread by its pid; further actors of a process have numbers that are no pids. An attempt or call is a
+"complete" event, within that of a task it ran on top of; name, category and colour show failures. An actor's death is an "instant" event.
+``arrows`` show why one ran after another.
 
-Each node of a cluster has its own event table, and its own clock. The times of all are those of the asked node's clock: how far others are
-ahead is measured by round trips of a question, when a timeline is made. Nothing is recorded for that while tasks run.
+Each node has its own events and clock. Times are by the asked node's clock; the others' offsets are measured by round trips when a timeline
+is made.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from zfabric.protocol.trace import actor_of, read_trace, unmarked, unpack_event
 from zfabric.runtime.arrows import Span, Spans, arrows
 
 PAGE = 500
-"""Rows of the event table per request; each has up to a few hundred attempts."""
+"""Rows per request, each with up to some hundred attempts."""
 
 PIDS = 2**22
-"""Linux gives no process this pid or a larger one."""
+"""A number above all pids of Linux."""
 PAGE_OF_BLOCKS = 20
-"""Blocks of lineage per request; each has the rows of up to a thousand tasks, with their arguments."""
+"""Blocks per request, each with up to a thousand tasks."""
 
 
 ROUND_TRIPS = 5
-"""Round trips by which the clocks of other nodes are measured: the shortest counts."""
+"""Round trips per clock; the shortest counts."""
 
 
 class Asker(Protocol):
-    """The part of a client that this module uses."""
+    """What this module uses of a client."""
 
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
         """Query the node's daemon."""
 
 
 def rows_of(client: Asker, table: str, page: int = PAGE, timeout: float = 60.0) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows ``(key, value)`` of a table of the control store, page by page."""
+    """Yield the rows ``(key, value)`` of a table."""
     after, more = b"", True
     while more:
         rows, more = client.query("rows", table, after, page, timeout=timeout)
@@ -51,18 +50,18 @@ def rows_of(client: Asker, table: str, page: int = PAGE, timeout: float = 60.0) 
 
 
 class TimelineNode(NamedTuple):
-    """A node of a cluster, as the timeline reads it. ``asker`` asks that node."""
+    """A node of a cluster. ``asker`` asks that node."""
 
     asker: Asker
     name: str = ""
     number: int = 0
-    """Its number in the cluster; 0 in a cluster of one node."""
+    """The node's number; 0 in a cluster of one."""
     shift: float = 0.0
-    """How far its clock is ahead, in seconds."""
+    """Seconds that the node's clock is ahead."""
 
 
 class _At:
-    """Asks another node of the cluster, by way of the one that this program is connected with."""
+    """Asks another node, through the connected one."""
 
     def __init__(self, client: Asker, node: str) -> None:
         self._client = client
@@ -73,7 +72,7 @@ class _At:
 
 
 def nodes_of(client: Asker) -> list[TimelineNode]:
-    """Return all nodes of the cluster, the asked one first. Clocks are not compared, and a node may be silent."""
+    """All nodes, the asked one first, without clocks."""
     rows = client.query("nodes")
     if len(rows) < 2:
         return [TimelineNode(client, rows[0].get("name", ""), rows[0].get("number", 0))]
@@ -81,7 +80,7 @@ def nodes_of(client: Asker) -> list[TimelineNode]:
 
 
 def members(client: Asker) -> list[TimelineNode]:
-    """Return the nodes of the cluster that answer, the asked one first, with their clocks."""
+    """The nodes that answer, with clocks, the asked one first."""
     rows = client.query("nodes")
     if len(rows) < 2:
         return nodes_of(client)
@@ -103,10 +102,9 @@ def _node_of(client: Asker, row: dict[str, Any]) -> TimelineNode:
 
 
 def trace_events(client: Asker, nodes: list[TimelineNode] | None = None, missing: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the Chrome trace of a cluster, or of those of its ``nodes`` that are given.
+    """Yield the trace of a cluster, or of these ``nodes``.
 
-    Times are microseconds of the monotonic clock of the asked node's machine. The names of nodes that stop answering meanwhile are added to
-    ``missing``.
+    Times are microseconds of the asked node's monotonic clock. ``missing`` receives names of nodes that stop answering.
     """
     spans = Spans()
     nodes = nodes or [TimelineNode(client)]
@@ -119,7 +117,7 @@ def trace_events(client: Asker, nodes: list[TimelineNode] | None = None, missing
 
 
 def _rows_at(node: TimelineNode, table: str, page: int, missing: list[str]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows of one node, until it stops answering."""
+    """A node's rows, until it stops answering."""
     try:
         if node.name not in missing or not node.name:
             yield from rows_of(node.asker, table, page)
@@ -130,7 +128,7 @@ def _rows_at(node: TimelineNode, table: str, page: int, missing: list[str]) -> I
 
 
 def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans, nodes: dict[bytes, int], where: TimelineNode) -> Iterator[dict[str, Any]]:
-    """Yield the events of rows of the event table of a node, in order, and add them to ``spans``. ``nodes`` numbers those that ran them."""
+    """Yield a node's events in order, and add them to ``spans``. ``nodes`` numbers the nodes that ran them."""
     threads: set[tuple[int, int]] = set()
     actors: dict[tuple[int, int, bytes], int] = {}
     hosts: set[tuple[int, int]] = set()
@@ -181,7 +179,7 @@ def _name(kind: str, place: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def write_trace(events: Iterable[dict[str, Any]], file: IO[str]) -> int:
-    """Write the events as a JSON array, one a line. Return how many attempts and calls they are."""
+    """Write events as a JSON array, one a line. Return how many are attempts and calls."""
     attempts = 0
     separator = "["
     for event in events:

@@ -1,8 +1,7 @@
-"""The process of a node's transfer agent, ``zf-transfer``: one thread, one loop, around ``machines.transfer``.
+"""The process of a transfer agent, ``zf-transfer``: one thread, one loop, around ``machines.transfer``.
 
-The supervisor forks it when the daemon asks for it, and again when it dies, but ends it with that daemon. It has two kinds of connections:
-a local one with its daemon, as every process of the node, and encrypted ones with the agents of other nodes. Bytes of values go from the
-arena to a socket and from a socket to the arena, or to a file of the spill directory.
+The supervisor forks it for a daemon, restarts it, and ends it with that daemon. It has a local connection with the daemon, and encrypted
+ones with other agents. Bytes go between sockets and the arena, or a spill file.
 """
 
 from __future__ import annotations
@@ -36,35 +35,33 @@ from zfabric.runtime.session import Session, new_incarnation
 clock = time.monotonic
 
 FRAMES_PER_TURN = 32
-"""Frames of the daemon received before the machine decides."""
 SENT_EVERY = 0.005
-"""Seconds between looks whether chunks have left, while some have not: their values stay pinned for so much longer."""
+"""Seconds between checks whether chunks have left; their values stay pinned so much longer."""
 MANY = 4
-"""Values on their way here. While there are more, the agent pauses before each turn."""
+"""Above so many values the agent pauses before each turn."""
 PAUSE = 0.002
-"""Seconds of such a pause. What arrives meanwhile is one turn's work, and its requests and reports are one turn's work of the source and of
-both daemons. A single large value has no such turns to save, and would only wait."""
+"""What arrives meanwhile is one turn's work, here, at the source and in both daemons. A single large value would only wait."""
 _TO_SOURCE = (m.Want, m.Credit, m.StopWant, m.Ping)
-"""Messages that go over the connection to another node's agent which this one dials; all others answer over the one that it has dialled."""
+"""Messages over the connection dialled here; all others answer over the other's."""
 
 
 class ValueFiles:
-    """Reads and writes chunks: in the arena, or in files of the spill directory."""
+    """Chunks in the arena or in spill files."""
 
     def __init__(self, arena: Arena, spill: str) -> None:
         self._arena = arena
         self._files = SpillFiles(spill)
         self._writers: dict[int, SpillWriter] = {}
-        """Files that are being written, by the offset that stands for them."""
+        """Being written, by the offset that stands for the file."""
 
     def read(self, offset: int, value_size: int, position: int, size: int) -> memoryview:
-        """The bytes of a chunk. Raises OSError."""
+        """Return a chunk's bytes. Raises OSError."""
         if offset >= 0:
             return self._arena.view(offset + position, size)
         return self._files.map(file_number(offset), value_size)[position : position + size]
 
     def write(self, offset: int, position: int, data: memoryview) -> None:
-        """Write a chunk, which is the next one of its value. Raises OSError."""
+        """Write the next chunk of a value. Raises OSError."""
         if offset >= 0:
             self._arena.writable(offset + position, len(data))[:] = data
             return
@@ -74,7 +71,7 @@ class ValueFiles:
         self._writers[offset].write(data)
 
     def seal(self, offset: int, object_id: bytes, size: int) -> None:
-        """Seal a value whose bytes are written. Raises OSError."""
+        """Seal a written value. Raises OSError."""
         if offset >= 0:
             self._arena.seal(offset, object_id, size)
             return
@@ -85,14 +82,14 @@ class ValueFiles:
             writer.close()
 
     def give_up(self, offset: int) -> None:
-        """Write no more there."""
+        """Abandon a write."""
         writer = self._writers.pop(offset, None)
         if writer is not None:
             writer.close()
 
 
 class TransferProcess:
-    """One incarnation of a node's transfer agent, under one incarnation of its daemon."""
+    """One agent, under one daemon."""
 
     def __init__(self, session: Session, daemon: bytes, keys: KeyPair, endpoint: str, bound: int = -1) -> None:
         description = session.describe()
@@ -107,17 +104,17 @@ class TransferProcess:
         arena = Arena(str(description["arena"]), int(description["arena_size"]), writable=True)
         self._files = ValueFiles(arena, description.get("spill") or f"{session.directory}/spill")
         self._chunks: dict[tuple[Address, int, int], memoryview] = {}
-        """Bytes of the chunks of this turn, by source, token and position."""
+        """This turn's chunks, by source, token and position."""
         self._failed: dict[int, str] = {}
-        """Errors of writes, by the offset of the value."""
+        """Failed writes, by offset."""
         self._events: list[m.Message] = []
-        """Messages of this shell to its machine."""
+        """Messages from this shell."""
         self._version = -1
         self._shell = SHELL + self.incarnation
         self.machine.register(m.Register(m.PROTOCOL_VERSION, "agent", os.getpid(), start_ticks(os.getpid()), b"", b"", b"", "", ""))
 
     def run(self) -> None:
-        """Run until the daemon refuses this process. The supervisor ends it with the daemon."""
+        """Run until the daemon refuses this process."""
         retain_free_memory(2 * CHUNK_BYTES, 2 * self._credit * CHUNK_BYTES)
         self.turn(clock())
         while not self.machine.refused:
@@ -125,7 +122,7 @@ class TransferProcess:
         raise ConnectionLostError(f"the daemon has refused the transfer agent: {self.machine.refused}")
 
     def step(self, patience: float) -> None:
-        """Wait for something to do, up to ``patience`` seconds, and do it."""
+        """Wait up to ``patience`` seconds for something, and do it."""
         now = clock()
         parts = (self.machine, self._transport, self.sockets)
         due = [each for part in parts if (each := part.next_deadline()) is not None]
@@ -233,7 +230,7 @@ class TransferProcess:
 
 
 def run(directory: str, bound: int, daemon: bytes, keys: str) -> None:
-    """Run a transfer agent as the supervisor starts it: ``bound`` is the listening socket's descriptor, ``keys`` a file."""
+    """Run an agent: ``bound`` is the listening socket's descriptor, ``keys`` a file."""
     open_more_files()
     session = Session(directory)
     endpoint = str(session.describe()["transfer"])

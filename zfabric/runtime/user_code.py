@@ -1,4 +1,4 @@
-"""Loads functions and arguments of user code, and packs what it returns or raises."""
+"""Loads user code's functions and arguments, and packs what it returns or raises."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from zfabric.runtime.interrupts import TaskInterrupt
 from zfabric.runtime.worker_connection import WorkerConnection
 
 Ending = tuple[int, Row, tuple[Row, Row] | None]
-"""The outcome of user code: (status, outputs, refs inside them)."""
+"""(status, outputs, refs inside them)."""
 Prepared = tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]
-"""A prepared call: (function, whether an error is to be retried, args, kwargs)."""
+"""(function, whether to retry an error, args, kwargs)."""
 
 
 class UserCode:
@@ -67,7 +67,7 @@ class UserCode:
     # -- before it runs --
 
     def prepare(self, item: Item | Invocation) -> Prepared:
-        """Load the function and its arguments. Raises what user code raises meanwhile."""
+        """Load function and arguments. Raises what user code raises."""
         row = item.row
         retryable: Callable[[BaseException], bool] = never
         copy = False
@@ -94,7 +94,7 @@ class UserCode:
         return function, retryable, (), {}
 
     def _wrapped(self, item: Item | Invocation, function: Callable[..., Any], options: tuple[Row, ...]) -> Callable[..., Any]:
-        """Return what is to run in the place of a function, if its caller has named it."""
+        """What the caller wants run in the function's place."""
         named = option(options, "wrapper")
         if named is None:
             return function
@@ -141,7 +141,7 @@ class UserCode:
         return values
 
     def _fetched(self, identifier: bytes, copy: bool) -> Any:
-        """Fetch an argument that did not arrive with the row of a task or call. The submitter holds it."""
+        """Fetch an argument that did not come with the row. The submitter holds it."""
         with self._lock:
             self._machine.references.add(identifier)
         try:
@@ -158,16 +158,16 @@ class UserCode:
     # -- after it ran --
 
     def packed(self, item: Item | Invocation, value: Any) -> Ending:
-        """Pack the result of user code."""
+        """Pack a result."""
         if item.row[0] in self._worker.abandoned:
             return FAILED, (), None
         try:
             return self._pack(item, value)
-        except BaseException as error:  # The result's __reduce__ and iterators are user code: they raise anything, and may be interrupted.
+        except BaseException as error:  # The result's __reduce__ and iterators are user code, and may be interrupted.
             if isinstance(error, TaskInterrupt):
                 self._shut()
             with self._lock:
-                self._writes.abandon(item.row[0])  # Values before the one that failed may be written already.
+                self._writes.abandon(item.row[0])  # Values before the failing one may be written already.
             if isinstance(error, FabricError) and not isinstance(error, SerializationError):
                 facts = tuple(self._facts(item).items())
                 text = f"what {self._functions.name_of(item)} returned has no place: {error}"
@@ -175,7 +175,6 @@ class UserCode:
             return self.failed(item, error, None)
 
     def _pack(self, item: Item | Invocation, value: Any) -> Ending:
-        """Serialize what the function returned."""
         row = item.row
         if type(item) is Invocation:
             name, count = self._functions.terms(item) if item.options else ("", 1)
@@ -214,10 +213,10 @@ class UserCode:
         return OK, tuple(outputs), extra
 
     def failed(self, item: Item | Invocation, error: BaseException, retryable: Callable[[BaseException], bool] | None) -> Ending:
-        """Pack the outcome of user code that raised."""
+        """Pack a failure."""
         try:
             return self._failed(item, error, retryable)
-        except TaskInterrupt:  # The text and the pickle of an error are user code, too.
+        except TaskInterrupt:  # An error's text and pickle are user code, too.
             self._shut()
             return INTERRUPTED, (), None
 
@@ -237,13 +236,13 @@ class UserCode:
         return status, (self.error(error, item),), None
 
     def error(self, error: BaseException, item: Item | Invocation) -> bytes:
-        """Pack an error of user code, with facts about the attempt."""
+        """Pack an error with facts about the attempt."""
         facts = self._facts(item)
         try:
             payload, held = task_errors.pack_error(error, facts)
         except TaskInterrupt:
             raise
-        except BaseException as other:  # Its text or its pickle raised what ends a program, such as KeyboardInterrupt.
+        except BaseException as other:  # The error's text or pickle raised what ends a program, such as KeyboardInterrupt.
             text = f"{facts['function']} raised {type(error).__name__}, whose text or pickle raised {type(other).__name__}"
             payload, held = task_errors.pack_error(SerializationError(text), facts)
         refs = refs_in(payload)
@@ -254,7 +253,7 @@ class UserCode:
         return payload
 
     def _shut(self) -> None:
-        """Allow no interrupts: one may have been raised before the line that does so was reached."""
+        """Allow no interrupts: one may have preceded the line that does so."""
         fence = self._fences.mine
         fence.depth = fence.depth or 1
 
@@ -262,13 +261,12 @@ class UserCode:
         return generated_values.Raises(*task_errors.pack_error(error, self._facts(item)))
 
     def _facts(self, item: Item | Invocation) -> dict[str, Any]:
-        """Return the facts about an attempt that its errors show."""
         name, node = self._functions.name_of(item), self._machine.node.hex()
         return {"function": name, "node": node, "pid": os.getpid(), "attempt": tries_of(item.attempt)}
 
 
 class _Again:
-    """Repeats a method with fresh ``arguments`` after errors of these kinds, at most ``limit`` times (-1: without limit)."""
+    """Repeats a method with fresh ``arguments`` after such errors, at most ``limit`` times (-1: no limit)."""
 
     def __init__(
         self,
@@ -292,29 +290,29 @@ class _Again:
         return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the method's result, or a coroutine that does so."""
+        """The method's result, or a coroutine for it."""
         while True:
             try:
                 value = self.function(*args, **kwargs)
-            except Exception as error:  # User code: the method's options say which errors call it again.
+            except Exception as error:  # The method's options say which errors call it again.
                 if not self._asks(error):
                     raise
             else:
-                return self._awaited(value) if isinstance(value, Coroutine) else value  # Not a ref: that is a value.
+                return self._awaited(value) if isinstance(value, Coroutine) else value  # A ref is a value, too.
             args, kwargs = self.arguments()
 
     async def _awaited(self, value: Coroutine[Any, Any, Any]) -> Any:
         while True:
             try:
                 return await value
-            except Exception as error:  # User code: the method's options say which errors call it again.
+            except Exception as error:  # As above.
                 if not self._asks(error):
                     raise
             args, kwargs = self.arguments()
             value = self.function(*args, **kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Yield the method's values. A repeated method yields the same values again; those already yielded are skipped."""
+        """Yield the method's values; a repeat skips those already yielded."""
         values = self.function(*args, **kwargs)
         if hasattr(values, "__aiter__"):
             return self._stream_in_loop(values)
@@ -322,7 +320,7 @@ class _Again:
 
     def _stream(self, values: Iterator[Any]) -> Generator[Any, YieldStatistics]:
         known: list[YieldStatistics] = []
-        """Those of each value that was yielded, by this attempt or the one before."""
+        """Statistics of each value yielded so far, in all attempts."""
         while True:
             try:
                 with contextlib.ExitStack() as stack:
@@ -335,7 +333,7 @@ class _Again:
                         statistics = known[index]
                         index += 1
                 return
-            except Exception as error:  # User code: the method's options say which errors call it again.
+            except Exception as error:  # As above.
                 if not self._asks(error):
                     raise
             args, kwargs = self.arguments()
@@ -343,7 +341,6 @@ class _Again:
 
     async def _stream_in_loop(self, values: AsyncIterator[Any]) -> AsyncGenerator[Any, YieldStatistics]:
         known: list[YieldStatistics] = []
-        """Those of each value that was yielded, by this attempt or the one before."""
         while True:
             index = 0
             try:
@@ -360,7 +357,7 @@ class _Again:
                             known.append((yield value))
                         statistics = known[index]
                         index += 1
-            except Exception as error:  # User code: the method's options say which errors call it again.
+            except Exception as error:  # As above.
                 if not self._asks(error):
                     raise
             args, kwargs = self.arguments()

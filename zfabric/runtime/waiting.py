@@ -1,6 +1,6 @@
-"""Waits of a worker's tasks and calls: the scheduler is notified, and meanwhile other tasks run on top, or calls of other actors run.
+"""How a worker's tasks and calls wait: the scheduler is notified, and other tasks run on top, or other actors' calls.
 
-``execute`` runs a task on top of the one that waits.
+``execute`` runs a task on top.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Waiting:
         self._execute = execute
 
     def wait_for(self, object_ids: Sequence[bytes], done: Done, deadline: float | None, plain: bool, needed: int) -> bool:
-        """Wait until ``done()``; return False at the deadline. Arguments are those of ``FabricClient.wait_for``.
+        """Wait until ``done()``; False at the deadline. Arguments are as in ``FabricClient.wait_for``.
 
-        Other tasks run on top of one that waits in ``get`` (``plain``), unless it runs an event loop.
+        Others run on top of a task in ``get`` (``plain``), unless it runs a loop.
         """
         connection, worker, contexts = self._connection, self._worker, self._contexts
         if connection.leader == threading.get_ident():
-            raise FabricError(IN_FINALIZER)  # A thread must not wait twice at the same time.
+            raise FabricError(IN_FINALIZER)  # A thread must not wait twice at once.
         if worker.baton is not None:
             return self._wait_sharing(object_ids, done, deadline, needed)
         if threading.get_ident() != contexts.main or not contexts.stack:
@@ -61,7 +61,7 @@ class Waiting:
             return self._wait_beside(tuple(object_ids), done, deadline)
         item = contexts.stack[-1]
         if type(item) is Invocation:
-            plain = False  # An actor's process runs nothing on top of calls.
+            plain = False  # Nothing runs on top of calls.
         inline = plain and ("asyncio" not in sys.modules or not in_event_loop())
         certain = deadline is None and 0 < needed == len(object_ids)
         with connection.lock:
@@ -99,7 +99,7 @@ class Waiting:
                 self._functions.limit_threads(item.row)  # A task on top may have changed the limit.
 
     def _wait_beside(self, wanted: tuple[bytes, ...], done: Done, deadline: float | None) -> bool:
-        """Wait in a thread that runs a call, or in one that user code started."""
+        """Wait in a thread of a call or of user code."""
         call = current_call.get()
         if call is None:
             return self._wait_lending(wanted, done, deadline)
@@ -126,7 +126,7 @@ class Waiting:
                 self._connection.arm_flusher()
 
     def _wait_sharing(self, object_ids: Sequence[bytes], done: Done, deadline: float | None, needed: int) -> bool:
-        """Wait in a shared process: calls of other actors have the baton meanwhile, in other threads."""
+        """Wait in a shared process: other actors' calls have the baton meanwhile."""
         connection, worker, main = self._connection, self._worker, self._contexts.in_main
         item = self._shared.run_here()
         if item is None:
@@ -156,7 +156,7 @@ class Waiting:
             self._shared.await_baton(item)
 
     def _wait_aside(self, wanted: tuple[bytes, ...], done: Done, deadline: float | None) -> bool:
-        """Wait in a thread that a call has started, in a shared process: the call may wait only for this thread."""
+        """Wait in a shared process's thread for which its call may wait."""
         with self._connection.lock:
             if done():
                 return True
@@ -170,7 +170,7 @@ class Waiting:
     def lend_until_called(
         self, object_id: bytes, callback: Callable[[bytes], None], add: Callable[[bytes, Callable[[bytes], None]], None]
     ) -> None:
-        """Add a callback with ``add``. A task with an event loop, or one that waits for a future, lends its CPU until it is called."""
+        """``add`` a callback. A task with a loop, or that waits for a future, lends its CPU until it is called."""
         shared = self._worker.baton is not None
         if current_call.get() is not None and not shared:
             add(object_id, callback)
@@ -195,7 +195,7 @@ class Waiting:
             self._shared.hand_out()
 
     def _refuse_itself(self, item: Item | Invocation, object_ids: Sequence[bytes], needed: int) -> None:
-        """Raise DeadlockError if an actor would wait for a call to itself. The caller holds the lock."""
+        """Raise DeadlockError if an actor would wait for itself. The caller holds the lock."""
         lasting = partial(self._connection.machine.calls.lasting, lives=self._worker.mailbox.actors)
         if self._worker.refused(item, object_ids, needed, lasting):
             name, actor = self._functions.name_of(item), type(self._host.instances.get(actor_of(item))).__qualname__

@@ -1,7 +1,7 @@
 """The worker process: its parts, and its body.
 
-The main thread runs the task loop (``running``), the control thread receives meanwhile (``control``), and calls that run beside each other
-have threads or an event loop (``crew``). User code calls the ``WorkerClient``. ``WorkerRuntime`` makes these and what they share.
+The main thread runs the task loop (``running``), the control thread receives meanwhile (``control``), concurrent calls have threads or a
+loop (``crew``). User code calls the ``WorkerClient``.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from zfabric.runtime.worker_client import AddCallback, WorkerClient
 from zfabric.runtime.worker_connection import WorkerConnection
 
 RECURSION_PER_TASK = 40
-"""Python frames that one task on the stack may take before its own: ``get``, the pump, and running the next one."""
+"""Python frames below a task: ``get``, the pump, and running it."""
 RUNNERS = (TaskLoop.execute.__code__, Threads._run.__code__, Loop._run.__code__)
-"""Functions that run tasks and calls (see ``Introspection.threads``)."""
+"""What runs tasks and calls (see ``Introspection.threads``)."""
 
 
 class WorkerRuntime:
-    """The parts of a worker. Its methods are callbacks by which parts made first call parts made later."""
+    """Makes a worker's parts. Its methods let earlier parts call later ones."""
 
     def __init__(self, session: Session, token: bytes, job: bytes) -> None:
         connection = self._connection = WorkerConnection(session, token, job, self._start_next, self._stacks)
@@ -88,9 +88,9 @@ class WorkerRuntime:
         end_forked_children(host, self.interrupter.fences, user_code, attempts, RUNNERS)
 
     def run(self, daemon: bytes) -> None:
-        """Register with the daemon, and run the tasks that it sends until it ends this worker, which raises SystemExit."""
+        """Register and run tasks. Raises SystemExit at the end."""
         self._connection.register_with(daemon)
-        self._control.start()  # Before the welcome: a restart of the daemon may delay that.
+        self._control.start()  # A restart of the daemon may delay the welcome.
         self._connection.await_welcome()
         self._loop.run()
 
@@ -111,20 +111,20 @@ class WorkerRuntime:
 
 
 def _allow_recursion(levels: int) -> None:
-    """Set the recursion limit to ``levels``, and threads' stacks to what that takes; to fewer where stacks cannot be that deep.
+    """Set the recursion limit and threads' stacks, to less where stacks cannot be that deep.
 
-    The limit is one for all threads, and a recursion through C that overflows a stack ends the process. No thread runs yet.
+    One limit holds for all threads, and overflow in C ends the process. No thread runs yet.
     """
     stack = processes.deepen_thread_stacks(levels * processes.LEVEL_BYTES)
     sys.setrecursionlimit(max(sys.getrecursionlimit(), min(levels, stack // processes.LEVEL_BYTES)))
 
 
 def run(session: Session, token: bytes, job: bytes) -> None:
-    """Run a worker's process until its job or node ends, or it has been idle for ``worker_idle_seconds``."""
+    """Run until the job or node ends, or after ``worker_idle_seconds``."""
     found = session.daemon()
     deadline = clock() + 15.0
     while found is None and clock() < deadline:
-        time.sleep(0.001)  # The daemon that asked for this worker is about to publish itself; there is no event to wait for.
+        time.sleep(0.001)  # The daemon is about to publish itself; no event reports that.
         found = session.daemon()
     if found is None:
         raise FabricError("the worker found no daemon")

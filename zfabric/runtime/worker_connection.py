@@ -1,7 +1,6 @@
-"""A worker's connections: the order in which it sends, and the check of who may send to it.
+"""A worker's connections: the order in which it sends, and who may send to it.
 
-It receives on two sockets: one for tasks, calls and values, read by the waiting thread, and one for control messages, read by the control
-thread (see ``control``).
+Two sockets: one for tasks, calls and values, read by the waiting thread, one for control messages (``control``).
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from zfabric.runtime.session import Session
 from zfabric.shell.process import Outgoing, admits_caller, unacknowledged_reports, worker_sends, worker_takes
 
 CONTROL_SECONDS = 1.0
-"""Seconds that the end of the process waits for the control thread, which is woken for that."""
+"""Seconds for the control thread, at the process's end."""
 
 
 class WorkerConnection(Connection):
-    """The connection of a worker's process, which also serves a worker machine.
+    """A worker's connection, with its worker machine.
 
-    ``hand_out`` starts what comes next in a process that actors share; ``threads`` returns the stacks of this process.
+    ``hand_out`` starts what comes next in a shared process; ``threads`` returns this process's stacks.
     """
 
     def __init__(self, session: Session, token: bytes, job: bytes, hand_out: Callable[[], None], threads: Callable[[], Rows]) -> None:
@@ -41,36 +40,36 @@ class WorkerConnection(Connection):
         self.control_transport = Transport(self._context, session.sockets, self.control, self.config)
         self.control_transport.enable_wake()
         self.polling = False
-        """Whether the main thread is in ``poll``, where an interrupt may be raised."""
+        """The main thread is in ``poll``, where an interrupt may be raised."""
         self.quiet = False
-        """Whether the main thread waits for messages that the control thread receives."""
+        """The main thread waits for what the control thread receives."""
         self.control_ended = Event()
-        """Set once the control thread has closed its socket: no other thread may, since it may be receiving."""
+        """The control thread has closed its socket: no other may, since it may be receiving."""
         self._main = get_ident()
         self._hand_out = hand_out
         self._threads = threads
         self.retained: dict[bytes, HeldRefs] = {}
-        """Refs inside results and errors that are not reported yet, by task or call id."""
+        """Refs inside unreported results and errors, by id."""
         self._take_calls: Callable[[float, bytes, Any], None] = self._take_unmeasured
         self._callers_gone: list[bytes] = []
-        """Callers that have ended. Their links are closed once all that they sent is read."""
+        """Ended callers. Their links close once what they sent is read."""
 
     # -- the daemon, and peers --
 
     def calls_waiting(self) -> int:
-        """Return how many calls of its actors wait here."""
+        """How many calls of its actors wait here."""
         return self.worker.mailbox.waiting_count
 
     def running(self) -> tuple[m.Message, ...]:
-        """Return the messages that this worker adds to its registration."""
+        """What this worker adds to its registration."""
         return self.worker.running()
 
     def unread(self) -> tuple[Row, ...]:
-        """Return the places of values that arrived with tasks not begun."""
+        """Places that arrived with tasks not yet begun."""
         return self.worker.unread()
 
     def threads(self) -> Rows:
-        """Return the stacks of this process (see ``stacks``)."""
+        """Stacks of this process (see ``stacks``)."""
         return self._threads()
 
     def _join(self, daemon: bytes) -> None:
@@ -82,12 +81,12 @@ class WorkerConnection(Connection):
         self.control_transport.forget(daemon)
 
     def classify(self, sender: bytes) -> tuple[bool, bool]:
-        """Return whether the sender of a control message is a peer, and whether it is the daemon. The caller holds the lock."""
+        """Whether a control message's sender is a peer, and whether it is the daemon. The caller holds the lock."""
         from_peer = sender != self.daemon and self._is_peer(sender)
         return from_peer, sender == self.daemon or (not from_peer and self._is_new_daemon(sender))
 
     def _is_peer(self, sender: bytes) -> bool:
-        """Whether an unknown sender may send here: any process may call an actor of this worker."""
+        """Whether a sender may send here: any process may call an actor of this worker."""
         if not super()._is_peer(sender) and admits_caller(self.worker, sender, bool(self.host.instances)):
             self._follow_daemon()
             if sender != self.daemon:
@@ -95,7 +94,7 @@ class WorkerConnection(Connection):
         return sender in self._peers
 
     def forget_caller(self, caller: bytes) -> None:
-        """Close the link to a caller that has ended, once all that it sent is read. The caller of this holds the lock."""
+        """Close an ended caller's link once what it sent is read. The lock must be held."""
         self._callers_gone.append(caller)
 
     def _forget_callers(self) -> None:
@@ -122,7 +121,7 @@ class WorkerConnection(Connection):
             self.worker.step(now, source, message)
 
     def measure_calls(self) -> None:
-        """Receive also while a call runs, as long as the worker measures how long calls wait. The caller holds the lock."""
+        """Receive also while a call runs, to measure how long calls wait. The caller holds the lock."""
         self._take_calls = self._take_measured
 
     def _take_measured(self, now: float, source: bytes, message: Any) -> None:
@@ -133,7 +132,7 @@ class WorkerConnection(Connection):
             self._take_calls = self._take_unmeasured
 
     def _take_unmeasured(self, now: float, source: bytes, message: Any) -> None:
-        """Queue calls. The control thread stops those whose time is up, and is woken if that is earlier than it knows."""
+        """Queue calls; wake the control thread, which enforces timeouts, if the next one has changed."""
         timed = self.worker.mailbox.timed
         before = self.worker.next_deadline() if timed else None
         self.worker.step(now, source, message)
@@ -141,7 +140,7 @@ class WorkerConnection(Connection):
             self.control_transport.wake()
 
     def limit_run(self, call_id: bytes, seconds: float) -> None:
-        """Have the control thread stop a call that begins now, if it takes longer than this."""
+        """Have a call that begins now stopped after so many seconds."""
         with self.lock:
             self.worker.mailbox.limit_run(call_id, clock() + seconds)
             self.control_transport.wake()
@@ -153,11 +152,10 @@ class WorkerConnection(Connection):
         return worker_sends(self.machine, self.worker, self.daemon, self._release_retained)
 
     def _release_retained(self, call_id: bytes) -> None:
-        """Release the refs inside a call's outcome that is being sent."""
         self.retained.pop(call_id, None)
 
     def settle(self) -> None:
-        """Release what finalizers dropped, after the outcomes of tasks are sent. The caller holds the lock."""
+        """Release what finalizers dropped, after outcomes are sent. The caller holds the lock."""
         if self.worker.unreported:
             self.flush()
         else:
@@ -187,7 +185,7 @@ class WorkerConnection(Connection):
         if self._callers_gone:
             self._forget_callers()
         if self.worker.baton is not None and self.worker.stack:
-            self._hand_out()  # Messages may have freed the baton, while the main thread waits for something else.
+            self._hand_out()  # Messages may have freed the baton meanwhile.
 
     def _maintain(self) -> None:
         with self.lock:
@@ -197,17 +195,17 @@ class WorkerConnection(Connection):
         super()._maintain()
 
     def _reads_aside(self) -> bool:
-        """Whether the flusher is to receive. Where calls are measured, one that arrives while another one runs is to be seen arriving."""
+        """Whether the flusher receives, also while calls are measured: arrivals must be seen."""
         worker = self.worker
         return super()._reads_aside() or (worker.measures and bool(worker.stack or worker.mailbox.queue))
 
     def _callee(self, identifier: bytes) -> bytes | None:
-        """Return the actor whose pending call makes an object, if this process called it. The caller holds the lock."""
+        """The actor whose pending call makes an object. The caller holds the lock."""
         target = self.machine.calls.pending.get(identifier[:TASK_BYTES])
         return target.actor_id if target is not None else None
 
     def wait_quietly(self, done: Callable[[], bool]) -> None:
-        """Wait between two calls for messages that the control thread receives."""
+        """Wait between calls for what the control thread receives."""
         self.quiet = True
         try:
             self.wait_until(done, None)
@@ -217,7 +215,7 @@ class WorkerConnection(Connection):
     # -- the end --
 
     def close_at_end(self) -> None:
-        """Send what is unsent, and close all sockets: the process is about to exit."""
+        """Send the rest, and close all sockets."""
         process_exit.begin()
         with self.lock:
             self.worker.report_trace()
@@ -228,5 +226,5 @@ class WorkerConnection(Connection):
         self.disconnect()
 
     def _end_context(self) -> None:
-        if self.control_ended.is_set():  # Else the control thread still has a socket, and the process exits with it.
+        if self.control_ended.is_set():  # Else the process exits with the control thread's socket.
             super()._end_context()

@@ -1,4 +1,4 @@
-"""What each worker process does first, whether it was forked from the template or started by the interpreter of an environment."""
+"""What each worker process does first, forked or not."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from zfabric.runtime import interface
 from zfabric.runtime.session import Session
 
 STACK_LINES = 4
-"""Frames that are shown of an exit handler which does not end: those of the handler, and what it waits in."""
+"""Frames shown of an exit handler that does not end."""
 
 site = ""
-"""Where the virtual environment of this worker has its packages; empty if it was forked."""
+"""The virtual environment's packages; "" if forked."""
 
 
 def entry_point(name: str) -> Callable[..., object]:
-    """Return the function that "module:function" names."""
+    """The function that "module:function" names."""
     module, _, function = name.partition(":")
     found: Callable[..., object] = getattr(importlib.import_module(module), function)
     return found
 
 
 def begin(environment: Iterable[tuple[str, str]], threads: int) -> None:
-    """Set signals, variables and the number of threads of numeric libraries, before any code of a user is loaded."""
+    """Set signals, variables and numeric threads before user code is loaded."""
     namespaces.mirror()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # No terminal can send it here; libraries may, on purpose.
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Only libraries send it here, on purpose.
     faulthandler.enable()
     os.environ.update(environment)
-    # It repeats all other variables: processes that the worker starts could not inherit so much in one variable.
+    # It repeats all other variables: child processes could not inherit so much in one.
     interface.environment = os.environ.pop(RUNTIME_ENV_VARIABLE, "")
     numeric_threads.begin(max(1, threads))
 
 
 def run(entry: str, session: Session, token: bytes, job: bytes) -> None:
-    """Run the worker to its end, and exit handlers after it, for ``exit_seconds`` at most."""
+    """Run the worker, then exit handlers for at most ``exit_seconds``."""
     code = 1
     try:
         entry_point(entry)(session, token, job)
@@ -52,11 +52,11 @@ def run(entry: str, session: Session, token: bytes, job: bytes) -> None:
 
 
 def _run_exit_handlers(seconds: float, code: int) -> None:
-    """Run what is registered with ``atexit``. If that takes longer, exit with ``code``: others wait for what this process has.
+    """Run ``atexit`` handlers; exit with ``code`` if they take longer: others wait for what this process has.
 
-    Threads of the program go on meanwhile. A handler that retains the interpreter's lock is ended a second later, from a thread of C.
+    The program's threads go on. A handler that holds the interpreter's lock is ended a second later, from C.
     """
-    import atexit  # Only workers need it.
+    import atexit
 
     ended = threading.Event()
 
@@ -77,8 +77,7 @@ def _run_exit_handlers(seconds: float, code: int) -> None:
 
 
 def _report_handlers(seconds: float, thread: int) -> None:
-    """Print where exit handlers are that do not end."""
-    import traceback  # Only needed here.
+    import traceback
 
     frame = sys._current_frames().get(thread)
     where = "".join(traceback.format_stack(frame)[-STACK_LINES:]) if frame is not None else ""

@@ -1,1 +1,1 @@
-"""What the shells decide: pure as the machines are, and run by ``zfabric.runtime`` and ``zfabric.sim`` alike."""
+"""What both shells decide, as pure as the machines: ``zfabric.runtime`` and ``zfabric.sim`` run it."""

@@ -1,9 +1,8 @@
-"""The machines of one daemon: which machine decides next, how messages pass between them, and who may send to them.
+"""The machines of one daemon: which decides next, how messages pass between them, who may send to them.
 
-A shell passes on what has arrived (``receive``, ``step``), lets deadlines pass (``tick``), and ends its turn with ``decide``. ``decide``
-takes the effects of each machine that received something, delivers messages between machines in memory, and repeats both until nothing is
-left. Messages for other processes are then in ``take_outgoing``, one list per process. The shell performs all other effects, and reports
-the end of each ``Store`` by ``committed``. The control store itself holds back answers until then.
+A shell passes on what arrives (``receive``, ``step``), lets deadlines pass (``tick``), and ends its turn by ``decide``, which takes effects
+and delivers messages between machines until nothing is left. Then ``take_outgoing`` has messages for other processes. The shell performs
+all other effects, and reports the end of each ``Store`` by ``committed``; the control store holds back answers until then.
 """
 
 from __future__ import annotations
@@ -42,24 +41,22 @@ from zfabric.protocol.messages import Envelope, Message
 from zfabric.protocol.node_fields import READ_TABLES, WRITE_TABLE
 
 SWEEP_EVERY = 5.0
-"""Seconds between two sweeps for unregistered peers. The link of a peer that two sweeps find is closed. A driver waits less long for its
-farewell."""
+"""A peer that two sweeps find unregistered loses its link. Drivers wait less long for their farewell."""
 TO_SCHEDULER = FROM_PROCESSES[LOCAL_SCHEDULER]
-"""Messages that a process may send to the local scheduler."""
 RELAYED_OF_PROCESSES = TO_SCHEDULER & {m.Call, m.CallOutcomes}
-"""Those that the local scheduler mostly passes on to another node, and nothing more: the rest of its turn is left out then."""
+"""Messages mostly passed on to another node: without more, the rest of the scheduler's turn is left out."""
 RELAYED_OF_NODES = FROM_NODES[LOCAL_SCHEDULER] & {m.RelayedCalls, m.CallsEnded}
-"""The same of messages of other nodes, which it passes on to processes."""
+"""The same from other nodes to processes."""
 SendAhead = Callable[[bytes, list[Envelope]], None]
-"""Sends a message to a process, or to a node (messages to a local scheduler), before the turn goes on."""
+"""Sends to a process, or to a node's scheduler, before the turn goes on."""
 ROUNDS_MAX = 1000
-"""Most rounds of delivery between machines in one turn. A turn that needs more has two machines that answer each other for ever."""
+"""Most rounds of delivery in a turn. More means that two machines answer each other for ever."""
 
 
 class ClusterPart(NamedTuple):
-    """What makes a node one of a cluster: how it joins, and whether it is the head, which has the registry.
+    """What makes a node one of a cluster. The ``head`` has the registry.
 
-    ``table`` is the last node table of the daemon before, if the node had joined, and ``until`` when its lease ends.
+    ``table`` is the previous daemon's last node table, if any; ``until`` is when its lease ends.
     """
 
     join: m.Join
@@ -69,7 +66,7 @@ class ClusterPart(NamedTuple):
 
 
 class NodeMachines:
-    """The machines of one daemon incarnation. ``daemons`` is the number of daemons the node had before."""
+    """One incarnation of a daemon. ``daemons`` counts its predecessors."""
 
     def __init__(
         self,
@@ -85,12 +82,12 @@ class NodeMachines:
         self.incarnation = incarnation
         self.node = node
         self.shell = SHELL + incarnation
-        """The address that messages of the shell come from."""
+        """The source of the shell's messages."""
         roles = (LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER)
         scheduler, store, control, placer = (role + incarnation for role in roles)
         first_token = int.from_bytes(incarnation[:4], "big") << 32 | 1
         self.scheduler = LocalScheduler(scheduler, node, config, resources, store, control, placer, first_token, daemons)
-        # What finds messages to send ahead, for those messages that a process or a node may send.
+        # What finds messages to send ahead, restricted to permitted causes.
         self._ahead_of_processes = {kind: find for kind, find in self.scheduler.ahead_of_processes.items() if kind in TO_SCHEDULER}
         self._ahead_of_nodes = {kind: find for kind, find in self.scheduler.ahead_of_nodes.items() if kind in FROM_NODES[LOCAL_SCHEDULER]}
         self.store = ObjectStore(store, scheduler, config, arena_bytes, recovering=daemons > 0)
@@ -98,9 +95,8 @@ class NodeMachines:
         self.placer = GlobalScheduler(placer, config, LeastWait())
         machines = (self.scheduler, self.store, self.control, self.placer)
         self.machines: dict[bytes, Machine] = dict(zip(roles, machines, strict=True))
-        """Machines by role."""
         self._own_nodes: frozenset[bytes] = frozenset((node,))
-        """Node ids that stand for this node."""
+        """Ids of this node."""
         self._lease_clock = LeaseClock()
         self.member: Member | None = None
         self.registry: Registry | None = None
@@ -112,48 +108,47 @@ class NodeMachines:
                 self._own_nodes |= {HEAD}
                 self.registry = Registry(REGISTRY + incarnation, node, config, control, part.join.versions, daemons)
                 self.machines[REGISTRY] = OnLeaseClock(self.registry, self._lease_clock)
-            else:  # Jobs are numbered there. What is sent before the way is known is repeated.
+            else:  # The head numbers jobs. Messages sent before the way is known are repeated.
                 self.scheduler.tables.head_control_address = CONTROL_STORE + HEAD
         self.refused = 0
-        """Messages that their senders may not send, or that a machine refused."""
+        """Messages not permitted, or refused by a machine."""
         self._stirred: set[bytes] = set(self.machines)
-        """Roles that received a message, or whose deadline passed, since their effects were last taken."""
+        """Roles with a message or passed deadline since their effects were taken."""
         self._relayed = False
-        """Whether the local scheduler has passed on messages since its effects were last taken."""
+        """The local scheduler has passed on messages since then."""
         self._due: dict[bytes, float | None] = {}
-        """Next deadline of each role, as of its last effects."""
+        """Deadlines as of the last effects."""
         self._soonest = inf
-        """The soonest of them."""
         self._asked: set[bytes] = set()
-        """Roles whose deadlines have to be found out: their effects were taken."""
+        """Roles whose deadlines must be found again."""
         self._queue: deque[tuple[bytes, Address, m.Message]] = deque()
-        """Messages for machines of this daemon, in order: (role, source, message)."""
+        """Messages for machines here: (role, source, message)."""
         self._outgoing: dict[bytes, list[Envelope]] = {}
         self._to_nodes: dict[bytes, list[Envelope]] = {}
         self.sent_to_nodes: Counter[str] = Counter()
-        """Messages to the daemons of other nodes, by type. They are shown with the scheduler's counts."""
+        """Messages to other daemons, by type."""
         self._strangers: set[bytes] = set()
         """Peers that the last sweep found unregistered."""
 
     # -- start --
 
     def start(self, now: float, former_jobs: bool) -> None:
-        """Start as a node's first daemon. ``former_jobs`` says whether the store has jobs of a former node."""
+        """Start as a node's first daemon. ``former_jobs``: the store has a former node's jobs."""
         if former_jobs:
             self.scheduler.former_jobs.ask()
             self.scheduler.key_requests.end_orphaned()
         self.scheduler.workers.prestart(now)
 
     def recover(self, now: float, found: m.ArenaFound) -> None:
-        """Start as a later daemon of the node, with what was found in the arena and on disk."""
+        """Start as a later daemon, with what arena and disk have."""
         self.store.step(now, self.shell, found)
         self.scheduler.step(now, self.shell, found)
 
     # -- messages that arrive --
 
     def receive(self, now: float, sender: bytes, to: bytes, role: bytes, message: m.Message) -> None:
-        """Pass a message of the process ``sender``, acting as ``role``, to a machine; count it in ``refused`` if it is not permitted."""
-        # The common case is decided here: a call of ``may_send`` for each message would cost more than the rest of this function.
+        """Pass a message of the process ``sender``, acting as ``role``, to a machine; count it in ``refused`` if not permitted."""
+        # The common case is decided here: calling ``may_send`` would cost more than the rest of this function.
         if (to != LOCAL_SCHEDULER or type(message) not in TO_SCHEDULER) and not self.may_send(sender, to, message):
             self.refused += 1
             return
@@ -164,9 +159,9 @@ class NodeMachines:
             self.refused += 1
 
     def _relay(self, now: float, source: Address, message: m.Message, send: SendAhead | None) -> None:
-        """Have the local scheduler pass on a message. Unless that has left something to decide, the end of its turn is not due.
+        """Have the local scheduler pass on a message. Its turn ends only if that leaves something to decide.
 
-        What follows from the first message of a turn leaves at once, by ``send``. All others share frames at its end.
+        What follows from a turn's first message leaves at once, by ``send``; the rest shares frames.
         """
         tables, alone = self.scheduler.tables, send is not None and self._overtakes_nothing()
         tables.end_due = False
@@ -186,9 +181,9 @@ class NodeMachines:
         tables.end_due = True
 
     def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead | None = None) -> None:
-        """Take in a message that the daemon of another node sent as ``role``; refuse and count it if it may not, or if it does not fit.
+        """Pass a message of another daemon, sent as ``role``, to a machine; refuse what is not permitted or does not fit.
 
-        A message that somebody waits for leaves first, by ``send``, if this one causes it and ``send`` is there.
+        If it causes a message that somebody waits for, that leaves first, by ``send``.
         """
         if to == LOCAL_SCHEDULER:
             kind = type(message)
@@ -215,8 +210,7 @@ class NodeMachines:
             self.refused += 1
 
     def _step_behind(self, now: float, source: Address, message: m.Message, find: Finder, send: SendAhead) -> None:
-        """Pass a message to the local scheduler, behind the one that somebody waits for, if ``find`` finds that: only the first message
-        of a turn overtakes nothing."""
+        """Pass a message to the local scheduler, behind the awaited one that it causes. Only a turn's first message overtakes nothing."""
         ahead = find(source, message) if self._overtakes_nothing() else None
         if ahead is not None:
             self._send_ahead(ahead.send, send)
@@ -229,7 +223,7 @@ class NodeMachines:
             ahead.settle(ahead.send.message, now)
 
     def _overtakes_nothing(self) -> bool:
-        """Whether nothing waits to be sent, or for the end of the turn."""
+        """Whether nothing waits to be sent, or for the turn's end."""
         if self._stirred or self._relayed or self._queue or self._outgoing or self._to_nodes:
             return False
         return self.member is not None and not self.member.silent
@@ -241,7 +235,7 @@ class NodeMachines:
             self.sent_to_nodes[f"to_nodes_{type(message).__name__}"] += 1
 
     def receive_in_cluster(self, now: float, sender: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead) -> None:
-        """``receive`` on a node of a cluster: a message that somebody waits for leaves first, by ``send``, if this one causes it."""
+        """``receive`` in a cluster: awaited messages leave first, by ``send``."""
         if to == LOCAL_SCHEDULER:
             kind = type(message)
             if kind in RELAYED_OF_PROCESSES:
@@ -253,26 +247,26 @@ class NodeMachines:
         self.receive(now, sender, to, role, message)
 
     def may_send(self, sender: bytes, to: bytes, message: m.Message) -> bool:
-        """Whether a process may send this message to that role. Only registered processes may use the arena: their death is noticed."""
+        """Whether a process may send this to that role. The arena is for registered processes, whose death is noticed."""
         if type(message) not in FROM_PROCESSES.get(to, ()):
             return False
         return to != OBJECT_STORE or sender in self.scheduler.tables.processes or self.scheduler.tables.recovering
 
     def step(self, now: float, role: bytes, message: m.Message) -> None:
-        """Pass a message of the shell to the machine of ``role``; the next ``decide`` takes its effects."""
+        """Pass the shell's message to a machine; ``decide`` takes its effects."""
         self._stirred.add(role)
         self.machines[role].step(now, self.shell, message)
 
     def stir(self, role: bytes) -> None:
-        """Have the next ``decide`` take this machine's effects: the shell has changed the machine itself."""
+        """Have ``decide`` take the effects of a machine that the shell has changed."""
         self._stirred.add(role)
 
     def committed(self, sequence: int, error: str) -> None:
-        """Report the end of a commit; the control store receives it in the next ``decide``, or in the one under way."""
+        """Report the end of a commit; ``decide`` delivers it."""
         self._queue.append((CONTROL_STORE, self.shell, m.Committed(sequence, error)))
 
     def leave(self, reason: str) -> None:
-        """Notify the other nodes that this one ends in order; that of the head ends the cluster. ``leaving`` is true until that is done."""
+        """Notify other nodes that this one ends in order; the head ends the cluster. Done when not ``leaving``."""
         if self.registry is not None:
             self.registry.end_cluster(reason)
             self._stirred.add(REGISTRY)
@@ -282,7 +276,7 @@ class NodeMachines:
 
     @property
     def leaving(self) -> bool:
-        """Whether other nodes have yet to be notified of the end of this one."""
+        """Whether other nodes have yet to be notified of the end."""
         if self.registry is not None:
             return self.registry.ending
         return self.member is not None and self.member.leaving
@@ -290,14 +284,14 @@ class NodeMachines:
     # -- the clock of leases --
 
     def read_lease_clock(self, now: float, lease_now: float) -> None:
-        """Note what time it is on the clock of leases, before anything else is done in a turn. Without this, that is the shell's clock."""
+        """Read the clock of leases, first in each turn; else it is the shell's."""
         if self._lease_clock.read(now, lease_now):
             for role in (MEMBER, REGISTRY):
                 if role in self.machines:
                     self._due[role] = self._soonest = now
 
     def lease_age(self, now: float) -> float | None:
-        """Seconds since the request that renewed the node's lease last; None if it has none."""
+        """Seconds since the request that last renewed the lease, or None."""
         return None if self.member is None else self.member.lease_age(now + self._lease_clock.ahead)
 
     # -- turns --
@@ -314,7 +308,7 @@ class NodeMachines:
                 self._stirred.add(role)
 
     def decide(self, now: float, perform: Callable[[Any], None]) -> None:
-        """Take effects and deliver messages between machines until nothing is left; ``perform`` each effect that is not a ``Send``."""
+        """Take effects and deliver messages until nothing is left; ``perform`` all but ``Send``."""
         machines, queue = self.machines, self._queue
         if self._relayed:
             self._take_relayed(now, perform)
@@ -340,7 +334,7 @@ class NodeMachines:
         self._asked |= asked
 
     def _take_relayed(self, now: float, perform: Callable[[Any], None]) -> None:
-        """Take what the local scheduler passes on, unless the end of its turn is due anyway, which includes that."""
+        """Take what the local scheduler passes on, unless its turn ends anyway."""
         self._relayed = False
         if LOCAL_SCHEDULER in self._stirred:
             return
@@ -352,7 +346,7 @@ class NodeMachines:
         tables.end_due = True
 
     def _route(self, role: bytes, effects: Iterable[Effect], perform: Callable[[Any], None]) -> None:
-        """Sort what the machine of ``role`` sends by its receivers; ``perform`` its other effects."""
+        """Sort messages by receiver; ``perform`` other effects."""
         own, outgoing = self.incarnation, self._outgoing
         for effect in effects:
             if type(effect) is Send:
@@ -370,7 +364,7 @@ class NodeMachines:
                 perform(effect)
 
     def _find_deadlines(self) -> None:
-        """Find out when the machines are due whose effects were taken: after the messages were sent, since nobody waits for that."""
+        """Find next deadlines once messages were sent: nobody waits for this."""
         for role in self._asked:
             self._due[role] = self.machines[role].next_deadline()
         self._asked.clear()
@@ -384,9 +378,9 @@ class NodeMachines:
             self.sent_to_nodes[f"to_nodes_{type(message).__name__}"] += 1
 
     def take_outgoing_to_nodes(self) -> dict[bytes, list[Envelope]]:
-        """Take the messages for the daemons of other nodes, by node; ``HEAD`` stands for the head where this node joins.
+        """Take messages for other daemons, by node; ``HEAD`` is where this node joins.
 
-        A node whose lease is nearly over sends nothing but requests for it: the rest waits until that is renewed.
+        A node whose lease is nearly over sends only requests to renew it.
         """
         outgoing, self._to_nodes = self._to_nodes, {}
         if self.member is None or not self.member.silent:
@@ -399,23 +393,23 @@ class NodeMachines:
         return {node: envelopes for node, envelopes in requests if envelopes}
 
     def take_outgoing(self) -> dict[bytes, list[Envelope]]:
-        """Take the messages for other processes, by incarnation. The messages for one process go into one frame."""
+        """Take messages for other processes, by incarnation: one frame each."""
         outgoing, self._outgoing = self._outgoing, {}
         return outgoing
 
     @property
     def pending(self) -> bool:
-        """Whether a turn has something to do now."""
+        """Whether a turn has something to do."""
         return bool(self._queue or self._stirred or self._relayed)
 
     def rests(self, now: float) -> bool:
-        """Whether a turn would do nothing, and no deadline has changed since ``next_deadline``."""
+        """Whether a turn would do nothing, with the same ``next_deadline``."""
         if self._stirred or self._relayed or self._queue or self._outgoing or self._to_nodes or self._asked:
             return False
         return now < self._soonest
 
     def next_deadline(self) -> float | None:
-        """Earliest deadline of any machine: when to call ``tick``."""
+        """When to call ``tick``."""
         if self._asked:
             self._find_deadlines()
         return None if self._soonest == inf else self._soonest
@@ -423,7 +417,7 @@ class NodeMachines:
     # -- registered processes --
 
     def registered(self) -> set[bytes]:
-        """Incarnations of all processes that are registered or starting, with those of their control threads."""
+        """Incarnations of registered and starting processes, with their control threads'."""
         known: set[bytes] = set()
         for process in self.scheduler.tables.processes.values():
             known.add(process.incarnation)
@@ -434,11 +428,11 @@ class NodeMachines:
         return known
 
     def admits(self, incarnation: bytes) -> bool:
-        """Whether a process is registered or may still register. While the scheduler recovers, each process may."""
+        """Whether a process is registered or may register. All may while the scheduler recovers."""
         return self.scheduler.tables.recovering or incarnation in self.registered()
 
     def incarnations_of(self, pid: int) -> tuple[bytes, ...]:
-        """Incarnations under which the process with this pid receives, including its control thread."""
+        """A pid's incarnations, with its control thread's."""
         tables = self.scheduler.tables
         known = tables.by_pid.get(pid)
         if isinstance(known, WorkerRecord):
@@ -448,9 +442,9 @@ class NodeMachines:
         return tuple(dict.fromkeys(incarnation for incarnation in named if incarnation))
 
     def sweep(self, peers: Iterable[bytes]) -> set[bytes]:
-        """Return the ``peers`` that neither this sweep nor the one before found registered: the shell closes their links.
+        """Return the ``peers`` unregistered in this sweep and the last, whose links the shell closes.
 
-        The last message to a process (a driver's farewell) thus has at least the time between two sweeps to arrive.
+        So a last message (a driver's farewell) has the time between sweeps to arrive.
         """
         before = self._strangers
         self._strangers = set() if self.scheduler.tables.recovering else set(peers) - self.registered()
@@ -458,7 +452,6 @@ class NodeMachines:
 
 
 def _tables_of(message: m.Write | m.DeleteRows) -> set[str]:
-    """The tables that a message writes to."""
     return {row[0] for row in (*message.puts, *message.deletes)} if isinstance(message, m.Write) else {message.table}
 
 

@@ -1,11 +1,8 @@
-"""What a driver's or a worker's process sends, in which order, and which messages it accepts from whom.
+"""What a driver's or worker's process sends, in which order, and what it accepts from whom.
 
-A frame has all messages of one flush for one receiver (``batches``). First come the messages of user code that ran in a task, then the end
-of that task, then releases. The order matters. Before the process releases the refs and places that a task had, the scheduler must have
-received that the task has ended or was taken back, and which refs its value contains.
-
-Two kinds of peers send to a process: its daemon, which may send anything, and processes of the same node, which may send the messages in
-``FROM_PEERS`` (``zfabric.protocol.access``).
+A frame has one flush's messages for one receiver (``batches``): of user code, then ends of tasks, then releases. Before a task's refs and
+places are released, the scheduler must have its end (or that it was taken back), and the refs in its value. The daemon may send anything,
+other processes of the node only ``FROM_PEERS`` (``zfabric.protocol.access``).
 """
 
 from __future__ import annotations
@@ -22,25 +19,25 @@ from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, WORKER, Address
 from zfabric.protocol.messages import Envelope
 
 Outgoing = tuple[bytes, Send]
-"""A message to be sent, with the role that sends it."""
+"""(sender's role, message)."""
 PEERS = (ACTOR, CONTROL, WORKER)
-"""Roles of other processes that a client sends to. All other messages go to the daemon, and only to the one that the client has joined."""
+"""Other processes' roles; all else goes to the daemon that the client has joined."""
 FRAME_ROWS = 2048
-"""Rows after which a frame is full. Its receiver handles that many in one turn, within a few milliseconds."""
+"""Rows of a full frame: one turn of its receiver, within a few milliseconds."""
 
 
 # -- sending --
 
 
 def client_sends(client: Client, daemon: bytes) -> list[Outgoing]:
-    """Take all messages that a client has to send."""
+    """Take all messages of a client."""
     return _of_client(client.take_effects(0.0), daemon)
 
 
 def worker_sends(client: Client, worker: Worker, daemon: bytes, release: Callable[[bytes], None]) -> list[Outgoing]:
-    """Take all messages that a worker's process has to send: of user code, then ends of tasks, then releases.
+    """Take all messages of a worker's process: of user code, ends of tasks, releases.
 
-    ``release`` drops the refs inside an outcome that was held back and is sent now.
+    ``release`` drops the refs inside a held outcome that is sent now.
     """
     said, ends = client.take_before_releases() if client.has_unsent else (), worker.take_effects(0.0)
     while worker.mailbox.written:
@@ -63,7 +60,7 @@ def _of_client(effects: Iterable[Effect], daemon: bytes) -> list[Outgoing]:
 
 
 def batches(sends: Sequence[Outgoing], rows_max: int = FRAME_ROWS) -> Iterable[tuple[bytes, list[Envelope]]]:
-    """Group messages into (incarnation, envelopes), one pair per frame; many rows make several rounds."""
+    """Group into (incarnation, envelopes), one per frame; many rows make several rounds."""
     if len(sends) == 1:
         role, (to, message) = sends[0]
         return [(to[1:], [(to[:1], role, message)])]
@@ -81,7 +78,7 @@ def batches(sends: Sequence[Outgoing], rows_max: int = FRAME_ROWS) -> Iterable[t
 
 
 def unacknowledged_reports(envelopes: Iterable[Envelope]) -> list[m.Message]:
-    """A worker's reports that the daemon has not acknowledged: the next daemon must receive them."""
+    """A worker's unacknowledged reports, for the next daemon."""
     return [message for _, role, message in envelopes if role == WORKER and type(message) in REPORTS]
 
 
@@ -89,31 +86,31 @@ def unacknowledged_reports(envelopes: Iterable[Envelope]) -> list[m.Message]:
 
 
 def peers_first(frames: Iterable[tuple[bytes, bytes]], is_peer: Callable[[bytes], bool]) -> list[tuple[bytes, bytes]]:
-    """Order (sender, frame) pairs: an actor's last outcomes come before the daemon's notice that it ended."""
+    """Order (sender, frame) pairs: an actor's last outcomes precede the notice of its end."""
     return sorted(frames, key=lambda frame: not is_peer(frame[0]))
 
 
 def client_takes(client: Client, sender: bytes, message: m.Message) -> bool:
-    """Whether a client accepts this message from another process. Outcomes of tasks come only from workers to which it submits directly."""
+    """Whether a client accepts this from a process: outcomes of tasks only from workers of direct submission."""
     if type(message) is m.Results:
         return sender in client.direct.allowed
     return type(message) in FROM_PEERS[CLIENT]
 
 
 def worker_takes(worker: Worker, sender: bytes, message: m.Message) -> bool:
-    """Whether a worker accepts this message from another process. Tasks come only from drivers that the scheduler has named."""
+    """Whether a worker accepts this from a process: tasks only from drivers that the scheduler has named."""
     if type(message) is m.SubmitDirect:
         return sender in worker.drivers
     return type(message) in FROM_PEERS[ACTOR]
 
 
 def admits_caller(worker: Worker, sender: bytes, hosts_actors: bool) -> bool:
-    """Whether this worker accepts messages of an unregistered process: any process may call an actor here until that process has exited."""
+    """Whether an unregistered process may send: any living one may call an actor here."""
     return (hosts_actors and sender not in worker.mailbox.gone) or sender in worker.drivers
 
 
 def control_step(client: Client, worker: Worker, now: float, source: Address, message: Any) -> None:
-    """Handle a message to the control thread: from the daemon, or from a caller that stops its call."""
+    """Handle a control message of the daemon, or of a caller that stops its call."""
     if type(message) is m.RecallPins or type(message) is m.RecallGrant:
         client.step(now, source, message)
     else:

@@ -1,3 +1,3 @@
-"""The control store: the control table of a node, its transactions, and its subscribers."""
+"""The control store: a node's control table, and its transactions."""
 
 from zfabric.machines.control_store.machine import ControlStore as ControlStore

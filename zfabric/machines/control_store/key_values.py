@@ -1,20 +1,17 @@
-"""The key-value store of the cluster: rows of one table, in the control store of the head.
+"""The cluster's key-value store: rows of one table in the head's control store.
 
-All state is in rows, and is read as it will be once all that is under way is committed. So a rollback or a restart needs no code here. The
-first byte of a row's key says what the row is:
+All state is in rows, read as they will be once committed: a rollback or restart needs no code here. The first byte of a row's key tells its
+kind:
 
 ``k`` namespace key         ``(key, version, size, job)``: a key; ``job`` is empty if the key outlives its job
-``v`` version place         a part of a value; each value that was ever put has a version of its own
+``v`` version place         a part of a value; each put value has a version of its own
 ``h`` job                   the home of a job that has one of the rows below
 ``j`` job ``k`` …           a key that ends with the job
-``j`` job ``u`` version     the size of a value that is being uploaded: no key has it yet
-``j`` job ``a`` process     ``(oldest, ((number, payload), …))``: the answers to requests that the process may repeat
+``j`` job ``u`` version     the size of a value that is being uploaded, without a key yet
+``j`` job ``a`` process     ``(oldest, ((number, payload), …))``: answers to requests that the process may repeat
 
-A long key has its first bytes and a digest in the key of its row, so that keys are found by prefix, too. The bytes of all keys and values
-are counted in a row of "meta".
-
-**The end of a job** deletes its rows in several transactions, each bounded. It begins each once the one before is committed, and finds what
-is left in the committed rows.
+A long key's row has its first bytes and a digest: keys are found by prefix. A row of "meta" counts the bytes of keys and values. **A job's
+end** deletes its committed rows in bounded transactions, one after the other.
 """
 
 from __future__ import annotations
@@ -32,29 +29,29 @@ from zfabric.protocol.messages.key_values import PART_BYTES
 
 TABLE = "kv"
 BYTES_KEY = b"kv bytes"
-"""The row of "meta" with the bytes that are counted against ``kv_bytes``."""
+"""The row of "meta" with the bytes counted against ``kv_bytes``."""
 HEAD_BYTES = 256
-"""Bytes of a key by which rows are ordered and found; a longer key has a digest behind them."""
+"""Bytes of a key that order and find its row; a longer key has a digest behind them."""
 DIGEST_BYTES = 16
 KEY_COSTS = 256
-"""Bytes that are counted for each key and each upload, besides those of the key and the value: what its rows take."""
+"""Bytes counted per key and upload: what its rows take."""
 ROWS_MOST = 4096
-"""Rows that one step of a deletion deletes, or little more: about 1 ms of the loop."""
+"""Rows per step of a deletion: about 1 ms of the loop."""
 ANSWERS_MOST = 1000
-"""Most answers that are retained for one process: it has as many threads that wait for one, or fewer."""
+"""Most retained answers of a process: one per waiting thread."""
 PAGE_KEYS = 1000
-"""Most keys in one answer to ``ListKeys``: at most 4 MiB."""
+"""Most keys per answer to ``ListKeys``: at most 4 MiB."""
 PAGE = 256
-"""Rows that are read at a time."""
+"""Rows read at a time."""
 
 Change = m.PutKey | m.PutPart | m.DropUpload | m.DeleteKeys
 Question = m.GetKey | m.ListKeys
 Write = Callable[[float, str, bytes, bytes | None], None]
-"""Puts or deletes a row with the transaction that gathers: (now, table, key, value)."""
+"""Puts or deletes a row with the gathering transaction: (now, table, key, value)."""
 
 
 class _Entry(NamedTuple):
-    """The row of a key."""
+    """A key's row."""
 
     key: bytes
     version: bytes
@@ -63,13 +60,13 @@ class _Entry(NamedTuple):
 
 
 class _Refused(Exception):
-    """A request that changes nothing: (name of the error, its text)."""
+    """A request that changes nothing: (error's name, text)."""
 
 
 class KeyValues:
     """The key-value store over rows of the control store.
 
-    ``current`` reads a row as it will be, ``pending`` lists keys of the table that are not committed, and ``write`` gathers a row.
+    ``current`` reads a row as it will be, ``pending`` lists uncommitted keys, ``write`` gathers a row.
     """
 
     def __init__(
@@ -86,12 +83,12 @@ class KeyValues:
         self._pending = pending
         self._write = write
         self.ending: dict[bytes, list[tuple[Address, int]]] = {}
-        """Ended jobs whose rows are being deleted, and who waits for that: (who, token)."""
+        """Ended jobs -> who waits for the deletion: (who, token)."""
 
     # -- changes --
 
     def change(self, now: float, message: Change) -> m.KeyAnswer:
-        """Gather what a request changes. The answer is to be sent once that is committed."""
+        """Gather changes. The answer is for after their commit."""
         job, home, process, number, _ = message.writer
         try:
             if self._has_ended(job):
@@ -111,7 +108,7 @@ class KeyValues:
         return m.KeyAnswer(message.token, payload, "", "")
 
     def _once(self, now: float, message: m.PutKey | m.DeleteKeys, row_key: bytes) -> Row:
-        """Carry out a request, unless that was done before: the answer is durable with what it answers."""
+        """Carry out a request once: its answer is durable with its change."""
         _, _, _, number, oldest = message.writer
         row = self._get(row_key)
         before: int
@@ -156,7 +153,7 @@ class KeyValues:
         return (True, old is not None)
 
     def _put_part(self, now: float, message: m.PutPart) -> None:
-        """Gather a part of an upload. The first one reserves the bytes of all. A part may come twice."""
+        """Gather a part, which may come twice. The first reserves the bytes of all."""
         job, _, process, number, _ = message.writer
         version = _version(process, number)
         row_key = _of_job(job) + b"u" + version
@@ -200,7 +197,7 @@ class KeyValues:
         return (deleted, False)
 
     def _found(self, namespace: str, prefix: bytes) -> Iterator[tuple[bytes, _Entry]]:
-        """Keys that begin with ``prefix``, as they will be, in no order. They may be deleted meanwhile."""
+        """Keys that begin with ``prefix``, as they will be, unordered. They may be deleted meanwhile."""
         start = _prefix_of(namespace, prefix)
         pending = {each for each in self._pending(TABLE) if each.startswith(start)}
         for row_key in (*pending, *(key for key, _ in self._committed(start) if key not in pending)):
@@ -211,7 +208,7 @@ class KeyValues:
     # -- questions --
 
     def answer(self, question: Question) -> m.KeyAnswer:
-        """Answer a question from committed rows."""
+        """Answer from committed rows."""
         payload = self._value(question) if isinstance(question, m.GetKey) else self._list(question)
         return m.KeyAnswer(question.token, payload, "", "")
 
@@ -242,17 +239,17 @@ class KeyValues:
     # -- ends of jobs --
 
     def end(self, job: bytes, who: Address, token: int) -> None:
-        """Have the rows of a job deleted; ``who`` waits for that."""
+        """Have a job's rows deleted; ``who`` waits for that."""
         self.ending.setdefault(job, []).append((who, token))
 
     def take_waiting(self) -> list[tuple[Address, int]]:
-        """Take those who wait for ends of jobs: the store cannot write. The rows are deleted when it can."""
+        """Take those who wait: the store cannot write. Rows are deleted later."""
         waiting = [each for waiters in self.ending.values() for each in waiters]
         self.ending = {job: [] for job in self.ending}
         return waiting
 
     def go_on_ending(self, now: float) -> list[tuple[Address, int]]:
-        """Gather the next deletions of rows of ended jobs, while none of the table is under way; return who waited for what is gone."""
+        """Gather the next deletions of ended jobs, while none is under way; return who waited for what is gone."""
         gone = []
         rows = 0
         for job in list(self.ending):
@@ -267,7 +264,7 @@ class KeyValues:
         return gone
 
     def _end_row(self, now: float, job: bytes, row_key: bytes, row: bytes) -> int:
-        """Delete one row of a job and what belongs to it. Return how many rows that is about."""
+        """Delete a job's row and what belongs to it; return about how many rows."""
         rest = row_key[len(_of_job(job)) :]
         if rest[:1] == b"k":
             entry = self._entry(rest)
@@ -301,7 +298,7 @@ class KeyValues:
         self._count(now, -_costs(row_key, entry))
 
     def _remove(self, now: float, row_key: bytes, entry: _Entry) -> None:
-        """Delete the value of a key, and that it is one of its job's."""
+        """Delete a key's value, and its job's entry."""
         self._delete_parts(now, entry.version, entry.size)
         if entry.job:
             self._delete(now, _of_job(entry.job) + row_key)
@@ -311,7 +308,7 @@ class KeyValues:
             self._delete(now, b"v" + version + _place(place))
 
     def _count(self, now: float, more: int) -> None:
-        """Count bytes that are put or (negative) deleted. Raises _Refused if there is no room for them."""
+        """Count bytes put or (negative) deleted. Raises _Refused."""
         row = self._current("meta", BYTES_KEY)
         total = (unpack_row(row) if row is not None else 0) + more
         if more > 0 and total > self._config.kv_bytes:
@@ -325,13 +322,13 @@ class KeyValues:
 
 
 def row_key_of(namespace: str, key: bytes) -> bytes:
-    """The key of a key's row."""
+    """Return the key of a key's row."""
     digest = hashlib.blake2b(key, digest_size=DIGEST_BYTES).digest() if len(key) > HEAD_BYTES else b""
     return _prefix_of(namespace, key) + digest
 
 
 def _prefix_of(namespace: str, prefix: bytes) -> bytes:
-    """What the keys of rows begin with whose keys begin with ``prefix``; some of them may go on differently."""
+    """What the keys of rows with this prefix begin with, and perhaps others."""
     name = namespace.encode("utf-8", "surrogatepass")
     return b"k" + bytes((len(name),)) + name + prefix[:HEAD_BYTES]
 
@@ -353,5 +350,5 @@ def _parts(size: int) -> int:
 
 
 def _costs(row_key: bytes, entry: _Entry) -> int:
-    """Bytes that are counted for a key."""
+    """The bytes counted for a key."""
     return KEY_COSTS + len(row_key) + max(0, len(entry.key) - HEAD_BYTES) + entry.size

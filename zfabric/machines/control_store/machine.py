@@ -1,23 +1,21 @@
 """The control store: one shard of the control table, as a machine over a journal.
 
-**Two transactions exist at a time, and no more.** The rows that peers send are *gathered* in one. ``take_effects`` passes it to the shell
-as a ``Store``, and it is *in flight* until the shell reports ``Committed``. Meanwhile the next one gathers. Both are plain dictionaries of
-rows, newest last, so a conditional operation is decided by looking in three places: gathered, in flight, committed.
+**At most two transactions exist.** Rows are *gathered* in one. ``take_effects`` passes it to the shell as a ``Store``, and it is *in
+flight* until ``Committed``, while the next gathers. Both are dictionaries of rows, newest last: conditions look at gathered, in flight,
+committed.
 
-**An answer waits for all rows that it was decided on.** Every answer to a write is retained with the gathered transaction, and sent when
-that is committed. This holds for negative answers, too. So nothing is revealed that could still be rolled back. A rollback undoes nothing:
-both transactions are dropped, and everybody who waited for them receives False. Reads are answered from committed rows alone. While rows
-of its table are on the way, a read waits for their commit: a peer never reads less than what had been written before it asked. So a
-``Write`` without rows is a barrier.
+**An answer, also a negative one, waits for the commit of all rows that it was decided on**: nothing is revealed that could be rolled back.
+A rollback drops both transactions; all who waited receive False. Reads are answered from committed rows, once rows of their table on the
+way are committed: nobody reads less than was written before. So a ``Write`` without rows is a barrier.
 
-**When.** A transaction is handed over at once if somebody waits for it, else when it is ``lineage_delay`` old or large. It is
-always marked urgent, since its waiting is done.
+**When.** A transaction is handed over at once if somebody waits, else when ``lineage_delay`` old or large; always urgent, since its waiting
+is done.
 
-**Read-only.** After a rollback (in practice because the disk is full) the store is read-only: whoever puts rows receives False at once.
-Deletes are not dropped, though their senders have received False: nobody repeats them, and they may make room. Every
-``store_retry_every`` seconds they are tried again, with one tiny row. The first put that commits ends this state.
+**Read-only.** After a rollback (usually a full disk) puts receive False at once. Deletes are remembered, though their senders have received
+False: nobody repeats them, and they may make room. Every ``store_retry_every`` seconds they are retried with one tiny row; the first
+committed put ends this state.
 
-**The key-value store of the cluster** is one table, with requests of its own (``key_values``).
+**The cluster's key-value store** is one table, with requests of its own (``key_values``).
 """
 
 from __future__ import annotations
@@ -40,23 +38,23 @@ from zfabric.protocol.messages import Message, Row
 
 META, EVENT = "meta", "event"
 OWN_TABLES = (META, key_values.TABLE)
-"""Tables that nobody writes to by rows."""
+"""Tables without writes by rows."""
 JOBS_KEY, PROBE_KEY = b"jobs", b"probe"
 SCAN_ROWS_MAX = 10_000
-"""Most rows in one answer to a ``Scan``: a few megabytes; the asker continues after the last."""
+"""Most rows per answer to a ``Scan``, a few megabytes; the asker continues after the last."""
 SCAN_BYTES_MAX = 16 * 2**20
-"""Bytes past which an answer to a ``Scan`` ends early: well under the largest frame."""
+"""Bytes that end such an answer: well under the largest frame."""
 GATHERED_BYTES_MAX = 16 * 2**20
-"""Bytes past which a transaction does not wait for more rows."""
+"""Bytes past which a transaction waits for no further rows."""
 EVENTS_KEPT = 7 / 8
-"""Share of ``events_bytes`` left after the oldest events were dropped, so that it happens rarely."""
+"""Share of ``events_bytes`` left by a drop of the oldest events, so that drops are rare."""
 _PROCESSES = (CLIENT, WORKER, CONTROL, ACTOR, TOOL)
 
 Question = m.Read | m.Scan | m.ReadBlocks | key_values.Question
 
 
 class _Transaction:
-    """Rows on their way to the journal (None: a delete), and those who wait for the commit."""
+    """Rows on their way to the journal (None: a delete), and who waits for them."""
 
     __slots__ = ("deadline", "events_bytes", "reads", "rows", "sequence", "size", "tables", "urgent", "waiters")
 
@@ -71,7 +69,7 @@ class _Transaction:
         self.reads: list[tuple[Address, Question]] = []
         self.sequence = 0
         self.events_bytes = 0
-        """Size of the event table once this is committed."""
+        """The event table's size once this is committed."""
 
     def write(self, table: str, key: bytes, value: bytes | None) -> None:
         """Put or delete one row."""
@@ -85,7 +83,7 @@ class _Transaction:
 
 
 class ControlStore:
-    """One shard. ``reader`` reads what is committed in its journal."""
+    """One shard. ``reader`` reads committed rows."""
 
     def __init__(self, address: Address, config: Config, reader: Reader) -> None:
         self.address = address
@@ -98,7 +96,7 @@ class ControlStore:
         self._read_only = ""
         self._retry_at = 0.0
         self._owed: set[tuple[str, bytes]] = set()
-        """Committed rows whose deletion waits until the store can write."""
+        """Rows to delete once the store can write."""
         self._effects: list[Effect] = []
         self._events_bytes = self._count_events()
         self._keys = KeyValues(config, reader, self._current, self._pending, self._write)
@@ -131,7 +129,7 @@ class ControlStore:
         return min(deadlines, default=None)
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Answer what can be answered; return the gathered transaction if it is due and none is in flight."""
+        """Answer what can be answered; return the gathered transaction if due and none is in flight."""
         self._answer_reads(now)
         gathered = self._gathered
         if self._in_flight is None:
@@ -150,7 +148,7 @@ class ControlStore:
         return effects
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters and sizes, by name."""
+        """Return counters and sizes."""
         return {
             **self._counts,
             "pending_rows": len(self._gathered.rows),
@@ -179,7 +177,7 @@ class ControlStore:
     # -- writes --------------------------------------------------------------------------------------------------------------
 
     def on_write(self, now: float, source: Address, message: m.Write) -> None:
-        """Gather rows; the answer, if wanted, follows their commit."""
+        """Gather rows; a wanted answer follows their commit."""
         refusal = self._misfit((table, key) for table, key, *_ in (*message.puts, *message.deletes))
         if refusal:
             self._refuse(source, message.token, refusal)
@@ -197,7 +195,7 @@ class ControlStore:
                 self._wait(source, message.token, m.Written(message.token, True, ""))
 
     def on_delete_rows(self, now: float, source: Address, message: m.DeleteRows) -> None:
-        """Delete a range of rows; the answer, if wanted, follows the commit."""
+        """Delete a range of rows; a wanted answer follows the commit."""
         writable = message.table in TABLES and message.table not in OWN_TABLES
         refusal = "" if writable else f"there is no table {message.table!r} to write to"
         if refusal:
@@ -209,7 +207,7 @@ class ControlStore:
             self._wait(source, message.token, m.Written(message.token, True, ""))
 
     def _keys_between(self, table: str, start: bytes, end: bytes) -> list[bytes]:
-        """The keys of rows in a range that are committed, or will be. Values may be large: they are read one at a time."""
+        """Keys in a range, committed or to be. Large values are read one at a time."""
         found: list[bytes] = []
         row = [(start, b"")] if start and self._reader.get(table, start) is not None else self._reader.scan(table, b"", start, 1)
         while row and row[0][0] < end:
@@ -222,11 +220,11 @@ class ControlStore:
         return found
 
     def on_create(self, now: float, source: Address, message: m.Create) -> None:
-        """Put the row if its key is free. An equal row counts as put: the request came twice."""
+        """Put the row if its key is free. An equal row counts: the request came twice."""
         self._put_if(now, source, message, lambda current: "" if current is None else f"{message.table!r} has this key already")
 
     def on_swap(self, now: float, source: Address, message: m.Swap) -> None:
-        """Put the row if the key has the expected value, or this value already."""
+        """Put the row if the key has the expected value, or this one."""
         self._put_if(now, source, message, lambda current: "" if current == message.expected else "the row has another value")
 
     def on_new_job(self, now: float, source: Address, message: m.NewJob) -> None:
@@ -240,20 +238,20 @@ class ControlStore:
         self._wait(source, message.token, m.JobNumber(message.token, number))
 
     def on_key_change(self, now: float, source: Address, message: key_values.Change) -> None:
-        """Change keys of the key-value store; the answer follows the commit."""
+        """Change keys; the answer follows the commit."""
         if self._read_only:
             self._send(source, m.Written(message.token, False, self._read_only))
         else:
             self._wait(source, message.token, self._keys.change(now, message))
 
     def on_end_keys(self, now: float, source: Address, message: m.EndKeys) -> None:
-        """Delete the keys of a job that has ended, in as many transactions as it takes."""
+        """Delete an ended job's keys, in as many transactions as needed."""
         self._keys.end(message.job, source, message.token)
         if self._read_only:
             self._fail_ends(self._read_only)
 
     def _end_keys(self, now: float) -> None:
-        """Begin or go on to delete the keys of ended jobs. All that changes keys is committed first."""
+        """Go on to delete ended jobs' keys, once all changes of keys are committed."""
         if not self._gathered.touches(key_values.TABLE):
             for who, token in self._keys.go_on_ending(now):
                 self._send(who, m.Written(token, True, ""))
@@ -279,7 +277,7 @@ class ControlStore:
     # -- reads ---------------------------------------------------------------------------------------------------------------
 
     def on_question(self, now: float, source: Address, message: Question) -> None:
-        """Queue a read. It is answered from committed rows, once no row of its table is in flight."""
+        """Queue a read for when no row of its table is in flight."""
         table = _table_of(message)
         refusal = "" if table in TABLES else f"there is no table {table!r}"
         if isinstance(message, m.Scan) and message.limit < 1:
@@ -355,14 +353,14 @@ class ControlStore:
         self._wait(source, message.token, m.Written(message.token, not text, text))
 
     def _current(self, table: str, key: bytes) -> bytes | None:
-        """The value of a key once everything in flight is committed."""
+        """A key's value once everything is committed."""
         for transaction in (self._gathered, self._in_flight):
             if transaction is not None and (table, key) in transaction.rows:
                 return transaction.rows[table, key]
         return self._reader.get(table, key)
 
     def _pending(self, table: str) -> list[bytes]:
-        """The keys of rows of a table that are put or deleted, and not committed."""
+        """A table's keys with uncommitted changes."""
         under_way = (each for each in (self._gathered, self._in_flight) if each is not None and each.touches(table))
         return [key for transaction in under_way for other, key in transaction.rows if other == table]
 
@@ -404,7 +402,7 @@ class ControlStore:
         self._fail_ends(error)
 
     def _owe(self, deletes: Iterable[tuple[str, bytes]]) -> None:
-        """Note deletes that nobody repeats. Those of keys depend on rows that were not written either."""
+        """Remember deletes that nobody repeats. Those of keys depend on rows that were not written."""
         deletes = (row for row in deletes if row[0] not in OWN_TABLES)
         self._owed.update((table, key) for table, key in deletes if self._reader.get(table, key) is not None)
 
@@ -416,7 +414,7 @@ class ControlStore:
     # -- events ----------------------------------------------------------------------------------------------------------------
 
     def _bound_events(self, transaction: _Transaction) -> None:
-        """Add deletes of the oldest events, where the transaction would take the table past its cap."""
+        """Delete the oldest events past the table's cap."""
         size = self._events_bytes
         if transaction.touches(EVENT):
             for (table, key), value in transaction.rows.items():
@@ -452,7 +450,7 @@ class ControlStore:
 
     @staticmethod
     def _misfit(rows: Iterable[tuple[str, bytes]]) -> str:
-        """Why one of these rows cannot be written; empty if all can."""
+        """Why a row cannot be written, or ""."""
         for table, key in rows:
             if table not in TABLES or table in OWN_TABLES:
                 return f"there is no table {table!r} to write to"
@@ -468,7 +466,6 @@ class ControlStore:
         self._effects.append(Send(to, message))
 
     def _accepted(self) -> dict[type[Any], Handler]:
-        """The handler of each message that a control store accepts."""
         return {
             m.Write: self.on_write,
             m.DeleteRows: self.on_delete_rows,

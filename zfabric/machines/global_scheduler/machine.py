@@ -1,11 +1,10 @@
-"""The global scheduler: one shard that places spilled tasks by the heartbeats of the nodes.
+"""The global scheduler: one shard that places spilled tasks by the nodes' heartbeats.
 
-It retains no task. A home retains the tasks for which it asks, and asks again for those that were placed nowhere. So none is lost when a
-shard restarts, nor overlooked when a node with the missing resources joins. A new shard has all its state after one heartbeat of each node.
+It retains no task: homes ask again for what was placed nowhere. So no task is lost when a shard restarts, nor overlooked when a node joins.
+A new shard is complete after one heartbeat per node.
 
-Between two heartbeats of a node, tasks that were placed on it count as queued there. Otherwise the next batches would pile up on the node
-that looked best. A node that has received the tasks reports soon. If it does not, their home did not send them: the answer was lost,
-perhaps, or the home did not know the node yet. Then they do not count any longer.
+Between heartbeats, placed tasks count as queued on their node; else the next batches would pile up there. A node that has received them
+reports soon. Otherwise their home did not send them (a lost answer, an unknown node), and they count no longer.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ from zfabric.protocol.messages import FOR_LIFE, Message, Row, Rows
 from zfabric.protocol.options import Demand
 
 TASKS_MAX = 1_000_000
-"""Most tasks of one row of ``Place`` that one answer places. A home asks again for those that wait after it."""
+"""Most tasks per row of ``Place`` and answer. A home asks again for the rest."""
 UNCONFIRMED_SECONDS, UNCONFIRMED_EACH = 1.0, 0.002
-"""How long tasks count on a node that does not report: at least, and per node of the cluster. The more nodes, the less often each of them
-reports, but with news it does so within half of this time."""
+"""Seconds for which tasks count on a silent node: at least, and per node. Larger clusters report less often, but news within half of this
+time.
+"""
 
 
 class GlobalScheduler:
-    """One shard. ``policy`` chooses among the nodes that have enough; ``LeastWait`` unless another is given."""
+    """One shard. ``policy`` chooses among nodes with enough, by default ``LeastWait``."""
 
     def __init__(self, address: Address, config: Config, policy: Policy | None = None) -> None:
         self.address = address
@@ -39,7 +39,7 @@ class GlobalScheduler:
         self._policy = policy or LeastWait()
         self._nodes: dict[bytes, NodeView] = {}
         self._placed_at: dict[bytes, float] = {}
-        """When the first task was placed on nodes that have not reported since, the earliest first."""
+        """First placements on nodes that have not reported since, earliest first."""
         self._asked: list[tuple[Address, m.Place]] = []
         self._effects: list[Effect] = []
         self._counts = dict.fromkeys(("heartbeats", "placed", "infeasible", "refused"), 0)
@@ -50,14 +50,14 @@ class GlobalScheduler:
         self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:
-        """Do nothing: no state here depends on time."""
+        """Do nothing: no state depends on time."""
 
     def next_deadline(self) -> float | None:
-        """None: nothing here waits."""
+        """None: nothing waits."""
         return None
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Place all requests since the last turn: one answer per asker."""
+        """Place all requests: one answer per asker."""
         self._forget_unconfirmed(now)
         answers: dict[Address, list[Row]] = {}
         feasible: dict[Demand, list[NodeView]] = {}
@@ -78,7 +78,7 @@ class GlobalScheduler:
         return effects + [Send(asker, m.Placed(tuple(rows))) for asker, rows in answers.items()]
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters, and the number of known nodes."""
+        """Return counters, and the number of known nodes."""
         return {**self._counts, "nodes": len(self._nodes)}
 
     def check_invariants(self) -> None:
@@ -90,7 +90,7 @@ class GlobalScheduler:
     # -- handlers --------------------------------------------------------------------------------------------------------------
 
     def on_heartbeat(self, now: float, source: Address, message: m.Heartbeat) -> None:
-        """Take over a node's report. What was placed on it since the last one is in its own queue by now."""
+        """Take over a node's report: its queue has earlier placements."""
         if source[:1] != LOCAL_SCHEDULER:
             self._refuse(source, "only a local scheduler speaks for its node")
         elif not (_is_demand(message.total) and _is_demand(message.available, least=None) and _is_demand(message.lasting)):
@@ -112,7 +112,7 @@ class GlobalScheduler:
             self._refuse(source, "rows of Place are (token, demand, tasks, seconds, inputs)")
 
     def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
-        """Remove a node whose local scheduler is dead; its next incarnation sends its own heartbeat."""
+        """Remove a node whose local scheduler is dead; its next one sends a heartbeat."""
         for node, view in list(self._nodes.items()):
             if view.scheduler[1:] == message.incarnation:
                 del self._nodes[node]
@@ -132,7 +132,7 @@ class GlobalScheduler:
         return [self._nodes[node] for node in sorted(self._nodes) if covers(self._nodes[node].total, demand)]
 
     def _fetch_times(self, inputs: Rows, nodes: list[NodeView]) -> dict[bytes, float]:
-        """Seconds that each node would take to fetch what it lacks of a task's inputs."""
+        """Seconds in which nodes could fetch the inputs that they lack."""
         if not inputs:
             return {}
         has: dict[bytes, int] = dict(inputs)
@@ -151,7 +151,7 @@ class GlobalScheduler:
         if for_life:
             return tuple(MostRoom().place(batch, nodes).items())
         roomy = [view for view in nodes if view.has_room(batch.demand)]
-        # What an actor holds may never be free again. If none has room, the answer names all that could, and the asker asks again.
+        # What actors hold may never be free. Without room the answer names all that could, and the asker asks again.
         return tuple(self._policy.place(batch, roomy).items()) if roomy else tuple((view.node, 0) for view in nodes)
 
     def _refuse(self, source: Address, text: str) -> None:
@@ -159,7 +159,6 @@ class GlobalScheduler:
         self._effects.append(Send(source, m.Refused("FabricError", text)))
 
     def _accepted(self) -> dict[type[Any], Handler]:
-        """The handler of each message that a global scheduler accepts."""
         return {
             m.Heartbeat: self.on_heartbeat,
             m.Place: self.on_place,
@@ -168,14 +167,13 @@ class GlobalScheduler:
 
 
 def _is_question(row: Row) -> bool:
-    """Whether this is a row of ``Place``."""
     if len(row) != 5 or type(row[1]) is not tuple or not _is_demand(row[1]) or type(row[4]) is not tuple:
         return False
     return bool(row[2] > 0 and row[3] >= 0.0 and all(len(pair) == 2 and pair[1] >= 0 for pair in row[4]))
 
 
 def _is_demand(pairs: tuple[Any, ...], least: int | None = 0) -> bool:
-    """Whether these are (name, amount) pairs; ``least`` None allows what is lent twice to be negative."""
+    """(name, amount) pairs; with ``least`` None amounts lent twice may be negative."""
     return all(
         type(pair) is tuple and len(pair) == 2 and type(pair[0]) is str and type(pair[1]) is int and (least is None or pair[1] >= least)
         for pair in pairs

@@ -1,4 +1,4 @@
-"""Policies that choose nodes for spilled tasks from the nodes' heartbeats. Another one can be passed to a ``GlobalScheduler``."""
+"""Policies that choose nodes for spilled tasks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from zfabric.protocol.options import RESOURCE_UNIT, Demand
 
 
 class Batch(NamedTuple):
-    """Tasks of one demand that are to be placed together."""
+    """Tasks of one demand."""
 
     demand: Demand
     tasks: int
     seconds: float
-    """How long one runs on average; 0 if none has ended yet."""
+    """Mean of a task; 0 if none has ended."""
     fetch: Mapping[bytes, float]
-    """Estimated seconds that each node would take to fetch what one task reads (a node not named has it all)."""
+    """Estimated seconds to fetch a task's inputs, by node (0 if not named)."""
 
 
 SECONDS_MIN = 1e-6
-"""Shortest time that a task is taken to run: the search by time needs times that it can tell apart."""
+"""The search needs times that differ."""
 
 
 class NodeView:
-    """A node as of its last heartbeat, and what was placed there since."""
+    """A node as of its last heartbeat, with placements since."""
 
     __slots__ = ("available", "lasting", "mean_seconds", "node", "placed", "placed_seconds", "queued", "reported", "scheduler", "total")
 
@@ -40,15 +40,15 @@ class NodeView:
         self.queued = queued
         self.reported = lasting
         self.lasting = dict(lasting)
-        """What bundles hold, and actors hold or wait for; with the actors that were placed here since it was ``reported``."""
+        """What bundles hold, and actors hold or wait for, with placements since it was ``reported``."""
         self.mean_seconds = mean_seconds
         self.placed = 0
         self.placed_seconds = 0.0
-        """How long the tasks that were placed on it since will run, without those that could start at once."""
+        """Seconds of the tasks placed since, but for those that could start at once."""
 
     @property
     def cpus(self) -> float:
-        """Its CPUs, at least one."""
+        """CPUs, at least one."""
         return max(1.0, self.total.get("CPU", 0) / RESOURCE_UNIT)
 
     @property
@@ -57,43 +57,43 @@ class NodeView:
         return self.queued + self.placed
 
     def place(self, count: int, seconds: float, free: int) -> None:
-        """Count tasks that were placed here, of which ``free`` fit at once."""
+        """Count tasks placed here, ``free`` of which fit at once."""
         self.placed += count
         self.placed_seconds += max(0, count - free) * seconds
 
     def forget_placed(self) -> None:
-        """Return to what the node has reported."""
+        """Return to the node's report."""
         self.lasting = dict(self.reported)
         self.placed, self.placed_seconds = 0, 0.0
 
     def free_for(self, demand: Demand) -> int:
-        """Number of tasks of this demand that could start now: none if others wait."""
+        """Tasks that could start now: none if others wait."""
         if self.queued:
             return 0
         counts = [self.available.get(name, 0) // amount for name, amount in demand if amount > 0]
         return max(0, min(counts, default=0) - self.placed)
 
     def room_for(self, demand: Demand) -> int:
-        """Number of actors of this demand that the others leave room for."""
+        """Actors that the others leave room for."""
         return min((self.total.get(name, 0) - self.lasting.get(name, 0)) // amount for name, amount in demand if amount > 0)
 
     def settle(self, demand: Demand) -> None:
-        """Count an actor that was placed here."""
+        """Count an actor placed here."""
         for name, amount in demand:
             self.lasting[name] = self.lasting.get(name, 0) + amount
         self.placed += 1
 
     def has_room(self, demand: Demand) -> bool:
-        """Whether actors and bundles leave room for a task of this demand."""
+        """Whether actors and bundles leave room for a task."""
         return all(self.total.get(name, 0) - self.lasting.get(name, 0) >= amount for name, amount in demand if amount > 0)
 
     def slots_for(self, demand: Demand) -> int:
-        """Number of tasks of this demand that the node can run at the same time, beside actors."""
+        """Tasks that can run at once beside actors."""
         free = ((self.total.get(name, 0) - self.lasting.get(name, 0)) // amount for name, amount in demand if amount > 0)
         return max(1, min(free, default=int(self.cpus)))
 
     def backlog(self, seconds: float) -> float:
-        """Seconds until all that waits here has begun; ``seconds`` is how long a task runs where the node has no average yet."""
+        """Seconds until all that waits has begun; ``seconds`` stands in for a missing average."""
         return (self.queued * (self.mean_seconds or seconds) + self.placed_seconds) / self.cpus
 
 
@@ -101,15 +101,14 @@ class Policy(Protocol):
     """How nodes are chosen."""
 
     def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
-        """Return how many tasks of a batch each node is to run, and count them there. All of ``nodes`` could run them."""
+        """How many tasks each node is to run, counted there. All of ``nodes`` could run them."""
 
 
 class LeastWait:
-    """Give each task to the node where it can start soonest. A node's queue and the transfer of inputs overlap, so the longer counts.
+    """Gives each task to the node where it can start soonest: after the queue, or the transfer of inputs if that takes longer.
 
-    The paper's policy (section 4.2.2). Of equals, the node with less ahead per CPU is chosen, then the one that comes first in ``nodes``.
-    Most of a large batch is not placed task by task. A search finds the time by which almost all of it can have started, and each node
-    receives the tasks that it can start by then.
+    The paper's policy (section 4.2.2). Of equals, the node with less ahead per CPU is chosen, then the first. For a large batch, a search
+    finds the time by which almost all can have started, and each node receives what it can start by then.
     """
 
     def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
@@ -135,13 +134,13 @@ class LeastWait:
 
 
 class MostRoom:
-    """Give actors nodes where other actors leave them room. The rest waits: what an actor holds is not free again soon.
+    """Gives actors nodes where others leave room; the rest waits, since what actors hold is not soon free.
 
-    Tasks make room, since each ends; a node that has room at once comes first, then the one with room for most.
+    Tasks end and make room. Nodes with room at once come first, then those with room for most.
     """
 
     def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
-        """Place a batch where there is room. Nodes without have a share of none: the answer names all that could have such actors."""
+        """Nodes without room have a share of none: the answer names all that could have such actors."""
         found = {view.node: 0 for view in nodes}
         for _ in range(batch.tasks):
             best = max(nodes, key=lambda view: (view.free_for(batch.demand) > 0, view.room_for(batch.demand)))
@@ -153,7 +152,7 @@ class MostRoom:
 
 
 class _Room:
-    """When tasks of a batch can start on one node."""
+    """When tasks can start on a node."""
 
     __slots__ = ("ahead", "backlog", "cpus", "each", "fetch", "free", "given", "index")
 
@@ -162,7 +161,7 @@ class _Room:
         self.free = view.free_for(batch.demand)
         self.backlog = view.backlog(seconds)
         self.each = seconds / view.slots_for(batch.demand)
-        """Seconds from the start of one task to that of the next, once nothing is free."""
+        """Seconds between two starts, once nothing is free."""
         self.fetch = batch.fetch.get(view.node, 0.0)
         self.cpus, self.ahead = view.cpus, view.ahead
         self.given = 0
@@ -174,14 +173,14 @@ class _Room:
         return max(wait, self.fetch), (self.ahead + self.given) / self.cpus, self.index
 
     def started_by(self, time: float) -> int:
-        """Number of tasks that can have started by a time."""
+        """How many tasks can have started by a time."""
         if time < self.fetch:
             return 0
         return self.free + max(0, int((time - self.backlog) / self.each))
 
 
 def _level(rooms: list[_Room], tasks: int) -> float:
-    """A time by which the nodes can start no more than these tasks, and hardly fewer; below 0 if they can start more at once."""
+    """A time by which hardly fewer than these tasks, and no more, can start; below 0 if more can at once."""
     low, high = -1.0, max(room.fetch + room.backlog + tasks * room.each for room in rooms)
     precision = min(room.each for room in rooms) / 4
     for _ in range(60):

@@ -1,11 +1,11 @@
-"""The member of a node: it joins the cluster, renews the node's lease, and passes on which other nodes there are.
+"""The member of a node: joins the cluster, renews the node's lease, passes on the node table.
 
-A lease begins when the request is sent that renews it, so it never ends later here than at the registry. A node that cannot renew its lease
-ceases to act before the registry declares it dead. At 0.8 of the lease nothing leaves it any more; at 0.9 its workers are stopped. If only
-the head was held up, nobody is dead: the lease is renewed after all, and the node goes on where it was. After two leases it ends.
+A lease begins when its renewal is sent, and so never ends later here than at the registry. Without a renewal the node stops before it is
+declared dead: at 0.8 of the lease nothing leaves it, at 0.9 its workers are stopped. If only the head was held up, the lease is renewed
+after all, and the node goes on. After two leases it ends.
 
-The daemon of a node may be restarted. The next one begins with the last table of the one before, so that it finds the other nodes, and with
-the end of its lease. It is silent until the registry has answered, and stops the workers when the one before would have.
+A restarted daemon begins with its predecessor's node table and end of lease. It is silent until the registry has answered, and stops the
+workers when its predecessor would have.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from zfabric.protocol.ids import HEAD, REGISTRY, Address
 from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 
 JOIN_EVERY = 1.0
-"""Seconds between two requests to join."""
+"""Seconds between requests to join."""
 RENEWALS = 4
-"""Requests in the time of one lease."""
+"""Requests per lease."""
 SILENT_SHARE = 0.8
-"""The share of its lease after which a node that could not renew it sends nothing more."""
+"""Share of an unrenewed lease after which the node sends nothing."""
 FROZEN_SHARE = 0.9
-"""The share of its lease after which the workers of a node that could not renew it are stopped. Clocks may differ by a few percent."""
+"""Share after which its workers are stopped. Clocks may differ by a few percent."""
 ENDS_AFTER = 2
-"""Leases after which a node that could not renew its own ends."""
+"""Leases after which the node ends."""
 JOIN_SECONDS = 6.0
-"""How long a node tries to join before it ends: within 10 s of its start a user knows what is wrong, if connecting was slow, too."""
+"""Seconds of attempts to join: within 10 s of its start a user knows what is wrong, after a slow connection, too."""
 
 
 class Member:
     """One per node of a cluster. ``join`` describes the node; ``scheduler`` is its local scheduler.
 
-    ``former`` is the last table of the daemon before, if the node had joined. ``until`` is when the lease of that daemon ends, if known. In
-    seconds, ``lease`` is the length of a lease, and ``pair_patience`` how long another node may be out of reach.
+    ``former`` is the previous daemon's last table, if any, and ``until`` the end of its lease. In seconds, ``lease`` is a lease's length,
+    ``pair_patience`` how long another node may be out of reach.
     """
 
     def __init__(
@@ -55,47 +55,46 @@ class Member:
         self._join = join
         self._registry = REGISTRY + HEAD
         self._head = "the head"
-        """The head, for people: with its name and its address, once they are known."""
+        """The head for people, with name and address once known."""
         self._former = former
         self._patience = JOIN_SECONDS if former is None else ENDS_AFTER * lease
-        """How long it asks to join, in seconds."""
+        """Seconds for which the node asks to join."""
         self._freeze_at = None if former is None else until - (1 - FROZEN_SHARE) * lease
-        """When a restarted daemon stops the workers if it has no answer; None if that is no question, or done."""
+        """When a restarted daemon without an answer stops the workers; None if it need not, or has."""
         self._lease: float | None = None
-        """Its length in seconds, once the node has joined."""
+        """Seconds, once the node has joined."""
         self._until = 0.0
-        """When the lease ends if it is not renewed."""
+        """The end of the lease, unless renewed."""
         self._began: float | None = None
         self._ask_at = 0.0
         self._asked: dict[int, float] = {}
-        """When requests were sent that have no answer, by number."""
+        """Unanswered requests, by number."""
         self._number = 0
         self._version = 0
         self.silent = False
-        """Whether nothing but requests for the lease may leave this node."""
+        """Only requests for the lease may leave this node."""
         self.frozen = False
-        """Whether the workers are stopped."""
         self._ended = False
         self.leaving = False
-        """Whether the registry has not acknowledged yet that the node ends in order."""
+        """The registry has yet to acknowledge that the node ends in order."""
         self._effects: list[Effect] = []
         self._counts = {"renewals": 0, "refused": 0}
         self.number = join.number
-        """The node's number in the cluster; 0 until it has joined."""
+        """This node's number; 0 until it has joined."""
         self._pairs = Pairs(pair_patience, self._tell_registry, self._tell_scheduler)
         self.handlers = Handlers(self._counts, self._accepted())
 
     # -- the contract --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Process one message. Once the node has joined, only the head decides for it; others of its daemon report to it."""
+        """Process a message. Once the node has joined, only the head decides for it, and its own daemon reports to it."""
         if self._lease is not None and source[1:] not in (self._registry[1:], self._join.node, HEAD, self.address[1:]):
             self._counts["refused"] += 1
             return
         self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:
-        """Do what is due: ask to join, ask for the lease, be silent, end."""
+        """Do what is due: join, renew, be silent, end."""
         if self._lease is None:
             self._try_to_join(now)
         else:
@@ -126,7 +125,7 @@ class Member:
         return effects
 
     def lease_age(self, now: float) -> float | None:
-        """Seconds since the request that renewed the node's lease last; None if it has none."""
+        """Seconds since the request that last renewed the lease, or None."""
         return None if self._lease is None else now - (self._until - self._lease)
 
     def statistics(self) -> Mapping[str, float]:
@@ -141,7 +140,7 @@ class Member:
     # -- joining --
 
     def _begin_with(self, table: m.NodeTable) -> None:
-        """Begin as the next daemon of a node, which others may have declared dead meanwhile."""
+        """Begin as the next daemon of a node perhaps declared dead meanwhile."""
         self._registry = REGISTRY + table.head
         self._version = table.version
         self._name_head(table)
@@ -163,7 +162,7 @@ class Member:
             self._effects.append(Send(self._registry, self._join))
 
     def on_joined(self, now: float, source: Address, message: m.Joined) -> None:
-        """The node is one of the cluster's. Its lease counts from the first request: that is when the registry began it at the earliest."""
+        """The node has joined. Its lease counts from the first request: the registry began it no earlier."""
         if self._lease is None:
             asked = self._asked.pop(0, now)
             self._registry = REGISTRY + message.head
@@ -175,14 +174,14 @@ class Member:
             self._go_on(now, message.lease)
 
     def on_refused(self, now: float, source: Address, message: m.Refused) -> None:
-        """The node cannot be one of the cluster's."""
+        """The node cannot join."""
         if self._lease is None:
             self._end(f"{message.kind}: {message.text}")
 
     def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
-        """Pass on which nodes there are: to the shell, which connects to them, and to the local scheduler.
+        """Pass the node table to the shell, which connects, and to the local scheduler.
 
-        A new node acts only with a lease: until it has joined there is nothing to pass on. ``Joined`` is followed by a table.
+        Before the node has a lease nothing is passed on: a table follows ``Joined``.
         """
         if message.version > self._version and (self._lease is not None or self._former is not None):
             self._version = message.version
@@ -215,7 +214,7 @@ class Member:
             self._effects.append(Send(self._registry, m.RenewLease(self._join.node, self._number)))
 
     def on_lease_renewed(self, now: float, source: Address, message: m.LeaseRenewed) -> None:
-        """The lease begins anew, at the time at which the request was sent."""
+        """The lease begins anew, when the request was sent."""
         asked = self._asked.get(message.number)
         if asked is None or self._lease is None or self._ended:
             return
@@ -229,7 +228,7 @@ class Member:
         self._effects.append(RecordLease(until))
 
     def _go_on(self, now: float, lease: float) -> None:
-        """Act again, if the lease that was renewed lasts long enough."""
+        """Act again, if the lease lasts long enough."""
         if now - (self._until - lease) >= SILENT_SHARE * lease:
             return
         if self.frozen:
@@ -254,13 +253,13 @@ class Member:
         self._end(message.reason)
 
     def leave(self, reason: str) -> None:
-        """Tell the registry that the node ends in order."""
+        """Notify the registry that the node ends in order."""
         if self._lease is not None and not self._ended:
             self._ended = self.leaving = True
             self._effects.append(Send(self._registry, m.Leave(self._join.node, reason)))
 
     def _end(self, reason: str) -> None:
-        """End the node. Its workers are stopped at once: what they run may run elsewhere already, and a node takes a moment to end."""
+        """End the node. Workers are stopped at once: their tasks may run elsewhere already, and the end takes a moment."""
         if not self._ended:
             self._ended = self.silent = True
             if self.number and not self.frozen:
@@ -271,7 +270,7 @@ class Member:
     # -- pairs of nodes --
 
     def on_unreachable(self, now: float, source: Address, message: m.Unreachable) -> None:
-        """There is no connection to these nodes."""
+        """The shell has no connection to these nodes."""
         self._pairs.on_unreachable(now, message.nodes)
 
     def on_peers_silent(self, now: float, source: Address, message: m.PeersSilent) -> None:
@@ -293,7 +292,6 @@ class Member:
         self._effects.append(Send(self._scheduler, message))
 
     def _accepted(self) -> dict[type[Any], Handler]:
-        """The handler of each message that a member accepts."""
         return {
             m.Joined: self.on_joined,
             m.Refused: self.on_refused,

@@ -1,7 +1,7 @@
-"""Other nodes that this one cannot reach: when it complains of them, and what it answers when all pairs are probed.
+"""Other nodes that this one cannot reach: complaints, and its part in a probe of all pairs.
 
-The shell reports to which nodes there is no connection; the transfer agent, which ones do not answer it. A node that cannot be reached for
-``pair_patience`` is complained of. The registry then has every node probe all others, and decides.
+The shell reports missing connections, the transfer agent silent agents. A node out of reach for ``pair_patience`` is complained of; the
+registry has all pairs probed, and decides.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from zfabric.machines.common.probing import PROBE_SHARE, probe_seconds
 from zfabric.protocol import messages as m
 
 AGENT_PATIENCE = 1.25
-"""How long the answer of the transfer agent is waited for, as a multiple of the time that it has."""
+"""Patience with the transfer agent, in units of its own time."""
 
 
 class Pairs:
-    """What one node knows of its pairs. ``patience`` is how long a node may be out of reach, in seconds."""
+    """One node's pairs. ``patience`` is how many seconds a node may be out of reach."""
 
     def __init__(self, patience: float, tell_registry: Callable[[m.Message], None], tell_scheduler: Callable[[m.Message], None]) -> None:
         self._patience = patience
@@ -26,15 +26,15 @@ class Pairs:
         """Since when there is no connection, by node."""
         self._complained_at = -patience
         self._probe = 0
-        """The number of the probe that the transfer agent has not answered; 0 if there is none."""
+        """The probe that the agent has not answered, or 0."""
         self._probe_until = 0.0
 
     def on_unreachable(self, now: float, nodes: m.Ids) -> None:
-        """Note to which nodes there is no connection."""
+        """Record missing connections."""
         self._since = {node: self._since.get(node, now) for node in nodes}
 
     def on_peers_silent(self, now: float, nodes: m.Ids) -> None:
-        """The transfer agent has had no answer from these nodes for as long as it is patient."""
+        """The transfer agent's patience has expired."""
         self._complain(now, nodes)
 
     def on_probe(self, now: float, message: m.ProbePairs) -> None:
@@ -44,14 +44,14 @@ class Pairs:
         self._tell_scheduler(message)
 
     def on_probed(self, now: float, number: int, nodes: m.Ids) -> None:
-        """Report which nodes were not reached: by the transfer agent, or for a while by this daemon."""
+        """Report nodes not reached, by the agent or for a while by this daemon."""
         if number == self._probe:
             self._probe = 0
             own = {node for node, since in self._since.items() if now >= since + PROBE_SHARE * self._patience}
             self._tell_registry(m.PairsProbed(number, tuple(sorted(own.union(nodes)))))
 
     def tick(self, now: float) -> None:
-        """Complain of nodes that are out of reach for too long; answer for a transfer agent that does not."""
+        """Complain of nodes out of reach; answer for a silent agent."""
         self._complain(now, tuple(sorted(node for node, since in self._since.items() if now >= since + self._patience)))
         if self._probe and now >= self._probe_until:
             self.on_probed(now, self._probe, ())

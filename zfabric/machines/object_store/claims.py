@@ -1,10 +1,9 @@
-"""Recovery of an object store after a daemon's restart: the claims on its bytes, gathered until all have arrived.
+"""Recovery of an object store after a daemon's restart: claims on its bytes, gathered until all have arrived.
 
-There are three sources. The arena's index shows which objects the former store had taken over. Processes repeat what they hold. The local
-scheduler repeats what was written and sends, last, what is referred to (``RetainOnly``). Nothing moves before that. Then files that nobody
-claims are deleted (``on_disk``), and the other claims are laid out, those of the index first. A claim that overlaps an earlier one is void;
-if a process reads there, the place stays blocked while the process lives. An object that was written where a process may write now is void
-as well, even if that process wrote it. The former store had taken it over, freed it and given its room away; the scheduler only repeats it.
+The arena's index shows the former store's objects. Processes repeat what they hold, the local scheduler what was written and, last, what is
+referred to (``RetainOnly``). Until then nothing moves. Then unclaimed files are deleted (``on_disk``), and other claims are laid out, those
+of the index first. A claim that overlaps an earlier one is void; if a process reads there, the place stays blocked while the process lives.
+Void, too, is an object where a process may write now, even its writer: the former store had freed it and given its room away.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ class Layout(NamedTuple):
 
 
 class Disk(NamedTuple):
-    """What lies in files.
+    """What is on disk.
 
-    There are objects ``(object_id, size, file, writer, rebuildable)``, a pin ``(object_id, process, file)`` for every ``Located`` row,
-    files that processes may write ``(process, footprint)``, files to delete, and the highest number of a file.
+    Objects ``(object_id, size, file, writer, rebuildable)``; a pin ``(object_id, process, file)`` per ``Located`` row; files that processes
+    may write ``(process, footprint)``; files to delete; the highest number of a file.
     """
 
     objects: list[tuple[bytes, int, int, bytes, bool]]
@@ -41,7 +40,7 @@ class Disk(NamedTuple):
 
 
 class Claims:
-    """All claims that arrive before the store begins. ``deferred`` are the messages that cannot be answered until then."""
+    """All claims. ``deferred`` messages are answered once the store begins."""
 
     def __init__(self) -> None:
         self.kept: set[bytes] = set()
@@ -55,11 +54,11 @@ class Claims:
 
     @property
     def complete(self) -> bool:
-        """Whether the arena has been read and ``RetainOnly`` has arrived."""
+        """Whether the arena was read and ``RetainOnly`` has arrived."""
         return self._arrived == {m.ArenaFound, m.RetainOnly}
 
     def take(self, process: bytes, message: m.Message) -> bool:
-        """Note a claim; return False for any other message."""
+        """Record a claim; False for any other message."""
         if isinstance(message, m.ArenaFound):
             self._arrived.add(m.ArenaFound)
             self._found += [(object_id, offset, size, b"", False) for object_id, offset, size in message.sealed]
@@ -78,7 +77,7 @@ class Claims:
         return True
 
     def layout(self, start: int, end: int) -> Layout:
-        """Lay out ``start … end``: the owner of every byte."""
+        """The owner of every byte of ``start … end``."""
         free = Ranges(((start, end - start),))
         objects: dict[bytes, tuple[bytes, int, int, bytes, bool]] = {}
         facts = {row[:3]: row for row in self._written}
@@ -104,7 +103,7 @@ class Claims:
         return Layout(list(objects.values()), pins, grants, ready, cold)
 
     def on_disk(self) -> Disk:
-        """Assign the files to their owners. A file that a process may still write is no object, whatever it contains."""
+        """The files' owners. What a process may still write is no object."""
         there = {number for _, _, number in self._files}
         grants = {file_number(offset + HEADER_BYTES): (process, size) for process, offset, size, _ in self._grants if offset < 0}
         written = {file_number(row[1]): row for row in self._written if row[1] < 0}
@@ -112,7 +111,7 @@ class Claims:
         read = {number for _, _, number in pins}
         objects: dict[bytes, tuple[bytes, int, int, bytes, bool]] = {}
         unlink: list[int] = []
-        # Of two files of one object, an older one was to be deleted; but not one that is read.
+        # Of two files of one object the older was to be deleted, unless it is read.
         for found_id, found_size, number in sorted(self._files, key=lambda row: (row[2] in read, row[2]), reverse=True):
             if number in grants:
                 continue
@@ -127,7 +126,7 @@ class Claims:
         return Disk(list(objects.values()), pins, {number: grant for number, grant in grants.items() if number in there}, unlink, last)
 
     def _given_away(self, row: tuple[bytes, int, int, bytes, bool]) -> bool:
-        """Whether a process may write where the object is claimed to be: another one, or its own writer in room that it has not used."""
+        """Whether another process may write there, or the writer in unused room."""
         _, offset, size, writer, _ = row
         begin, end = offset - HEADER_BYTES, offset + max(size, 0)
         rooms = ((start, length) for process, start, length, used in self._grants if process != writer or not used)
@@ -142,7 +141,7 @@ def _claim(free: Ranges, begin: int, size: int, start: int) -> bool:
 
 
 def _held(free: Ranges, begin: int, size: int, start: int, end: int) -> list[Ranges]:
-    """Take what is still free out of a range that somebody holds; return it, or nothing if none of it is free."""
+    """Take what is free of a held range."""
     if begin < start or begin + size > end or begin % HEADER_BYTES or size % HEADER_BYTES or size < 0:
         return []
     parts = Ranges()
@@ -155,7 +154,7 @@ def _held(free: Ranges, begin: int, size: int, start: int, end: int) -> list[Ran
 
 
 def _by_temperature(free: Ranges) -> tuple[Ranges, Ranges]:
-    """Split free room into ready and cold: pieces that are wholly free count as cold, the free rest of a piece in use is ready."""
+    """Free room: whole pieces are cold, the rest of a piece in use is ready."""
     ready, cold = Ranges(), Ranges()
     for start, size in free:
         spans: list[Range] = [(start, start + size)]

@@ -1,22 +1,20 @@
 """The object store: who may write, read and move which bytes of the node's arena.
 
-Room passes through four states. A *grant* is the right of one process to write a range. A ``Sealed`` row turns a part of a grant into an
-*object*. An object becomes *free space* when nobody refers to it (``Free``), reads it (pins) or copies it (spilling). Free space is either
-ready or cold (``common.extents``). At every moment these, and what is being made ready, tile the arena exactly: ``check_invariants`` adds
-them up.
+A *grant* is one process's right to write a range. A ``Sealed`` row makes a part an *object*. Without refs (``Free``), readers (pins) and
+copying (spilling), an object becomes *free space*, ready or cold (``common.extents``). These, and what is being made ready, always tile the
+arena exactly (``check_invariants``).
 
-Pins are counted: each ``Located`` row adds one pin to the process it names, each mention in ``Unpin`` removes one. (A set of
-processes would not do: an ``Unpin`` that crosses a second ``Located`` on its way would leave a reader without a pin.)
+Pins are counted, by ``Located`` rows less mentions in ``Unpin``. With a set, an ``Unpin`` that crosses a second ``Located`` would leave a
+reader without a pin.
 
-An object is first written into a grant, and then has these states: *sealed*, *spilling* (being copied to disk), *spilled* (on disk only),
-*waiting* for room in the arena, *restoring* (being read back), and sealed again. An inline value that moves into the arena waits, too. The
-copy on disk stays when the object comes back, so that evicting it again costs nothing.
+States of an object: *sealed*, *spilling* (being copied to disk), *spilled* (on disk only), *waiting* for room, *restoring* (being read
+back), sealed again. Inline values that move into the arena wait, too. The copy on disk stays, so that another eviction is free.
 
-If the arena has no room, and will have none soon, a new object is written to a file: its grant is for a file. A spilled object is
-*checked*, and read from its file: readers map the file, which stays while they have pins. While one process reads it there, all do.
+Without room, now or soon, a new object is written to a file. A spilled one is *checked* and read from its file, which stays while it has
+pins; while one process reads there, all do.
 
-``room`` owns the queue for room and makes room where there is none; ``tables`` holds the state. After a daemon's restart the machine
-first gathers claims (``claims``), and moves nothing until ``RetainOnly``.
+``room`` has the queue for room; ``tables`` has the state. After a restart the machine gathers claims (``claims``), and moves nothing until
+``RetainOnly``.
 """
 
 from __future__ import annotations
@@ -48,11 +46,11 @@ from zfabric.protocol.ids import Address, short
 from zfabric.protocol.machine import Handler, Handlers, Refusal
 
 ROOM_STEPS = 16
-"""The scheduler is notified when the free room has changed by one part in this many of the arena."""
+"""Free room is reported when one part in so many has changed."""
 
 
 class ObjectStore:
-    """The object store of one node. ``capacity`` is the size of the arena file, a part of which is its index."""
+    """One node's object store. ``capacity`` is the arena file's size, its index included."""
 
     def __init__(self, address: Address, scheduler: Address, config: Config, capacity: int, recovering: bool = False) -> None:
         self.address = address
@@ -63,7 +61,7 @@ class ObjectStore:
         self._room = Room(self._tables, config)
         self._claims = Claims() if recovering else None
         self._reported = self._tables.capacity
-        """Free room as it was last reported to the scheduler, or would have been if less than half had been free."""
+        """Free room as last reported, or as it would have been with less than half free."""
         self.handlers = Handlers(self._tables.counts, self._accepted())
 
     # -- the contract ------------------------------------------------------------------------------------------------------
@@ -78,16 +76,16 @@ class ObjectStore:
             self._begin(now, self._claims)
 
     def tick(self, now: float) -> None:
-        """Refuse those whose patience has run out."""
+        """Refuse those whose patience has expired."""
         if self._claims is None:
             self._room.expire(now)
 
     def next_deadline(self) -> float | None:
-        """When the next patience runs out, or the next round of making room is due."""
+        """When patience expires, or room is to be made."""
         return self._room.next_deadline() if self._claims is None else None
 
     def take_effects(self, now: float) -> list[e.Effect]:
-        """Give room to those who wait, make room where there is none, and return the effects."""
+        """Give room, make room, and return the effects."""
         tables = self._tables
         if self._claims is None:
             self._room.serve(now)
@@ -105,7 +103,7 @@ class ObjectStore:
         return effects
 
     def _report_room(self) -> None:
-        """Report the free room to the scheduler, if it has changed by much and less than half is free, or was."""
+        """Report free room if it has changed by much, and less than half is or was free."""
         tables = self._tables
         free = tables.free_room()
         if abs(free - self._reported) * ROOM_STEPS < tables.capacity:
@@ -120,15 +118,15 @@ class ObjectStore:
         return report.statistics(self._tables)
 
     def room(self, counted: int) -> tuple[int, int]:
-        """Bytes of values in the arena, and on disk: those only if there are at most ``counted`` values, else 0."""
+        """Bytes of values in the arena, and on disk (0 with more than ``counted`` values)."""
         return report.room(self._tables, counted)
 
     def check_invariants(self) -> None:
-        """The arena is tiled exactly; every object is in the tables its state says."""
+        """Check the tiles of the arena, and the tables of the states."""
         report.check(self._tables)
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
-        """Answer a question that people asked the local scheduler."""
+        """Answer people's question."""
         payload = report.answer(self._tables, message.what, message.arguments)
         self._tables.effects.append(e.Send(source, m.Answer(message.token, payload, "")))
 
@@ -153,7 +151,7 @@ class ObjectStore:
             self._room.enqueue(waiter)
 
     def on_return_grant(self, now: float, source: Address, message: m.ReturnGrant) -> None:
-        """End a grant. What its holder wrote is sealed already, or will be by messages on their way."""
+        """End a grant. What was written is sealed, or will be by messages under way."""
         if message.offset < 0:
             number = file_number(message.offset + HEADER_BYTES)
             if self._granted_file(number, source[1:]):
@@ -181,7 +179,7 @@ class ObjectStore:
             self._tables.close_grant(grant)
 
     def on_grants_held(self, now: float, source: Address, message: m.GrantsHeld) -> None:
-        """Check the grants of a process that registers after recovery has ended: only known ones are valid."""
+        """Check a late process's grants: only known ones are valid."""
         for offset, _, _ in message.rows:
             grant = self._tables.grants.get(offset)
             known = grant is not None and grant.holder == source[1:]
@@ -195,7 +193,7 @@ class ObjectStore:
     # -- objects -----------------------------------------------------------------------------------------------------------
 
     def on_sealed(self, now: float, source: Address, message: m.Sealed) -> None:
-        """Take over objects that were written: from here on their bytes belong to the store."""
+        """Take over written objects: their bytes are the store's."""
         tables = self._tables
         for object_id, offset, size, writer, rebuildable in message.rows:
             entry = tables.entries.get(object_id)
@@ -225,7 +223,7 @@ class ObjectStore:
                 tables.close_grant(grant)
 
     def _sealed_on_disk(self, entry: StoreEntry | None, object_id: bytes, number: int, size: int, writer: bytes, rebuildable: bool) -> None:
-        """Take over an object that was written to a file."""
+        """Take over an object in a file."""
         tables = self._tables
         if not self._granted_file(number, writer) or tables.files[number].room != footprint(size):
             tables.counts["refused"] += 1
@@ -244,7 +242,7 @@ class ObjectStore:
             tables.revive(entry)
 
     def on_absorb(self, now: float, source: Address, message: m.Absorb) -> None:
-        """Queue inline values, which move into the arena as soon as there is room."""
+        """Queue inline values, to move into the arena."""
         for object_id, value, rebuildable in message.rows:
             entry = self._tables.entries.get(object_id)
             if entry is not None:
@@ -258,7 +256,7 @@ class ObjectStore:
                 self._room.enqueue(Waiter(entry.size, float("inf"), entry=entry))
 
     def on_locate(self, now: float, source: Address, message: m.Locate) -> None:
-        """Pin objects for processes and send the places, once the objects can be read."""
+        """Pin objects and send their places, once readable."""
         for object_id, process in message.rows:
             entry = self._tables.entries.get(object_id)
             if process in self._tables.gone:
@@ -274,7 +272,7 @@ class ObjectStore:
                     self._room.enqueue(Waiter(entry.size, now + self._put_patience, entry=entry))
 
     def on_pinned(self, now: float, source: Address, message: m.Pinned) -> None:
-        """Check the pins of a process that registers after recovery has ended: valid only where the object still is."""
+        """Check a late process's pins: valid where the object still is."""
         for object_id, offset, _ in message.rows:
             entry = self._tables.entries.get(object_id)
             if entry is not None and entry.lies_at(offset):
@@ -283,7 +281,7 @@ class ObjectStore:
                 self._refuse(source, f"object {short(object_id)} was moved after a restart")
 
     def on_unpin(self, now: float, source: Address, message: m.Unpin) -> None:
-        """Remove pins of a process."""
+        """Remove a process's pins."""
         process = source[1:]
         for object_id in message.object_ids:
             entry = self._tables.entries.get(object_id)
@@ -294,7 +292,7 @@ class ObjectStore:
                     self._tables.settle(entry)
 
     def on_free(self, now: float, source: Address, message: m.Free) -> None:
-        """Free objects to which nobody refers; each goes once it is unpinned."""
+        """Free objects without refs, once unpinned."""
         for object_id in message.object_ids:
             entry = self._tables.entries.get(object_id)
             if entry is not None:
@@ -302,7 +300,7 @@ class ObjectStore:
                 self._tables.settle(entry)
 
     def on_protect(self, now: float, source: Address, message: m.Protect) -> None:
-        """Drop these objects no longer: they cannot be made again."""
+        """Never drop these objects: they cannot be made again."""
         for object_id in message.object_ids:
             entry = self._tables.entries.get(object_id)
             if entry is not None:
@@ -321,11 +319,11 @@ class ObjectStore:
         self._room.made_ready(now, message.offset, message.error)
 
     def on_spilled(self, now: float, source: Address, message: m.Spilled) -> None:
-        """An object's bytes are on disk, or the disk would not take them."""
+        """An object's bytes are on disk, or that has failed."""
         self._room.spilled(now, self._entry(message.object_id, SPILLING), message.error)
 
     def on_restored(self, now: float, source: Address, message: m.Restored) -> None:
-        """An object's bytes are back in the arena, or whole on disk; or its copy on disk is of no use."""
+        """An object's bytes are back, or whole on disk; or the copy is of no use."""
         entry = self._entry(message.object_id, RESTORING, CHECKING)
         if message.error:
             self._tables.lost[entry.object_id] = f"unreadable: {message.error}"
@@ -338,7 +336,7 @@ class ObjectStore:
             self._room.arrived(entry)
 
     def on_file_ready(self, now: float, source: Address, message: m.FileReady) -> None:
-        """A file can be written to, or could not be made."""
+        """A file can be written, or could not be made."""
         if message.file not in self._tables.making:
             raise Refusal(f"file {message.file} is not being made")
         self._room.file_made(now, message.file, message.error)
@@ -352,7 +350,7 @@ class ObjectStore:
     # -- after a restart -----------------------------------------------------------------------------------------------------
 
     def _begin(self, now: float, claims: Claims) -> None:
-        """All claims are known: lay out the arena by them, free what nobody keeps, and do what waited for this."""
+        """All claims are known: lay out the arena, free what nobody retains, handle deferred messages."""
         self._claims = None
         tables = self._tables
         layout = claims.layout(tables.start, tables.end)
@@ -389,7 +387,7 @@ class ObjectStore:
             self.step(now, source, message)
 
     def on_claim(self, now: float, source: Address, message: m.Message) -> None:
-        """Refuse: only a store that recovers receives what exists and what it is to retain."""
+        """Refuse: only a recovering store receives claims."""
         raise Refusal("this object store is not recovering")
 
     def _refuse(self, source: Address, text: str) -> None:
@@ -397,7 +395,6 @@ class ObjectStore:
         self._tables.effects.append(e.Send(source, m.Refused("ObjectLostError", text)))
 
     def _accepted(self) -> dict[type[Any], Handler]:
-        """The handler of each message that an object store accepts."""
         return {
             m.Reserve: self.on_reserve,
             m.ReturnGrant: self.on_return_grant,
@@ -421,7 +418,7 @@ class ObjectStore:
 
 
 def _spilled(object_id: bytes, size: int, number: int, writer: bytes, rebuildable: bool) -> StoreEntry:
-    """An object that is on disk only."""
+    """Make an object that is on disk only."""
     entry = StoreEntry(object_id, size, SPILLED, None, writer, rebuildable)
     entry.file, entry.on_disk = number, True
     return entry

@@ -1,4 +1,4 @@
-"""What the object store reports about itself: statistics, entries, and the check of its invariants."""
+"""The object store's statistics and entries, and the check of its invariants."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MiB = 2**20
 
 
 def readable(size: int) -> str:
-    """Format a size in bytes for people."""
+    """Format bytes for people."""
     return f"{size / MiB:,.1f} MiB" if size >= MiB else f"{size:,} bytes"
 
 
 def why_full(tables: StoreTables, size: int) -> str:
-    """Why there is no room for an object of ``size`` bytes, and what to do about it."""
+    """Why there is no room for ``size`` bytes, with advice."""
     pinned = sum(entry.room for entry in tables.pinned.values() if entry.offset is not None)
     granted = sum(grant.open.total for grant in tables.grants.values())
     text = f"no room for an object of {readable(size)}: of the object store's {readable(tables.capacity)}, {readable(pinned)} are in use"
@@ -33,7 +33,7 @@ def why_full(tables: StoreTables, size: int) -> str:
 
 
 def statistics(tables: StoreTables) -> Mapping[str, float]:
-    """Bytes by owner, objects by state, and counters."""
+    """Bytes by owner, objects by state, counters."""
     resident = [entry for entry in tables.entries.values() if entry.offset is not None]
     spilled = [entry for entry in tables.entries.values() if entry.on_disk]
     return {
@@ -58,7 +58,7 @@ def statistics(tables: StoreTables) -> Mapping[str, float]:
 
 
 def room(tables: StoreTables, counted: int) -> tuple[int, int]:
-    """Bytes of values in the arena, and on disk if there are at most ``counted`` values: what a look each second can afford."""
+    """Bytes of values in the arena, and on disk if at most ``counted``: cheap enough for each second."""
     used = tables.capacity - tables.space.total - sum(grant.open.total for grant in tables.grants.values())
     spills = bool(tables.files) or tables.counts["spills"] > 0 or tables.counts["written_on_disk"] > 0
     return used, _on_disk(tables) if spills and len(tables.entries) <= counted else 0
@@ -69,7 +69,7 @@ def _on_disk(tables: StoreTables) -> int:
 
 
 def answer(tables: StoreTables, what: str, arguments: Row) -> object:
-    """Answer the local scheduler: "statistics", or "entries", which is ``(state, pins, on disk)`` by object id."""
+    """Return "statistics", or "entries": ``(state, pins, on disk)`` by object id."""
     if what == "statistics":
         return dict(statistics(tables))
     found = ((object_id, tables.entries.get(object_id)) for object_id in arguments)
@@ -77,7 +77,7 @@ def answer(tables: StoreTables, what: str, arguments: Row) -> object:
 
 
 def check(tables: StoreTables) -> None:
-    """Raise InvariantViolation unless the arena is tiled exactly and every object is in the tables its state says."""
+    """Raise InvariantViolation unless tiles and tables agree."""
     position = tables.start
     for start, size, owner in sorted(_tiles(tables)):
         _require(start == position, f"{owner} at {start} follows what ends at {position}")

@@ -1,20 +1,19 @@
-"""Who gets room in the arena next, and how room is made for them.
+"""Who gets room in the arena next, and how it is made.
 
-One queue, in order, has everybody who wants room: processes that want grants, objects that come back from disk, inline values that
-move in. While the first of the queue finds no room, room is made, by the cheapest means first:
+One queue has all who want room: processes that want grants, objects that come back, inline values. While its head finds none, room is made,
+by the cheapest means first:
 
 - Unused grants are recalled.
-- Values with a current copy on disk are dropped, and so are rebuildable ones.
-- Other values are copied to disk, the least recently used first.
-- Readers are asked for pins that they no longer need.
+- Values with a current copy on disk, and rebuildable ones, are dropped.
+- Other values are copied to disk, least recently used first.
+- Readers are asked for pins that they do not need.
 
-A reservation waits for its own patience, a restore for ``put_patience``. If all this makes no room, the disk is used instead
-(``_use_disk``): a writer is given a file, a reader maps the object's file, an inline value is written to one. A reservation is refused only
-if the disk is full as well.
+A reservation waits for its patience, a restore for ``put_patience``. If no room can be made, the disk is used (``_use_disk``): a writer
+gets a file, a reader maps the object's, an inline value is written to one. A reservation is refused only if the disk is full, too.
 
-Room is made ready before it is given. A few grants' worth are made ready ahead of demand. If a process had to wait for more, that much is
-made ready ahead, too, while the process writes into its first grant; a waiter takes over what is being made ready already. Freed room
-stays ready for the next writer, up to a bound. After a while without demand only those few grants stay ready.
+Room is made ready before it is given, a few grants' worth ahead of demand, more if a process had to wait, while it writes into its first
+grant. A waiter takes over what is being made ready. Freed room stays ready up to a bound, and after a while without demand only those few
+grants.
 """
 
 from __future__ import annotations
@@ -46,48 +45,47 @@ from zfabric.protocol.ids import CLIENT
 MiB = 2**20
 
 GRANTS_MOST = 8
-"""Largest grant, in usual grants, for a process that asks for as much."""
+"""Largest grant on request, in usual grants."""
 IDLE_GRANT_SHARE = 8
-"""At most one part in this many of the arena lies in grants that nothing is written in yet."""
+"""One part of the arena in so many may be in unused grants."""
 WARM_SHARE = 2
-"""At most one part in this many of the arena is kept ready while free; the rest goes back to the system at once."""
+"""One part of the arena in so many is kept ready while free; the rest returns to the system."""
 COOL_AFTER = 10.0
-"""Seconds without demand after which free ready room goes back to the system, but for what is kept ahead of demand."""
+"""Seconds without demand after which free ready room returns to the system, but for what is kept ahead."""
 READY_AHEAD_GRANTS = 2
-"""Grants' worth of room kept ready ahead of demand: one to give while the next is made ready."""
+"""Grants' worth kept ready: one to give while the next is made ready."""
 READY_AHEAD_MOST = 8
-"""The same at most, while large grants are wished for, or grants are used up faster than room is made ready and somebody had to wait."""
+"""The same if large grants are wished for, or somebody had to wait."""
 MAKE_READY_BYTES = 32 * MiB
-"""Most bytes made ready in one effect, so that others come in between."""
+"""Most bytes made ready per effect, so that others come in between."""
 SPILL_AHEAD_BYTES = 64 * MiB
-"""Bytes spilled in one round even if the head of the queue needs less: the next one will need them."""
+"""Bytes spilled per round even if the head needs less: the next will need them."""
 DROP_SHARE = 16
-"""At least one part in this many of what is wanted is dropped in one round, where copies make that cheap: free room may be in pieces."""
+"""One part in so many of what is wanted is dropped per round, if cheap: free room may be in pieces."""
 PRESSURE_PAUSE = 0.25
-"""Seconds between two rounds of making room for the same head of the queue, if nothing else happens. The store waits as long for pins and
-grants that it has recalled before it uses the disk."""
+"""Seconds between rounds for the same head, and for recalled pins and grants before the disk is used."""
 RECALL_PAUSE = 1.0
-"""Seconds before a process is asked again for a pin or a grant that it kept."""
+"""Seconds before a process is asked again."""
 FAULT_PAUSE = 1.0
-"""Seconds without spilling after the disk was full, and without making room ready after memory was short."""
+"""Seconds without spilling after a full disk, or making ready after short memory."""
 
 NEVER = float("-inf")
 
 
 class Room:
-    """The queue for room. ``serve`` runs once per turn; the other methods take the answers to its effects."""
+    """The queue for room. ``serve`` runs once per turn; other methods take the answers to its effects."""
 
     def __init__(self, tables: StoreTables, config: Config) -> None:
         self.tables = tables
         self.grant_bytes = config.grant_bytes
         self.ahead = self._ahead(READY_AHEAD_GRANTS)
         self.demand = 0
-        """Size that a process had to wait for lately: as much is kept ready in one piece."""
+        """What a process had to wait for lately: as much is kept ready in one piece."""
         self.disk_again = NEVER
         self.memory_again = NEVER
         self.pressure_at: float | None = None
         self.full_since: float | None = None
-        """When the search for room first failed, if nobody was given any since."""
+        """When the search first failed, with nobody given room since."""
         self.cool_at: float | None = None
         self._deadlines: list[tuple[float, int, Waiter]] = []
         self._numbers = count()
@@ -96,7 +94,7 @@ class Room:
         return min(grants * self.grant_bytes, self.tables.capacity // IDLE_GRANT_SHARE)
 
     def next_deadline(self) -> float | None:
-        """When patience runs out next, or room is to be made, or memory to be returned."""
+        """When patience expires, room is to be made, or memory returned."""
         while self._deadlines and not _waits(self._deadlines[0][2]):
             heappop(self._deadlines)
         times = [self._deadlines[0][0]] if self._deadlines else []
@@ -107,7 +105,7 @@ class Room:
         return min(times, default=None)
 
     def enqueue(self, waiter: Waiter, front: bool = False) -> None:
-        """Add a waiter to the queue; ``front`` for one that was first already."""
+        """Add a waiter; ``front``: it was first already."""
         waiter.queued = True
         if front:
             self.tables.queue.appendleft(waiter)
@@ -117,7 +115,7 @@ class Room:
             heappush(self._deadlines, (waiter.deadline, next(self._numbers), waiter))
 
     def serve(self, now: float) -> None:
-        """Give room to those who wait, in order; make some for the first who finds none; keep some ready ahead."""
+        """Give room in order; make some for the first without; keep some ready."""
         queue = self.tables.queue
         self.pressure_at = None
         while queue:
@@ -132,7 +130,7 @@ class Room:
         self._cool(now)
 
     def expire(self, now: float) -> None:
-        """End the patience of those who waited too long."""
+        """End expired patience."""
         while self._deadlines and self._deadlines[0][0] <= now:
             waiter = heappop(self._deadlines)[2]
             if _waits(waiter) and waiter.entry is not None and waiter.entry.on_disk:
@@ -142,7 +140,7 @@ class Room:
                 self.give_up(waiter, "memory" if self.tables.memory_error else "full", why_full(self.tables, waiter.size))
 
     def give_up(self, waiter: Waiter, kind: str, text: str) -> None:
-        """There will be no room for this reservation."""
+        """Refuse a reservation."""
         waiter.cancelled = True
         self.tables.counts["full"] += 1
         self.tables.effects.append(e.Send(CLIENT + waiter.process, m.NoSpace(waiter.token, kind, text)))
@@ -150,7 +148,7 @@ class Room:
     # -- giving ------------------------------------------------------------------------------------------------------------
 
     def _place(self, now: float, waiter: Waiter) -> bool:
-        """Give the waiter room, or take room that will be its own once it is ready."""
+        """Give the waiter room, or take some that is its own once ready."""
         self.cool_at = now + COOL_AFTER
         self._hurry(READY_AHEAD_GRANTS * waiter.wish)
         usual = self._grant_size(waiter, self.grant_bytes)
@@ -172,11 +170,11 @@ class Room:
         return taken is not None
 
     def _hurry(self, ahead: int) -> None:
-        """Keep this much ready ahead from now on, if it is more than was, and not too much."""
+        """Keep this much ready, if more than before, within bounds."""
         self.ahead = max(self.ahead, min(ahead, self._ahead(READY_AHEAD_MOST)))
 
     def _adopt(self, waiter: Waiter, size: int) -> bool:
-        """Let the waiter have what is being made ready ahead of demand: what is made ready for him alone comes behind all that."""
+        """Give the waiter what is being made ready: anything else comes behind."""
         for preparation in self.tables.preparing.values():
             if preparation.waiter is None and preparation.taken.size >= size and not preparation.failed:
                 preparation.waiter = waiter
@@ -184,21 +182,19 @@ class Room:
         return False
 
     def _warm_up(self, waiter: Waiter, size: int) -> bool:
-        """Have cold room made ready for the waiter, if there is any."""
         taken = self.tables.space.take_cold(size)
         if taken is not None:
             self._prepare(taken, waiter)
         return taken is not None
 
     def _grant_size(self, waiter: Waiter, most: int) -> int:
-        """What the waiter gets at best: exactly what it needs, or a grant, smaller the more room lies in grants already."""
+        """The waiter's best size: its exact need, or a grant, smaller the more room grants have."""
         if waiter.exact:
             return waiter.need
         left = self.tables.capacity // IDLE_GRANT_SHARE - self.tables.in_grants()
         return max(waiter.need, min(waiter.wish, most, left // 2) // PIECE * PIECE)
 
     def _give(self, waiter: Waiter, start: int, size: int) -> None:
-        """Give the waiter its room, which is ready."""
         self.full_since = None
         entry = waiter.entry
         effects = self.tables.effects
@@ -216,7 +212,7 @@ class Room:
             self.arrived(entry)
 
     def arrived(self, entry: StoreEntry) -> None:
-        """Mark the object as in the arena, and locate it for those who asked."""
+        """The object is in the arena: locate it for its askers."""
         entry.state = SEALED
         self.tables.effects.append(e.WriteHeader(entry.offset or 0, e.SEALED))
         self.tables.tell_askers(entry)
@@ -233,7 +229,7 @@ class Room:
                 self.tables.effects.append(e.MakeReady(offset, length))
 
     def made_ready(self, now: float, offset: int, error: str) -> None:
-        """Note that one part is ready, or failed."""
+        """A part is ready, or has failed."""
         preparation = self.tables.preparing.pop(offset)
         size = preparation.pending.pop(offset)
         if error:
@@ -256,7 +252,7 @@ class Room:
         if waiter is None or waiter.cancelled:
             return
         size = self._portion(preparation)
-        # Not where it was made ready, of necessity: what is left of others beside it may be joined to it by now, and is filled first.
+        # Not necessarily where it was made ready: rests beside it may have been joined to it, and are filled first.
         start = None if preparation.failed else self.tables.take_ready(waiter.process, size)
         if start is None:
             self.enqueue(waiter, front=True)
@@ -264,14 +260,14 @@ class Room:
             self._give(waiter, start, size)
 
     def _portion(self, preparation: Preparation) -> int:
-        """Bytes of a preparation that its waiter gets; the rest is for others."""
+        """The waiter's bytes of a preparation; the rest is for others."""
         waiter = preparation.waiter
         if waiter is None or waiter.cancelled:
             return 0
         return min(preparation.taken.size, self._grant_size(waiter, GRANTS_MOST * self.grant_bytes))
 
     def _make_ready_ahead(self, now: float) -> None:
-        """Keep a little room ready before anybody asks."""
+        """Keep a little ready before anybody asks."""
         if self.tables.queue or now < self.memory_again:
             return
         most = self.tables.capacity // IDLE_GRANT_SHARE
@@ -281,7 +277,7 @@ class Room:
             self._keep_ready(self.demand, self.demand, self.demand)
 
     def _keep_ready(self, size: int, total: int, step: int) -> None:
-        """Keep ``total`` bytes ready or coming, in pieces of at least ``size``, made ready ``step`` bytes at a time where possible."""
+        """Keep ``total`` bytes ready or coming, in pieces of ``size`` or more, ``step`` bytes at a time if possible."""
         space = self.tables.space
         rests = [preparation.taken.size - self._portion(preparation) for preparation in set(self.tables.preparing.values())]
         coming = sum(rest for rest in rests if rest >= size)
@@ -294,7 +290,7 @@ class Room:
             self._prepare(taken, None)
 
     def _cool(self, now: float) -> None:
-        """Return free memory to the system: the excess at once, the rest after a while without demand."""
+        """Return free memory: the excess at once, the rest after a while without demand."""
         if self.tables.queue:
             return
         keep = self.tables.capacity // WARM_SHARE
@@ -312,7 +308,7 @@ class Room:
     # -- making room -------------------------------------------------------------------------------------------------------
 
     def _make_room(self, now: float, waiter: Waiter) -> bool:
-        """Do one round of making room for the head of the queue; return whether it should look again at once."""
+        """One round of making room for the head; return whether to look again at once."""
         tables = self.tables
         self.pressure_at = now + PRESSURE_PAUSE
         self._recall_grants(now)
@@ -332,7 +328,7 @@ class Room:
                 self.tables.effects.append(e.Send(CLIENT + grant.holder, m.RecallGrant(grant.offset)))
 
     def _evict(self, now: float, missing: int, least: int) -> bool:
-        """Drop objects that were used least recently, or begin to copy some to disk; return whether any was dropped."""
+        """Drop least recently used objects, or begin to copy some; return whether any was dropped."""
         tables = self.tables
         wanted = max(missing, min(SPILL_AHEAD_BYTES, tables.capacity // IDLE_GRANT_SHARE)) - tables.spilling
         enough = max(missing, least)
@@ -340,7 +336,7 @@ class Room:
         dropped: list[StoreEntry] = []
         for entry in tables.idle.values():
             if tables.grant_of((entry.offset or 0) - HEADER_BYTES) is not None:
-                continue  # Its room is free only once the grant has been given back, which has been asked for.
+                continue  # Its room is free only once the recalled grant is back.
             if enough <= 0 and dropped:
                 break
             if entry.on_disk or entry.rebuildable:
@@ -370,7 +366,7 @@ class Room:
         return False
 
     def _drop(self, entry: StoreEntry) -> None:
-        """Drop an object that has a copy on disk or can be rebuilt."""
+        """Drop an object on disk, or one that can be rebuilt."""
         self.tables.counts["evictions"] += 1
         if entry.on_disk:
             entry.state = SPILLED
@@ -381,7 +377,7 @@ class Room:
             self.tables.end_of(entry, "evicted")
 
     def _recall_pins(self, now: float, wanted: int) -> None:
-        """Ask readers to release their oldest pins, those who kept theirs last; pins of freed objects in any case."""
+        """Recall readers' oldest pins, the lately asked last, and pins of freed objects."""
         asked: dict[bytes, list[bytes]] = {}
         lately = {True: list[StoreEntry](), False: list[StoreEntry]()}
         for entry in self.tables.pinned.values():
@@ -400,7 +396,7 @@ class Room:
             self.tables.effects.append(e.Send(CLIENT + process, m.RecallPins(tuple(object_ids))))
 
     def spilled(self, now: float, entry: StoreEntry, error: str) -> None:
-        """Note that an object's bytes are on disk, or that writing them failed."""
+        """An object is on disk, or could not be written."""
         tables = self.tables
         self._disk_answered(now, error)
         if not error:
@@ -424,7 +420,7 @@ class Room:
     # -- doing without room ------------------------------------------------------------------------------------------------
 
     def _use_disk(self, now: float, waiter: Waiter) -> bool:
-        """Give the head of the queue the disk instead of the arena, unless room is being made; return whether it left the queue."""
+        """Give the head the disk, unless room is being made; return whether it left the queue."""
         tables, entry = self.tables, waiter.entry
         if tables.spilling or tables.preparing:
             return False
@@ -456,18 +452,18 @@ class Room:
         return True
 
     def _read_on_disk(self, entry: StoreEntry) -> None:
-        """Let those who asked read the object's file, once it is found whole."""
+        """Let the askers read the object's file, once checked."""
         entry.state = CHECKING
         self.tables.effects.append(e.CheckFile(entry.object_id, entry.file, entry.size))
         self.tables.settle(entry)
 
     def checked(self, entry: StoreEntry) -> None:
-        """Note that an object's file is whole, and locate it for those who asked."""
+        """A file is whole: locate its object."""
         entry.state = SPILLED
         self.tables.tell_askers(entry)
 
     def file_made(self, now: float, number: int, error: str) -> None:
-        """Give a waiter its file, or note that the disk has no room for it."""
+        """Give a waiter its file, or note a full disk."""
         tables = self.tables
         waiter = tables.making.pop(number)
         self._disk_answered(now, error)

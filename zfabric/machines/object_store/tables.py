@@ -1,7 +1,6 @@
-"""The tables of the object store, and the few transitions that all its operations are made of.
+"""The object store's tables, and the transitions of all its operations.
 
-Every change of an entry ends with ``settle``, which moves the entry into the table of its state, and removes it once it is freed and
-nobody holds it.
+Each change of an entry ends with ``settle``, which moves it into its state's table, and removes it once freed and held by nobody.
 """
 
 from __future__ import annotations
@@ -14,21 +13,22 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 
 SEALED, SPILLING, SPILLED, WAITING, RESTORING, CHECKING = "sealed", "spilling", "spilled", "waiting", "restoring", "checking"
-"""States of an object, in this order: in the arena; being copied to disk; on disk only, where it may be read; waiting for room in the
-arena; being read into the arena; on disk, its file being checked before readers map it."""
+"""The states: in the arena; being copied to disk; readable on disk only; waiting for room; being read back; on disk, being checked.
+
+Readers map a checked file.
+"""
 
 GONE_MAX = 4096
-"""Dead processes remembered, so that their late messages change nothing."""
+"""Remembered dead processes, whose late messages change nothing."""
 HINTS_MAX = 8
-"""Ranges remembered per process: those that it wrote last."""
+"""Ranges remembered per process, the last written."""
 
 
 class StoreEntry:
-    """An object. ``offset`` is that of its payload, None while it is not in the arena; ``value`` is an inline value on its way there.
+    """An object. ``offset`` is the payload's, None outside the arena; ``value`` is an inline value on its way there.
 
-    ``pins`` counts the ``Located`` rows sent to each process. ``asked`` lists the processes that wait for the object. ``freed``: nobody
-    refers to it any more. ``file`` is the number of its file, also while that is being written; ``on_disk``: the file has a copy.
-    ``fresh``: its writer has just written the file, which then needs no check.
+    ``pins`` counts ``Located`` rows by process; ``asked`` processes wait. ``freed``: without refs. ``file`` is the file's number, also
+    while that is written; ``on_disk``: the file has a copy; ``fresh``: the writer has just written it, so it needs no check.
     """
 
     __slots__ = (
@@ -66,12 +66,12 @@ class StoreEntry:
 
     @property
     def room(self) -> int:
-        """Bytes that the object takes in the arena."""
+        """Bytes in the arena."""
         return footprint(self.size)
 
     @property
     def place(self) -> int:
-        """Where readers find it: its offset in the arena, or the one that stands for its file."""
+        """Where readers find the object: its offset, or the one that stands for its file."""
         return file_offset(self.file) if self.offset is None else self.offset
 
     def lies_at(self, offset: int) -> bool:
@@ -82,10 +82,9 @@ class StoreEntry:
 
 
 class StoreGrant:
-    """A range that ``holder`` may write; ``open`` is the part that has not become an object.
+    """A range that ``holder`` may write; ``open`` is what has not become an object.
 
-    ``parked`` is the part that became objects which are gone. It returns with the rest of the grant, so that grants never overlap and a
-    range comes back in one piece.
+    ``parked`` was objects that are gone. It returns with the grant: grants never overlap, and ranges come back whole.
     """
 
     __slots__ = ("end", "exact", "holder", "offset", "open", "parked", "recalled", "returned")
@@ -102,7 +101,7 @@ class StoreGrant:
 
 
 class Waiter:
-    """A place in the queue for ``need`` bytes: a process that wants a grant (``entry`` None), or an object."""
+    """A place in the queue for ``need`` bytes, for a grant (``entry`` None) or an object."""
 
     __slots__ = ("cancelled", "deadline", "entry", "need", "process", "queued", "size", "token", "wish")
 
@@ -119,12 +118,12 @@ class Waiter:
 
     @property
     def exact(self) -> bool:
-        """Whether it wants room for one object only."""
+        """Whether the room is for one object only."""
         return not self.wish
 
 
 class Preparation:
-    """Room that is being made ready, for ``waiter`` or (None) ahead of demand; ``pending`` are the parts without an answer yet."""
+    """Room being made ready for ``waiter`` or (None) ahead of demand; ``pending`` parts have no answer yet."""
 
     __slots__ = ("failed", "pending", "taken", "waiter")
 
@@ -136,7 +135,7 @@ class Preparation:
 
 
 class FileGrant:
-    """A file into which ``holder`` may write one object of footprint ``room``."""
+    """A file for one object of footprint ``room``, written by ``holder``."""
 
     __slots__ = ("holder", "room")
 
@@ -146,7 +145,7 @@ class FileGrant:
 
 
 class StoreTables:
-    """Every table of the store, and the effects and rows of the next turn."""
+    """All tables, with the next turn's effects and rows."""
 
     def __init__(self, start: int, end: int) -> None:
         self.start = start
@@ -155,19 +154,19 @@ class StoreTables:
         self.space = FreeSpace(start, end)
         self.entries: dict[bytes, StoreEntry] = {}
         self.idle: dict[bytes, StoreEntry] = {}
-        """Sealed, unpinned and referred to, least recently used first: what can be evicted."""
+        """Evictable: sealed, unpinned, with refs, least recently used first."""
         self.pinned: dict[bytes, StoreEntry] = {}
-        """Entries with pins, the one located longest ago first."""
+        """Located longest ago first."""
         self.grants: dict[int, StoreGrant] = {}
         self.grant_starts: list[int] = []
         self.queue: deque[Waiter] = deque()
         self.preparing: dict[int, Preparation] = {}
         self.files: dict[int, FileGrant] = {}
-        """Files that processes may write, by number."""
+        """Files that processes may write."""
         self.making: dict[int, Waiter] = {}
-        """Files that are being made, by number, with who waits for each."""
+        """Who waits for each file that is being made."""
         self.last_file = 0
-        """The highest number of a file so far; none is used again."""
+        """The highest number so far: no number is used again."""
         self.spilling = 0
         self.gone: dict[bytes, None] = {}
         self.hints: dict[bytes, deque[tuple[int, int]]] = {}
@@ -188,7 +187,7 @@ class StoreTables:
         self.settle(entry)
 
     def settle(self, entry: StoreEntry) -> None:
-        """Move an object into the table of its state; remove it if it is freed and nobody holds it."""
+        """Move an object into its state's table, or remove it if freed and held by nobody."""
         object_id = entry.object_id
         if entry.pins:
             self.pinned.setdefault(object_id, entry)
@@ -202,7 +201,7 @@ class StoreTables:
             self.idle.pop(object_id, None)
 
     def revive(self, entry: StoreEntry) -> None:
-        """Mark an object as referred to again, although it may have been freed."""
+        """A perhaps freed object has refs again."""
         entry.freed = False
         self.settle(entry)
 
@@ -213,20 +212,20 @@ class StoreTables:
         self.settle(entry)
 
     def tell(self, entry: StoreEntry, process: bytes) -> None:
-        """Pin the object for a process and send it the place."""
+        """Pin for a process and send it the place."""
         self.pin(entry, process)
         entry.fresh = False
         self.located.append((entry.object_id, process, entry.place, entry.size))
 
     def tell_askers(self, entry: StoreEntry) -> None:
-        """Locate the object for every process that asked while it could not be read."""
+        """Locate the object for all who asked before."""
         asked, entry.asked = entry.asked, []
         for process in asked:
             self.tell(entry, process)
         self.settle(entry)
 
     def end_of(self, entry: StoreEntry, reason: str) -> None:
-        """Remove an object: free its room and its file, and report it lost to those who asked for it."""
+        """Remove an object with room and file; report it lost to its askers."""
         object_id = entry.object_id
         self.idle.pop(object_id, None)
         self.pinned.pop(object_id, None)
@@ -241,19 +240,19 @@ class StoreTables:
             self.unlink.append(entry.file)
 
     def vacate(self, entry: StoreEntry) -> None:
-        """Free the room of an object in the arena, if it has any."""
+        """Free an object's room in the arena."""
         offset, entry.offset = entry.offset, None
         if offset is not None:
             self.effects.append(e.WriteHeader(offset, e.FREED))
             self.give_up(offset - HEADER_BYTES, entry.room, entry.writer)
 
     def waiters(self) -> list[Waiter]:
-        """Everybody who waits for room, also for room that is being made ready for them."""
+        """All who wait for room, also while it is made ready."""
         waiting = [p.waiter for p in self.preparing.values() if p.waiter is not None]
         return [*self.queue, *waiting, *self.making.values()] if waiting or self.making else list(self.queue)
 
     def new_file(self) -> int:
-        """The number of a file that does not exist yet."""
+        """A new file's number."""
         self.last_file += 1
         return self.last_file
 
@@ -265,7 +264,7 @@ class StoreTables:
     # -- room --
 
     def give_up(self, start: int, size: int, writer: bytes) -> None:
-        """Free the room of an object, at once or with the grant that it lies in."""
+        """Free an object's room, at once or with its grant."""
         grant = self.grant_of(start)
         if grant is not None:
             grant.parked.add(start, size)
@@ -273,7 +272,7 @@ class StoreTables:
             self.release(start, size, writer)
 
     def release(self, start: int, size: int, writer: bytes) -> None:
-        """Free these bytes, which are ready; ``writer`` has them mapped and is offered them first."""
+        """Free ready bytes, which ``writer`` has mapped and is offered first."""
         self.space.free(start, size)
         self.freed_some = True
         if writer and writer not in self.gone:
@@ -309,22 +308,22 @@ class StoreTables:
         del self.grant_starts[bisect_right(self.grant_starts, grant.offset) - 1]
 
     def grant_of(self, offset: int) -> StoreGrant | None:
-        """The grant that ``offset`` lies in; None if there is none."""
+        """The grant around ``offset``, or None."""
         index = bisect_right(self.grant_starts, offset)
         grant = self.grants[self.grant_starts[index - 1]] if index else None
         return grant if grant is not None and offset < grant.end else None
 
     def free_room(self) -> int:
-        """Bytes that are free, or will be once they are ready, less what those in the queue wait for."""
+        """Bytes that are free or will be, less what the queue waits for."""
         ahead = sum(each.taken.size for each in set(self.preparing.values()) if each.waiter is None) if self.preparing else 0
         return max(0, self.space.total + ahead - sum(waiter.need for waiter in self.queue if not waiter.cancelled))
 
     def in_grants(self) -> int:
-        """Bytes that are still open in grants for several objects."""
+        """Open bytes of grants for several objects."""
         return sum(grant.open.total for grant in self.grants.values() if not grant.exact)
 
     def forget_process(self, process: bytes) -> None:
-        """Drop the grants, files, pins and waiting requests of a dead process."""
+        """Drop a dead process's grants, files, pins and requests."""
         self.gone[process] = None
         if len(self.gone) > GONE_MAX:
             del self.gone[next(iter(self.gone))]
@@ -333,7 +332,7 @@ class StoreTables:
             if waiter.entry is None:
                 waiter.cancelled = waiter.cancelled or waiter.process == process
         for grant in [grant for grant in self.grants.values() if grant.holder == process]:
-            # A large value is alone, at the beginning of its grant.
+            # A large value is alone, at its grant's beginning.
             self.effects += [e.Clear(start, HEADER_BYTES if grant.exact else size) for start, size in grant.open]
             self.close_grant(grant)
         for number in [number for number, file in self.files.items() if file.holder == process]:

@@ -1,9 +1,8 @@
 """The registry decides, alone, which nodes a cluster has, and that a node is dead.
 
-A living node has a row in the control store of the head ("member"). The row is durable before the node is notified that it has joined, and
-its deletion is durable before anybody is notified that the node is dead. So a registry that restarts never revokes a decision. A node
-lives as long as it renews its lease. Leases begin anew, at full length, when the registry starts, and whenever it was itself held up: a
-registry that stalls declares nobody dead.
+A living node has a row in the head's control store ("member"), durable before the node is notified; its deletion is durable before anybody
+is notified of the death. So a restarted registry revokes nothing. A node lives while it renews its lease. Leases begin anew when the
+registry starts or was held up: one that stalls declares nobody dead.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from zfabric.protocol.messages import PROTOCOL_VERSION, Row
 
 TABLE = "member"
 NUMBERS_KEY = b"\xff"
-"""The row of the last number given to a node, and of the last nodes that had one; no node id is that short."""
+"""The row of the last number, and of the last nodes with one; no node id is so short."""
 LOOK_EVERY = 0.5
-"""Seconds between two looks at the leases."""
+"""Seconds between checks of the leases."""
 STALL_SECONDS = 1.0
-"""After a longer pause of its own the registry gives every node a new lease: their renewals may lie unread before it."""
+"""Seconds of a pause of the registry after which leases begin anew: renewals may be unread."""
 NODES_MAX = 4096
 """Most nodes of one cluster."""
 RETRY_EVERY = 1.0
-"""Seconds after which a deletion that could not be written is tried again."""
+"""Seconds before a failed deletion is retried."""
 
 
 class _Node:
@@ -40,16 +39,16 @@ class _Node:
 
     def __init__(self, row: Row, durable: bool, deadline: float) -> None:
         self.row = row
-        """Its row of ``NodeTable``."""
+        """The row of ``NodeTable``."""
         self.durable = durable
         self.deadline = deadline
-        """When its lease ends."""
+        """The end of the lease."""
         self.condemned = ""
-        """Why its lease is not renewed any more; empty if it is."""
+        """Why the lease is not renewed, or ""."""
         self.ending = ""
-        """Why its row is being deleted; empty if it is not."""
+        """Why the row is being deleted, or ""."""
         self.retry_at: float | None = None
-        """When the deletion is tried again."""
+        """When the deletion is retried."""
 
 
 class _Request(NamedTuple):
@@ -58,7 +57,7 @@ class _Request(NamedTuple):
 
 
 class Registry:
-    """One per cluster. ``node`` is the head's id, ``versions`` what every node must have; ``daemons`` counts the head's daemons before."""
+    """One per cluster. ``node`` is the head, ``versions`` what each node must have; ``daemons`` counts the head's earlier daemons."""
 
     def __init__(self, address: Address, node: bytes, config: Config, control: Address, versions: m.Rows, daemons: int) -> None:
         self.address = address
@@ -70,12 +69,12 @@ class Registry:
         self._last_number = 0
         self._restarted = daemons > 0
         self._version = daemons << 32
-        """Of the last node table; larger than those of all registries before."""
+        """The last node table's version, above all earlier registries'."""
         self._effects: list[Effect] = []
         self._requests: dict[int, _Request] = {}
         self._next_token = 1
         self._admitted: dict[bytes, None] = {}
-        """The last nodes that were given numbers. Those of them without a row are dead: no death has to be written for that."""
+        """The last nodes with a number. Without a row they are dead, and no death is written."""
         self._early: dict[bytes, tuple[Address, m.Join]] = {}
         """Nodes that asked to join before the rows were read."""
         self._read = False
@@ -84,7 +83,7 @@ class Registry:
         self._closing = False
         self._probes = Probes(config.pair_patience, daemons << 32)
         self._welcomed: list[Address] = []
-        """Names under which nodes have joined since the last table: they receive it there, as they do not know the way to the head yet."""
+        """Names of nodes that joined since the last table: they receive it there, without a way to the head yet."""
         self._counts = dict.fromkeys(("joined", "died", "left", "expelled", "refused", "stalls", "unreachable"), 0)
         self.handlers = Handlers(self._counts, self._accepted())
         self._ask(m.Scan, TABLE, b"", b"", NODES_MAX + 1, then=self._rows_found)
@@ -97,7 +96,7 @@ class Registry:
         self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:
-        """End the leases that have run out."""
+        """End expired leases."""
         self._notice_stall(now)
         for identifier, node in list(self._nodes.items()):
             if node.ending:
@@ -108,12 +107,12 @@ class Registry:
         self._end_probe(now)
 
     def next_deadline(self) -> float | None:
-        """When the leases are looked at next, or a probe ends. The head alone needs none."""
+        """When leases are checked or a probe ends; None for a lone head."""
         until = self._probes.until
         return None if len(self._nodes) < 2 else self._look_at if until is None else min(self._look_at, until)
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Send every node the table, if that has changed."""
+        """Send all nodes the table if it has changed."""
         if self._changed:
             self._changed = False
             self._version += 1
@@ -125,11 +124,11 @@ class Registry:
         return effects
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters, and the number of living nodes."""
+        """Return counters, and the number of living nodes."""
         return {**self._counts, "nodes": len(self._living())}
 
     def check_invariants(self) -> None:
-        """Raise InvariantViolation if two nodes have one number, or a number was never given."""
+        """Raise InvariantViolation if a number is given twice, or was never given."""
         numbers = [node.row[1] for node in self._nodes.values()]
         if len(set(numbers)) < len(numbers) or max(numbers, default=0) > self._last_number:
             raise InvariantViolation("two nodes have one number, or one has a number that was not given out")
@@ -137,7 +136,7 @@ class Registry:
     # -- nodes that join --
 
     def on_join(self, now: float, source: Address, message: m.Join) -> None:
-        """Make a node one of the cluster's, or repeat the answer to it."""
+        """Let a node join, or repeat the answer."""
         if not source[1:].startswith(JOINER) and self._is_other(source, message.node):
             return
         if not self._read:
@@ -169,7 +168,7 @@ class Registry:
         if known is None and message.number:
             return m.Expelled("its lease ran out while its daemon was restarted; it is dead for the cluster")
         if known is None and message.node in self._admitted and message.node != self._node:
-            # The request was late, or the answer to an earlier one was lost. (The head may have had a row of an earlier one.)
+            # A late request, or a lost answer. (The head may have had a row of an earlier one.)
             return m.Expelled("its lease ran out before it had the answer that it has joined; it is dead for the cluster")
         if known is None and len(self._nodes) >= NODES_MAX:
             return m.Refused("FabricError", f"a cluster has at most {NODES_MAX} nodes")
@@ -183,7 +182,7 @@ class Registry:
             del self._admitted[next(each for each in self._admitted if each not in self._nodes)]
 
     def _row(self, message: m.Join, number: int) -> Row:
-        """The row of ``NodeTable`` for a node that joins."""
+        """A joining node's row of ``NodeTable``."""
         others = {node.row[2] for identifier, node in self._nodes.items() if identifier != message.node}
         name = message.name if message.name not in others else f"{message.name}-{number}"
         where = (message.address, message.transfer, message.key)
@@ -209,7 +208,7 @@ class Registry:
             self._welcomed.append(source)
 
     def _rows_found(self, now: float, about: None, answer: m.Found) -> None:
-        """The nodes of the registry before this one: each has a full lease. Those of an earlier head have ended with that."""
+        """Give the earlier registry's nodes full leases. An earlier head's have ended with it."""
         self._read = True
         for key, value in answer.rows:
             if key == NUMBERS_KEY:
@@ -229,7 +228,7 @@ class Registry:
     # -- leases --
 
     def on_renew_lease(self, now: float, source: Address, message: m.RenewLease) -> None:
-        """Renew the lease of a node, at once: that waits for no commit. A node that is dead is expelled."""
+        """Renew a lease without a commit; expel a dead node."""
         if self._is_other(source, message.node):
             return
         node = self._nodes.get(message.node)
@@ -251,7 +250,7 @@ class Registry:
             self._end(message.node, node, message.reason or "it was stopped")
 
     def end_cluster(self, reason: str) -> None:
-        """Declare all other nodes dead: the head ends in order, and they cannot go on without it."""
+        """Declare all others dead: they cannot go on without the head."""
         self._closing = True
         for identifier, node in list(self._nodes.items()):
             if identifier != self._node and node.durable and not node.ending:
@@ -260,7 +259,7 @@ class Registry:
     # -- pairs of nodes --
 
     def on_complain(self, now: float, source: Address, message: m.Complain) -> None:
-        """A node cannot reach others, or they cannot reach it: have all pairs probed, to find out which of them it is."""
+        """Have all pairs probed, to find out whose fault it is."""
         living = self._acting()
         if source[1:] in living and not living.keys().isdisjoint(message.nodes) and self._probes.begin(now):
             others = ", ".join(living[node].row[2] for node in message.nodes if node in living)
@@ -273,7 +272,7 @@ class Registry:
         self._end_probe(now)
 
     def _end_probe(self, now: float) -> None:
-        """End the node that most others cannot reach, once all have answered."""
+        """Once all have answered, end the node that most others cannot reach."""
         living = self._acting()
         worst = self._probes.end(now, {identifier: node.row[1] for identifier, node in living.items()})
         if worst is None:
@@ -287,7 +286,7 @@ class Registry:
             self._condemn(worst.node, node, f"{text}, and no node is worse connected")
 
     def _condemn(self, identifier: bytes, node: _Node, reason: str) -> None:
-        """Have a node end. Until its lease has run out it may not have been notified, and act."""
+        """Have a node end. Until its lease has expired it may lack the notice, and act."""
         node.condemned = reason
         self._effects.append(Log("warning", f"node {node.row[2]} ({identifier.hex()}) is to end: {reason}"))
         self._effects.append(Send(MEMBER + identifier, m.Expelled(reason)))
@@ -298,7 +297,7 @@ class Registry:
         return {identifier: node for identifier, node in acting if not node.ending and not node.condemned}
 
     def _notice_stall(self, now: float) -> None:
-        """Begin all leases anew if the registry itself was held up: renewals may have arrived that it has not read."""
+        """Begin all leases anew if the registry was held up."""
         if self._look_at and now > self._look_at + STALL_SECONDS and len(self._nodes) > 1:
             self._counts["stalls"] += 1
             self._probes.give_up()
@@ -308,7 +307,7 @@ class Registry:
             self._look_at = now + LOOK_EVERY
 
     def _end(self, identifier: bytes, node: _Node, reason: str) -> None:
-        """Delete a node's row: it is dead once that is durable."""
+        """Delete a node's row; once durable, the node is dead."""
         node.ending = reason
         self._effects.append(Log("warning", f"node {node.row[2]} ({identifier.hex()}) is dead: {reason}"))
         self._delete(identifier, node)
@@ -329,19 +328,19 @@ class Registry:
 
     @property
     def ending(self) -> bool:
-        """Whether the end of the cluster is under way: the death of a node is not durable yet."""
+        """Whether the cluster ends and a death is not durable yet."""
         return self._closing and len(self._nodes) > 1
 
     # -- small things --
 
     def _is_other(self, source: Address, node: bytes) -> bool:
-        """Whether a message about ``node`` comes from another node, which is refused."""
+        """Whether a message about ``node`` is another's, and refused."""
         other = source[1:] != node
         self._counts["refused"] += other
         return other
 
     def _living(self) -> dict[bytes, _Node]:
-        """Nodes whose row is durable. One whose row is being deleted still counts: that may fail."""
+        """Nodes with a durable row, also while it is deleted: that may fail."""
         return {identifier: node for identifier, node in self._nodes.items() if node.durable}
 
     def _ask(self, message: Callable[..., m.Message], *fields: Any, then: Callable[[float, Any, Any], None], about: Any = None) -> None:
@@ -351,13 +350,12 @@ class Registry:
         self._effects.append(Send(self._control, message(token, *fields)))
 
     def on_answer(self, now: float, source: Address, message: m.Written | m.Found) -> None:
-        """Pass on an answer of the control store."""
+        """Pass on the control store's answer."""
         request = self._requests.pop(message.token, None)
         if request is not None:
             request.then(now, request.about, message)
 
     def _accepted(self) -> dict[type[Any], Handler]:
-        """The handler of each message that a registry accepts."""
         return {
             m.Join: self.on_join,
             m.RenewLease: self.on_renew_lease,

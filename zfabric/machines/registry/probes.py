@@ -1,10 +1,8 @@
 """Pairs of nodes that cannot reach each other: all are probed, and the node that most others cannot reach is to end.
 
-A complaint says only that two nodes do not reach each other, which may be the fault of either. So every living node is asked which ones
-it does not reach. The node with the most pairs of that kind goes; of several, the youngest, whose end costs least. If it is the head,
-nobody ends, since all would end with it. If the pairs have recovered meanwhile, nobody does either.
-
-A node that is to end is notified, and its lease is not renewed any more. It is dead when that has run out: until then it may act.
+A complaint may be either node's fault, so each node reports which ones it does not reach. The node with most such pairs goes; of several,
+the youngest, whose end costs least. Nobody ends if it is the head, since all would, or if the pairs have recovered. The node is notified,
+and dead when its lease has expired: until then it may act.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ from typing import NamedTuple
 from zfabric.machines.common.probing import probe_seconds
 
 PROBE_PATIENCE = 2.0
-"""How long answers are waited for, as a multiple of the time that transfer agents have."""
+"""Patience with answers, in units of the transfer agents' time."""
 
 
 class Worst(NamedTuple):
-    """The node that is to end, how many others it does not reach or they do not reach it, and how many living nodes there are."""
+    """The node that is to end; ``pairs`` others are out of reach, one way or the other."""
 
     node: bytes
     pairs: int
@@ -28,18 +26,18 @@ class Worst(NamedTuple):
 
 
 class Probes:
-    """The probe that is under way, if any. ``patience`` is ``pair_patience``."""
+    """The probe under way. ``patience`` is ``pair_patience``."""
 
     def __init__(self, patience: float, first_number: int) -> None:
         self._patience = patience
         self.number = first_number
-        """The number of the last probe."""
+        """The last probe's number."""
         self.until: float | None = None
-        """When the probe under way ends, if nodes do not answer; None if there is none."""
+        """When a probe without all answers ends; None without one."""
         self._answers: dict[bytes, frozenset[bytes]] = {}
 
     def begin(self, now: float) -> bool:
-        """Begin to probe all pairs, unless that is under way."""
+        """Probe all pairs, unless under way."""
         if self.until is not None:
             return False
         self.number += 1
@@ -48,19 +46,16 @@ class Probes:
         return True
 
     def answer(self, number: int, node: bytes, unreached: Iterable[bytes]) -> None:
-        """Note which nodes a node does not reach."""
+        """Record whom a node does not reach."""
         if self.until is not None and number == self.number:
             self._answers[node] = frozenset(unreached)
 
     def give_up(self) -> None:
-        """Forget the probe under way: answers may lie unread. Who complained complains again."""
+        """Forget the probe: answers may be unread. Who complained complains again."""
         self.until = None
 
     def end(self, now: float, numbers: Mapping[bytes, int]) -> Worst | None:
-        """End the probe if all living nodes have answered, or it is late: return the node that is to end.
-
-        ``numbers`` are those of the living nodes.
-        """
+        """End a late or complete probe of the living nodes (with ``numbers``); return the node that is to end."""
         if self.until is None or (now < self.until and not numbers.keys() <= self._answers.keys()):
             return None
         self.until = None

@@ -1,20 +1,18 @@
-"""When a process that died is started again, and when to give up: the supervisor's one policy, without a clock.
+"""When a dead process is started again, and when not, without a clock.
 
-The first restart is immediate, since most deaths are single events (a kill, a bug that one message triggers) and everybody
-waits for the process. Each further death within ``settled`` seconds of its start doubles the pause, so that a process
-that cannot live costs no more than a start every ``backoff_max`` seconds. If a process ends ``failures_max`` times in a row before it
-works, it is not started again, and those who wait for it are notified. A process that has worked is restarted for ever, since what killed
-it may end.
+The first restart is immediate: most deaths are single events. Each further death within ``settled`` seconds of its start doubles the pause,
+up to ``backoff_max`` seconds. After ``failures_max`` deaths in a row before it works, a process is not started again, and those who wait
+are notified. One that has worked is restarted for ever: what killed it may end.
 """
 
 from __future__ import annotations
 
 PAUSE_FIRST = 0.02
-"""Seconds before the second restart in a row; doubled for each further one. Ten starts take five seconds in all."""
+"""Seconds before the second restart in a row, then doubled: ten starts in five seconds."""
 
 
 class RestartPolicy:
-    """The restarts of one process. Times are seconds of any one monotonic clock."""
+    """One process's restarts. Times are seconds of any monotonic clock."""
 
     def __init__(self, backoff_max: float, failures_max: int = 10, settled: float = 10.0) -> None:
         self.backoff_max = backoff_max
@@ -29,7 +27,7 @@ class RestartPolicy:
         self._started = now
 
     def on_death(self, now: float, came_up: bool) -> float | None:
-        """Seconds until the next start, or None to give up. ``came_up``: the process had begun to work."""
+        """The seconds until the next start; None: no more. ``came_up``: the process had begun to work."""
         if now - self._started >= self.settled:
             self._quick_deaths = 0
         if came_up or now - self._started >= self.settled:

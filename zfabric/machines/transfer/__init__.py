@@ -1,6 +1,6 @@
-"""The transfer agent copies large values of other nodes into the arena of its node, and sends values of this arena to other nodes.
+"""The transfer agent copies large values between the arenas of nodes.
 
-``pulls`` is the reader's side and ``supplies`` the source's; ``machine`` receives the messages for both.
+``pulls`` is the reader's side, ``supplies`` the source's; ``machine`` receives for both.
 """
 
 from zfabric.machines.transfer.machine import TransferAgent as TransferAgent

@@ -1,8 +1,7 @@
-"""The machine of a transfer agent: a process that reserves room and pins values as a client does, and talks to agents of other nodes.
+"""The machine of a transfer agent: reserves room and pins values as a client, and exchanges messages with other agents.
 
-It ends with its daemon, so it repeats nothing to the next one: whoever wants a value asks again. Bytes of values
-never pass through this machine. It decides which bytes go where, and its shell copies them between sockets and the arena
-(``SendChunk``, ``WriteChunk``).
+It ends with its daemon and repeats nothing: who wants a value asks again. It decides which bytes go where; its shell copies them between
+sockets and the arena (``SendChunk``, ``WriteChunk``).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from zfabric.protocol.ids import LOCAL_SCHEDULER, OBJECT_STORE, Address
 from zfabric.protocol.machine import Handler, Handlers
 
 NUMBERS_OF_A_RUN = 2**32
-"""Tokens that one incarnation of an agent can give out."""
+"""Tokens of one incarnation."""
 
 
 class TransferAgent:
@@ -32,11 +31,10 @@ class TransferAgent:
         self.scheduler, self.store = LOCAL_SCHEDULER + daemon, OBJECT_STORE + daemon
         self.counts: Counter[str] = Counter()
         self.node = b""
-        """This node; empty until ``Welcome``."""
+        """Empty until ``Welcome``."""
         self.peers: dict[bytes, m.Row] = {}
-        """Rows of the newest ``NodeTable``, by node: the shell finds addresses and keys there."""
+        """The newest ``NodeTable``, with addresses and keys for the shell."""
         self.refused = ""
-        """Why the scheduler has refused this process."""
         self._version = 0
         self._effects: list[e.Effect] = []
         first_token = int.from_bytes(address[1:5], "big") * NUMBERS_OF_A_RUN >> 1
@@ -46,7 +44,7 @@ class TransferAgent:
         self.handlers = Handlers(self.counts, self._accepted())
 
     def register(self, register: m.Register) -> None:
-        """Send the registration, before anything else."""
+        """Register, before anything else."""
         self._tell_scheduler(register)
         self._tell_scheduler(m.Ready())
 
@@ -66,7 +64,7 @@ class TransferAgent:
         self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:
-        """Repeat requests that were not answered, and drop readers that are silent."""
+        """Repeat unanswered requests, and drop silent readers."""
         self.pulls.tick(now)
         self.supplies.tick(now)
         self.probing.tick(now)
@@ -79,7 +77,7 @@ class TransferAgent:
         return min(due, default=None)
 
     def take_effects(self, now: float) -> list[e.Effect]:
-        """Begin pulls, admit readers, send chunks for which there is credit; return all effects."""
+        """Begin pulls, admit readers, send chunks as credit allows."""
         self.pulls.end_of_turn(now)
         self.supplies.end_of_turn(now)
         effects = self._effects[:]
@@ -87,7 +85,7 @@ class TransferAgent:
         return effects
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters and sizes."""
+        """Return counters and sizes."""
         return {**self.counts, "pulls": len(self.pulls), "supplies": len(self.supplies)}
 
     def check_invariants(self) -> None:
@@ -106,7 +104,7 @@ class TransferAgent:
         self.refused = message.text
 
     def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
-        """The living nodes. Nothing is expected from a dead one, and nothing sent there."""
+        """Take the living nodes: nothing is expected from a dead one, or sent there."""
         if message.version <= self._version:
             return
         self._version = message.version
@@ -117,10 +115,9 @@ class TransferAgent:
             self.supplies.node_died(node)
 
     def on_recall(self, now: float, source: Address, message: m.RecallPins | m.RecallGrant) -> None:
-        """Do nothing: what is pinned is being sent, and what is granted is being written."""
+        """Do nothing: pinned values are being sent, grants written."""
 
     def _accepted(self) -> dict[type[Any], Handler]:
-        """The handler of each message that a transfer agent accepts."""
         return {
             m.Welcome: self.on_welcome,
             m.Refused: self.on_refused,

@@ -1,4 +1,4 @@
-"""Whether the agents of other nodes answer: what a probe of all pairs asks of a transfer agent."""
+"""Whether other agents answer, for a probe of all pairs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TRANSFER_AGENT, Address
 
 REPEATS = 10
-"""Pings to an agent that does not answer: it may be restarting, and a ping may be lost."""
+"""Pings to a silent agent, which may be restarting."""
 TRANSFER = 4
-"""The field of a row of ``NodeTable`` with the address of the agent."""
+"""The agent's address in a row of ``NodeTable``."""
 
 
 class Probing:
-    """The probe under way, if any. ``peers`` are the rows of the node table, this node's among them."""
+    """The probe under way, if any. ``peers`` are all rows of the node table."""
 
     def __init__(
         self,
@@ -33,29 +33,29 @@ class Probing:
         self._perform = perform
         self._number = 0
         self._waiting: set[bytes] | None = None
-        """Nodes whose agents have not answered; None if there is no probe."""
+        """Agents that have not answered; None without a probe."""
         self._until = 0.0
         self._ping_at = 0.0
 
     def on_probe_pairs(self, now: float, source: Address, message: m.ProbePairs) -> None:
-        """Ask all agents whether they answer. A node without one is not asked."""
+        """Ask all nodes with an agent whether it answers."""
         self._number = message.number
         self._waiting = {node for node, row in self._peers().items() if row[TRANSFER] and node != self._own()}
         self._until, self._ping_at = now + self._seconds, now
         self.tick(now)
 
     def on_ping(self, now: float, source: Address, message: m.Ping) -> None:
-        """Answer the agent of another node."""
+        """Answer another node's agent."""
         self._perform(e.Send(source, m.Pong(message.number)))
 
     def on_pong(self, now: float, source: Address, message: m.Pong) -> None:
-        """The agent of another node has answered."""
+        """Another node's agent has answered."""
         if self._waiting is not None and message.number == self._number:
             self._waiting.discard(source[1:])
             self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Ping those that have not answered; report once all have, or there was time enough."""
+        """Ping silent agents; report once all have answered, or time is up."""
         if self._waiting is None:
             return
         self._waiting &= self._peers().keys()

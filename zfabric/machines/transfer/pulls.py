@@ -1,13 +1,12 @@
 """The reader's side: values that this node copies from others.
 
-A pull first reserves room for the whole value. Then it has *requests*, each to one source. The first request that is answered by a chunk
-goes on, and the others are stopped. Chunks are accepted in order only, and from every token that the pull has used lately: so chunks that
-are under way when a request is repeated are not lost. After a gap, or silence, a new request asks for the value from where it ends; after
-silence it goes to another source, if there is one. Nothing here ends by the clock: the registry decides that a source is dead
-(``NodeTable``).
+A pull reserves room for the whole value, then makes *requests*, one per source. The first answered by a chunk goes on; the others are
+stopped. Chunks are accepted in order, from each token used lately: those under way when a request is repeated are not lost. After a gap, or
+silence, a new request asks for the rest, after silence of another source if possible. Nothing ends by the clock: the registry declares
+sources dead (``NodeTable``).
 
-The chunks under way from one source to this node are bounded, over all values together (``transfer_credit``). Each request may have at
-least one of them, so that a request that waits at its source can be served as soon as it is the first there.
+All chunks under way from a source are bounded (``transfer_credit``). Each request may have at least one, so that it can be served once it
+is first at its source.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from zfabric.protocol.ids import TRANSFER_AGENT, Address, short
 from zfabric.protocol.machine import InvariantViolation
 
 WAITING_MAX = 100_000
-"""Pulls that wait for a slot. A scheduler that asks for more has them refused."""
+"""Most pulls that wait for a slot; further ones are refused."""
 TOKENS_MAX = 8
-"""Tokens of a pull whose chunks are accepted."""
+"""Most tokens of a pull whose chunks are accepted."""
 PAUSE_FIRST = 1 / 32
-"""The first pause of a pull that has no source, in units of ``transfer_patience``, which is the longest one."""
+"""The first pause of a pull without a source, in units of ``transfer_patience``, the longest pause."""
 FAILED_MAX = 1000
-"""Pulls without a source that are remembered."""
+"""Remembered pulls without a source."""
 PATIENCE_MOST = 16
-"""A request is repeated ever more slowly, down to once in this many times ``transfer_patience``."""
+"""Longest time between repeats, in units of ``transfer_patience``."""
 
 
 class Request:
-    """One want: the token under which a source was asked from ``start`` on, what has come since, and what may come (``limit``)."""
+    """One want: a source was asked under this token from ``start`` on; what has come since, and what may (``limit``)."""
 
     __slots__ = ("due", "limit", "pause", "pull", "received", "source", "start", "token")
 
@@ -50,12 +49,12 @@ class Request:
 
     @property
     def outstanding(self) -> int:
-        """Chunks that may be under way."""
+        """Chunks perhaps under way."""
         return -(-(self.limit - self.received) // CHUNK_BYTES)
 
 
 class PullRecord:
-    """One value. ``position``: all before it is here. ``room`` is the token of its reservation until ``offset`` is known."""
+    """One value: all before ``position`` is here. ``room`` is the reservation's token until ``offset`` is known."""
 
     __slots__ = ("next_source", "object_id", "offset", "position", "reasons", "requests", "room", "size", "sources", "tokens")
 
@@ -64,19 +63,19 @@ class PullRecord:
         self.size = size
         self.sources = list(dict.fromkeys(sources))
         self.next_source = 0
-        """Index of the source that is asked next."""
+        """Index of the next source to ask."""
         self.position = 0
         self.room = 0
         self.offset: int | None = None
         self.requests: dict[bytes, Request] = {}
-        """The newest request to each source that was asked and has not refused."""
+        """The newest request to each source that has not refused."""
         self.tokens: deque[Request] = deque(maxlen=TOKENS_MAX)
-        """All requests whose chunks are accepted."""
+        """Tokens of requests whose chunks are accepted."""
         self.reasons: dict[bytes, str] = {}
 
 
 class Pulls:
-    """All pulls of a node: those under way, and those that wait for a slot."""
+    """Pulls under way, and those that wait for a slot."""
 
     def __init__(
         self,
@@ -96,30 +95,30 @@ class Pulls:
         self._tell_store = tell_store
         self._perform = perform
         self._failed: dict[bytes, float] = {}
-        """Pauses before pulls that have failed for want of a source are begun again, by object, the newest last."""
+        """Pauses before pulls that failed without a source, newest last."""
         self._paused: dict[bytes, tuple[float, PullRecord]] = {}
-        """Such pulls, with the times at which their pauses end."""
+        """Such pulls, and when their pauses end."""
         self._waiting: dict[bytes, PullRecord] = {}
         self._active: dict[bytes, PullRecord] = {}
         self._sealing: dict[bytes, PullRecord] = {}
         """Pulls of which every byte has come."""
         self._rooms: dict[int, PullRecord] = {}
-        """Pulls whose room was requested, by token."""
+        """Pulls that have requested room, by token."""
         self._unrequested: dict[bytes, PullRecord] = {}
-        """Pulls that have room and no request, for want of credit or of a source."""
+        """Pulls with room and no request, for want of credit or a source."""
         self._hungry: dict[int, Request] = {}
-        """Requests that received something and may get more credit."""
+        """Requests that received something, and may get more credit."""
         self._unanswered: dict[bytes, float] = {}
-        """Since when sources have not answered, or since the last complaint."""
+        """Since when sources are silent, or were reported."""
         self._received: dict[int, Request] = {}
-        """Requests by token, while their chunks are accepted."""
+        """Requests by token, while chunks are accepted."""
 
     def __len__(self) -> int:
         return len(self._active) + len(self._waiting) + len(self._paused) + len(self._sealing)
 
     @property
     def under_way(self) -> int:
-        """Values that are on their way here."""
+        """Values on their way here."""
         return len(self._active)
 
     def _token(self) -> int:
@@ -157,12 +156,12 @@ class Pulls:
             self._unrequested[pull.object_id] = pull
 
     def _check_members(self, pull: PullRecord) -> None:
-        """Ask no node that the table lacks: it is dead, or its address is unknown yet."""
+        """Ask no node that the table lacks: it is dead, or its address unknown yet."""
         for node in [each for each in pull.sources if not self._is_member(each)]:
             self._without(pull, node, "it is not in the table of nodes")
 
     def on_stop_pull(self, now: float, source: Address, message: m.StopPull) -> None:
-        """Give up a copy, and return its room."""
+        """Abandon a copy, and return its room."""
         known = self._find(message.object_id)
         if known is not None:
             self._counts["pulls_stopped"] += 1
@@ -178,7 +177,6 @@ class Pulls:
         self._tell_scheduler(m.PullFailed(pull.object_id, kind, text))
 
     def _drop(self, pull: PullRecord) -> None:
-        """Forget a pull that is not complete."""
         self._forget(pull, complete=False)
         if pull.offset is not None:
             self._perform(e.SealValue(pull.object_id, pull.offset, -1))
@@ -208,7 +206,7 @@ class Pulls:
             self._tell_store(m.Reserve(pull.room, pull.size, 0, self._config.put_patience))
 
     def on_granted(self, now: float, source: Address, message: m.Granted) -> None:
-        """There is room for a value: ask for its bytes. Room that nobody wants any more is returned."""
+        """Ask for the bytes of a value with room. Unwanted room is returned."""
         pull = self._rooms.pop(message.token, None)
         if pull is None:
             self._tell_store(m.ReturnGrant(message.offset, 0))
@@ -226,7 +224,7 @@ class Pulls:
             self._fail(pull, message.kind, message.text)
 
     def on_value_sealed(self, now: float, source: Address, message: m.ValueSealed) -> None:
-        """A value is whole and sealed, or the shell could not write it."""
+        """A value is whole and sealed, or could not be written."""
         pull = self._sealing.pop(message.object_id)
         assert pull.offset is not None
         if message.error:
@@ -242,12 +240,12 @@ class Pulls:
     # -- requests --
 
     def _credit(self, source: bytes) -> int:
-        """Chunks for which a source may have further credit."""
+        """How many more chunks a source may have credit for."""
         used = sum(pull.requests[source].outstanding for pull in self._active.values() if source in pull.requests)
         return max(0, self._config.transfer_credit - used)
 
     def _request(self, pull: PullRecord, source: bytes, now: float, pause: float = 0.0) -> bool:
-        """Ask a source for what is missing. Return False if it may send no further chunk at present."""
+        """Ask a source for what is missing; False if it may send nothing more at present."""
         credit = self._credit(source)
         if not credit:
             return False
@@ -270,14 +268,14 @@ class Pulls:
         self._perform(e.Send(TRANSFER_AGENT + node, message))
 
     def _end(self, request: Request, stop: bool, complete: bool = False) -> None:
-        """A request has no credit any more; chunks that are under way are still accepted."""
+        """End a request's credit; chunks under way are accepted."""
         request.pull.requests.pop(request.source, None)
         self._hungry.pop(request.token, None)
         if stop:
             self._tell(request.source, m.StopWant(request.token, complete))
 
     def _unasked(self, pull: PullRecord) -> Iterator[bytes]:
-        """Sources without a request, from the one that is asked next."""
+        """Sources without a request, from the next one on."""
         count = len(pull.sources)
         for step in range(count):
             source = pull.sources[(pull.next_source + step) % count]
@@ -285,10 +283,9 @@ class Pulls:
                 yield source
 
     def end_of_turn(self, now: float) -> None:
-        """Begin pulls, make requests, and extend the credit of those that receive something.
+        """Begin pulls, make requests, extend credit.
 
-        Requests that receive, and have no credit left, come first. Otherwise requests that are queued at a source could have all credit,
-        behind other nodes that wait there for the slot of this node.
+        Receiving requests come first: those queued at a source could otherwise have all credit, behind other nodes.
         """
         self._begin(now)
         spent: set[bytes] = set()
@@ -309,7 +306,7 @@ class Pulls:
             self._extend(request, self._credit(request.source))
 
     def _fail_without_source(self, pull: PullRecord) -> None:
-        """Fail a pull that has no source. It may begin again after a pause, twice as long as the last: its home must find another one."""
+        """Fail a pull. It may begin again after a pause that doubles: its home must find a source."""
         patience = self._config.transfer_patience
         self._failed[pull.object_id] = min(2 * self._failed.pop(pull.object_id, PAUSE_FIRST * patience / 2), patience)
         if len(self._failed) > FAILED_MAX:
@@ -318,7 +315,7 @@ class Pulls:
         self._fail(pull, "lost", f"no node has a copy of {short(pull.object_id)}" + (f" ({why})" if why else ""))
 
     def _extend(self, request: Request, chunks: int) -> None:
-        """Give a request credit for so many more chunks."""
+        """Give a request credit for more chunks."""
         limit = min(request.pull.size, request.limit + min(chunks, self._credit(request.source)) * CHUNK_BYTES)
         if limit > request.limit:
             request.limit = limit
@@ -329,7 +326,7 @@ class Pulls:
     # -- sources --
 
     def _from(self, source: Address, token: int) -> Request | None:
-        """The request that an answer is for, if it comes from whom it was sent to."""
+        """The request that an answer is for, if its source answers."""
         request = self._received.get(token)
         if request is None or request.source != source[1:]:
             self._counts["late"] += 1
@@ -338,7 +335,7 @@ class Pulls:
         return request
 
     def on_chunk(self, now: float, source: Address, message: m.Chunk) -> None:
-        """Bytes of a value have come. They are written if they are the next ones."""
+        """Write bytes, if they are the next ones."""
         request = self._from(source, message.token)
         if request is None:
             return
@@ -380,7 +377,7 @@ class Pulls:
         self._perform(e.SealValue(pull.object_id, pull.offset, pull.size))
 
     def on_queued(self, now: float, source: Address, message: m.Queued) -> None:
-        """A source serves others first: ask another one as well."""
+        """A source serves others first: ask another, too."""
         request = self._from(source, message.token)
         if request is None or request.pull.requests.get(request.source) is not request:
             return
@@ -391,7 +388,7 @@ class Pulls:
         return any(self._request(pull, source, now) for source in self._unasked(pull))
 
     def on_redirect(self, now: float, source: Address, message: m.Redirect) -> None:
-        """A source says that another node has a copy by now, and will not serve this request."""
+        """A source names another with a copy, and does not serve this request."""
         request = self._from(source, message.token)
         if request is None or request.pull.requests.get(request.source) is not request:
             return
@@ -410,7 +407,7 @@ class Pulls:
             self._without(request.pull, request.source, message.reason)
 
     def _without(self, pull: PullRecord, node: bytes, reason: str) -> None:
-        """Ask this node no more, unless the scheduler names it again."""
+        """Ask this node no more, unless named again."""
         request = pull.requests.get(node)
         if request is not None:
             self._end(request, stop=False)
@@ -430,7 +427,7 @@ class Pulls:
     # -- time --
 
     def tick(self, now: float) -> None:
-        """Repeat requests that nothing came for, and begin pulls whose pause is over."""
+        """Repeat unanswered requests; begin pulls after their pause."""
         for object_id, (due, pull) in list(self._paused.items()):
             if due <= now:
                 del self._paused[object_id]
@@ -441,7 +438,7 @@ class Pulls:
         self._complain(now)
 
     def _complain(self, now: float) -> None:
-        """Report the sources that have not answered for ``pair_patience``."""
+        """Report sources silent for ``pair_patience``."""
         if not self._unanswered:
             return
         asked = {request.source for pull in self._active.values() for request in pull.requests.values() if request.outstanding}
@@ -452,11 +449,11 @@ class Pulls:
             self._tell_scheduler(m.PeersSilent(late))
 
     def _silent(self, pull: PullRecord, request: Request, now: float) -> None:
-        """Ask another source if there is one; else the same one again, under a new token unless nothing has come under this one."""
+        """Ask another source, else the same again, under a new token if this one has received something."""
         request.pause = min(2 * request.pause, PATIENCE_MOST * self._config.transfer_patience)
         request.due = now + request.pause
         if not request.outstanding:
-            return  # It has no credit, and will have some once chunks of other values have come.
+            return  # It will have credit once chunks of other values have come.
         self._counts["stalls"] += 1
         self._unanswered.setdefault(request.source, now)
         pull.next_source += 1
@@ -469,13 +466,13 @@ class Pulls:
                 self._unrequested[pull.object_id] = pull
 
     def next_deadline(self) -> float | None:
-        """When the next request is repeated, or the next pause ends."""
+        """When a request is repeated, or a pause ends."""
         requests = [request.due for pull in self._active.values() for request in pull.requests.values()]
         complaints = [since + self._config.pair_patience for since in self._unanswered.values()]
         return min([*requests, *complaints, *(due for due, _ in self._paused.values())], default=None)
 
     def check_invariants(self) -> None:
-        """Check that credit is bounded, and that every pull has what its state asks for."""
+        """Check that credit is bounded, and each pull has what it needs."""
         used: Counter[bytes] = Counter()
         for pull in self._active.values():
             for source, request in pull.requests.items():

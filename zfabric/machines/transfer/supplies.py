@@ -1,15 +1,11 @@
-"""The source's side: values of this node that agents of other nodes read.
+"""The source's side: values of this node that other agents read.
 
-A value that is wanted is pinned first, which restores it if it was spilled. It is unpinned when nobody wants it any more and no byte of it
-is on its way out of the arena. Wants are served in order. A few nodes are served at a time (``transfer_readers``); all others are queued,
-and notified of that.
+A wanted value is pinned (and so restored, if spilled) until nobody wants it and none of its bytes is on its way out. Wants are served in
+order, for a few nodes at a time (``transfer_readers``); others are queued, and notified. A value of one chunk counts as served once that is
+on its way: a reader without it asks again. A larger one's reader reports that it is complete.
 
-A value of one chunk counts as served once the chunk is on its way: a reader that does not receive it asks again. The reader of a larger
-value reports that it has all of it.
-
-Every complete copy serves others: when a reader has all of a value, some readers that are queued for it are sent there. So each node that
-has the value, or will have it soon, gets an equal share of the queue. For the same reason no further reader begins to be served while one
-has more than half of the value: that reader will be a source soon.
+Each complete copy serves others: its reader gets some queued readers, an equal share for each node that has the value or soon will. So no
+further reader is served while one has more than half of the value.
 """
 
 from __future__ import annotations
@@ -26,16 +22,15 @@ from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.messages import OK
 
 QUEUED_MAX = 10_000
-"""Wants of all readers. Further ones are ignored; their readers repeat them."""
+"""Most wants. Further ones are ignored; their readers repeat them."""
 REASON_MAX = 500
-"""Most characters of the reason why there is no copy: a message between agents has a bound, and a path in an error may be long."""
+"""Most characters of a reason: a message between agents has a bound."""
 READER_PATIENCE = 10.0
-"""In units of ``transfer_patience``: a reader that is being served and silent for this long is no longer served. If it lives, it asks
-again."""
+"""Patience with a silent reader in units of ``transfer_patience``. If it lives, it asks again."""
 
 
 class Delivery:
-    """One want of one reader: what it has been sent (``position``), and how far it may be (``limit``)."""
+    """A reader's want: what was sent (``position``), and how far it may go (``limit``)."""
 
     __slots__ = ("due", "limit", "position", "reader", "served", "supply", "token", "told")
 
@@ -51,7 +46,7 @@ class Delivery:
 
 
 class Supply:
-    """A value that others want. ``offset`` is its place once it is pinned, ``pins`` how often, ``unsent`` its chunks on their way out."""
+    """A wanted value. ``offset`` is its place once pinned, ``pins`` how often; ``unsent`` chunks are on their way out."""
 
     __slots__ = ("object_id", "offset", "pins", "readers", "size", "unsent")
 
@@ -62,7 +57,7 @@ class Supply:
         self.pins = 0
         self.unsent = 0
         self.readers: dict[bytes, Delivery] = {}
-        """The newest want of each node, in the order in which they came."""
+        """Each node's newest want, in order."""
 
 
 class Supplies:
@@ -86,14 +81,14 @@ class Supplies:
         self._supplies: dict[bytes, Supply] = {}
         self._wants: dict[tuple[bytes, int], Delivery] = {}
         self._queue: dict[tuple[bytes, int], Delivery] = {}
-        """Those of them that are not served yet, in order."""
+        """Wants not served yet, in order."""
         self._served: dict[tuple[bytes, int], Delivery] = {}
         self._ready: dict[tuple[bytes, int], Delivery] = {}
-        """Those that may have something to send."""
+        """Served wants, perhaps with something to send."""
         self._fetch: list[bytes] = []
         self._unpin: list[bytes] = []
         self._changed = False
-        """Whether anybody may have to be admitted."""
+        """Whether a reader may have to be admitted."""
 
     def __len__(self) -> int:
         return len(self._supplies)
@@ -119,7 +114,7 @@ class Supplies:
             delivery.told = False
             self._changed = True
         delivery.limit = max(delivery.limit, limit)
-        # No more than the credit is under way, so that a want which comes late makes nobody send everything again.
+        # No more than the credit is under way: a late want does not repeat everything.
         delivery.position = max(position, -(-(delivery.limit - self._credit) // CHUNK_BYTES) * CHUNK_BYTES)
         self._renew(delivery, now)
 
@@ -140,7 +135,7 @@ class Supplies:
         self._wants[key] = delivery
         if earlier is None:
             self._queue[key] = delivery
-        else:  # It has the place of the earlier one.
+        else:  # It has the earlier one's place.
             old = (reader, earlier.token)
             del self._wants[old]
             self._ready.pop(old, None)
@@ -160,7 +155,7 @@ class Supplies:
             self._ready[(delivery.reader, delivery.token)] = delivery
 
     def on_credit(self, now: float, source: Address, message: m.Credit) -> None:
-        """A reader has received some of what it was sent."""
+        """A reader has received some of what was sent."""
         delivery = self._wants.get((source[1:], message.token))
         if delivery is None:
             self._counts["late"] += 1
@@ -171,7 +166,7 @@ class Supplies:
             self._renew(delivery, now)
 
     def on_stop_want(self, now: float, source: Address, message: m.StopWant) -> None:
-        """A reader wants nothing more: it has the value, or has it from elsewhere."""
+        """A reader wants no more: it has the value."""
         delivery = self._wants.get((source[1:], message.token))
         if delivery is None:
             self._counts["late"] += 1
@@ -182,7 +177,7 @@ class Supplies:
             self._share(delivery.supply, delivery.reader)
 
     def _share(self, supply: Supply, holder: bytes) -> None:
-        """Send a node that has a copy now its share of the readers that are queued for the value."""
+        """Send a new copy's node its share of the queued readers."""
         queued = [each for each in supply.readers.values() if not each.served]
         others = len(supply.readers) - len(queued)
         for delivery in queued[: len(queued) // (others + 2)]:
@@ -200,7 +195,7 @@ class Supplies:
         self._settle(delivery.supply)
 
     def _settle(self, supply: Supply) -> None:
-        """Unpin a value that nobody wants, once none of its bytes is on its way."""
+        """Unpin a value that nobody wants, once no byte is on its way."""
         if not supply.readers and not supply.unsent and self._supplies.get(supply.object_id) is supply:
             del self._supplies[supply.object_id]
             self._unpin += [supply.object_id] * supply.pins
@@ -209,7 +204,7 @@ class Supplies:
         self._perform(e.Send(TRANSFER_AGENT + node, message))
 
     def node_died(self, node: bytes) -> None:
-        """A node is dead: it reads nothing."""
+        """A dead node reads nothing."""
         for delivery in [each for each in self._wants.values() if each.reader == node]:
             self._remove(delivery)
 
@@ -234,21 +229,21 @@ class Supplies:
                     self._ready.update(((each.reader, each.token), each) for each in supply.readers.values() if each.served)
 
     def _refuse(self, supply: Supply, reason: str) -> None:
-        """Notify all who want a copy that there is none here."""
+        """Notify all readers that there is no copy."""
         for delivery in list(supply.readers.values()):
             self._tell(delivery.reader, m.Unavailable(delivery.token, reason[:REASON_MAX]))
             self._remove(delivery)
         self._settle(supply)
 
     def on_chunk_failed(self, now: float, source: Address, message: m.ChunkFailed) -> None:
-        """The shell could not read bytes of a value."""
+        """The shell could not read a value's bytes."""
         supply = self._supplies.get(message.object_id)
         if supply is not None:
             supply.unsent -= 1
             self._refuse(supply, message.error)
 
     def on_chunk_sent(self, now: float, source: Address, message: m.ChunkSent) -> None:
-        """Bytes of a chunk are on their way, and may change here."""
+        """A chunk's bytes are on their way, and may change here."""
         supply = self._supplies.get(message.object_id)
         if supply is None:
             return
@@ -262,7 +257,7 @@ class Supplies:
     # -- the end of a turn --
 
     def end_of_turn(self, now: float) -> None:
-        """Admit readers, send what they may have, pin and unpin."""
+        """Admit readers, send, pin and unpin."""
         if self._changed:
             self._changed = False
             self._admit(now)
@@ -277,7 +272,7 @@ class Supplies:
             self._unpin = []
 
     def _admit(self, now: float) -> None:
-        """Serve those that come first; notify the others that they are queued."""
+        """Serve the first; notify the others."""
         nodes = {each.reader for each in self._served.values()}
         for key, delivery in list(self._queue.items()):
             if delivery.reader not in nodes and len(nodes) >= self._slots:
@@ -294,7 +289,7 @@ class Supplies:
                 self._tell(delivery.reader, m.Queued(delivery.token))
 
     def _has_heir(self, supply: Supply) -> bool:
-        """Whether somebody who is served has more than half of the value."""
+        """Whether a served reader has more than half of the value."""
         return any(each.served and 2 * each.position > supply.size for each in supply.readers.values())
 
     def _send(self, delivery: Delivery) -> None:
@@ -310,7 +305,7 @@ class Supplies:
             self._counts["bytes_served"] += size
 
     def tick(self, now: float) -> None:
-        """Stop serving silent readers, unless they wait for a value that is not pinned yet."""
+        """Drop silent readers, unless the value is not pinned yet."""
         for delivery in [each for each in self._served.values() if each.due <= now]:
             if delivery.supply.offset is None:
                 delivery.due = now + self._patience
@@ -319,7 +314,7 @@ class Supplies:
                 self._remove(delivery)
 
     def next_deadline(self) -> float | None:
-        """When the next reader has been silent for too long."""
+        """When a reader has been silent for too long."""
         return min((each.due for each in self._served.values()), default=None)
 
     def check_invariants(self) -> None:

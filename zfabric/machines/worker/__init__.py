@@ -1,4 +1,4 @@
-"""The worker: tasks it received, what waits on its stack, and the actors in its process."""
+"""The worker: received tasks, the waits on its stack, and its actors."""
 
 from zfabric.machines.worker.actor_queues import CallQueue as CallQueue
 from zfabric.machines.worker.baton import FAREWELL as FAREWELL

@@ -1,8 +1,7 @@
-"""Queued calls in a process that actors share: in order of arrival, except calls that another call here waits for.
+"""Queued calls of actors that share a process: in order of arrival, but earlier if another call here waits for them.
 
-Each actor has its own queue, so an operation on one actor costs the same however many calls of others are queued. An actor that is set
-aside has no turn. Queues with a call that others wait for alternate with the queue whose first call came first. So few calls wait at the
-same time, each in a thread, and no actor is kept out by another that goes on calling and waiting.
+Each actor has a queue, so its operations do not depend on others' calls. Queues with an awaited call alternate with the one whose first
+call came first: few calls wait at once, each in a thread, and an actor that goes on calling and waiting keeps no other out.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Protocol
 from zfabric.machines.worker.items import Invocation
 
 Heads = list[tuple[int, bytes]]
-"""A heap of (arrival number, actor id) for the first calls of actors. Some entries are out of date."""
+"""A heap of (arrival number, actor id) of first calls, some out of date."""
 
 
 class CallQueue(Protocol):
-    """What a mailbox needs of a queue. A plain deque does where one actor lives alone."""
+    """What a mailbox needs of a queue; a deque if one actor lives alone."""
 
     def append(self, item: Invocation, /) -> None:
         """Add a call."""
@@ -28,7 +27,7 @@ class CallQueue(Protocol):
         """Remove and return the next call."""
 
     def remove(self, item: Invocation, /) -> None:
-        """Remove a call without running it."""
+        """Remove a call, which does not run."""
 
     def __len__(self) -> int: ...
 
@@ -36,18 +35,18 @@ class CallQueue(Protocol):
 
 
 class ActorQueues:
-    """One queue per actor. It is true if a call may begin, and its length counts all calls."""
+    """One queue per actor. True if a call may begin; the length counts all calls."""
 
     def __init__(self) -> None:
         self._queues: dict[bytes, deque[tuple[int, Invocation]]] = {}
         self._homes: dict[bytes, bytes] = {}
-        """Actor id of each queued call."""
+        """Call id -> actor id."""
         self._heads: Heads = []
         self._aside: set[bytes] = set()
         self._wanted: dict[bytes, int] = {}
-        """Calls that others here wait for, and how many do."""
+        """Awaited calls -> how many calls here wait."""
         self._urgent: dict[bytes, int] = {}
-        """Number of such calls in each actor's queue, if any."""
+        """Awaited calls per queue."""
         self._urgent_heads: Heads = []
         self._urgent_next = True
         self._came = 0
@@ -62,7 +61,7 @@ class ActorQueues:
         return self._first(self._heads, self._queues) is not None
 
     def _first(self, heads: Heads, among: Container[bytes]) -> bytes | None:
-        """The actor with the first current entry of this heap, among those of ``among`` that are not set aside."""
+        """The actor of the first current entry, in ``among`` and not set aside."""
         while heads:
             number, actor_id = heads[0]
             queue = self._queues.get(actor_id)
@@ -72,7 +71,7 @@ class ActorQueues:
         return None
 
     def _changed(self, actor_id: bytes) -> None:
-        """Update the heaps when an actor's first call changes, may begin, or becomes urgent."""
+        """An actor's first call has changed, may begin, or is urgent."""
         queue = self._queues.get(actor_id)
         if queue is not None and not queue:
             del self._queues[actor_id]
@@ -89,7 +88,7 @@ class ActorQueues:
         self._put(item, self._came)
 
     def put_first(self, item: Invocation) -> None:
-        """Add a call ahead of all others. Its actor must have no queued call."""
+        """Add a call ahead of all others, to an actor without queued calls."""
         self._put(item, 0)
 
     def _put(self, item: Invocation, number: int) -> None:
@@ -105,7 +104,7 @@ class ActorQueues:
             self._hurry(actor_id)
 
     def popleft(self) -> Invocation:
-        """Remove and return the next call that may begin. IndexError if there is none."""
+        """Remove and return the next call. Raises IndexError."""
         urgent = self._first(self._urgent_heads, self._urgent) if self._urgent and self._urgent_next else None
         self._urgent_next = urgent is None
         actor_id = self._first(self._heads, self._queues) if urgent is None else urgent
@@ -117,7 +116,7 @@ class ActorQueues:
         return item
 
     def remove(self, item: Invocation) -> None:
-        """Remove a call without running it."""
+        """Remove a call, which does not run."""
         queue = self._queues[item.actor_id]
         entry = next(each for each in queue if each[1] is item)
         first = queue[0] is entry
@@ -135,14 +134,14 @@ class ActorQueues:
     # -- calls that others wait for --
 
     def want(self, call_ids: Iterable[bytes]) -> None:
-        """Make these calls urgent: a running call waits for them."""
+        """A running call waits for these."""
         for call_id in call_ids:
             self._wanted[call_id] = self._wanted.get(call_id, 0) + 1
             if self._wanted[call_id] == 1 and call_id in self._homes:
                 self._hurry(self._homes[call_id])
 
     def want_no_more(self, call_ids: Iterable[bytes]) -> None:
-        """Undo ``want``: the running call waits no longer."""
+        """Undo ``want``."""
         for call_id in call_ids:
             self._wanted[call_id] -= 1
             if not self._wanted[call_id]:
@@ -163,24 +162,24 @@ class ActorQueues:
     # -- actors --
 
     def set_aside(self, actor_id: bytes) -> None:
-        """Hold back calls of an actor until ``bring_back``."""
+        """Hold an actor's calls until ``bring_back``."""
         self._aside.add(actor_id)
 
     def bring_back(self, actor_id: bytes) -> None:
-        """Let calls of an actor begin again, in their former order."""
+        """Let an actor's calls begin again, in order."""
         if actor_id in self._aside:
             self._aside.discard(actor_id)
             self._changed(actor_id)
 
     def of(self, actor_id: bytes) -> list[Invocation]:
-        """Queued calls of an actor."""
+        """Return an actor's queued calls."""
         return [item for _, item in self._queues.get(actor_id, ())]
 
     def has(self, actor_id: bytes) -> bool:
-        """Whether calls of an actor are queued."""
+        """Whether an actor has queued calls."""
         return actor_id in self._queues
 
     def drop(self, actor_id: bytes) -> None:
-        """Remove all queued calls of an actor."""
+        """Remove an actor's queued calls."""
         for _, item in self._queues.pop(actor_id, ()):
             self._gone(item)

@@ -1,14 +1,11 @@
-"""The baton of a process that lightweight actors share: the call that has it runs. Each actor lives and ends on its own.
+"""The baton of a process that lightweight actors share: the call that has it runs. Actors live and end on their own.
 
-A call that waits in ``get`` passes the baton on. Then calls of other actors run, but only of actors that have no call begun, since an actor
-runs its calls one after the other. When the awaited values are there, the call takes the baton as soon as it is free, before any call that
-has not begun. So its wait lasts at most as long as one other call runs, and calls between actors of one process end as they would between
-processes. Calls of an actor whose running call waits are set aside: the first call in the queue may always run.
+A call in ``get`` passes the baton on, to calls of actors that have begun none: an actor runs its calls in turn. Once its values are there,
+the call takes the baton as soon as it is free, before any new call. So it waits for at most one other call, and calls between actors end as
+they would between processes. Calls of an actor whose running call waits are set aside.
 
-A call may wait for threads or coroutines that it has started. While these wait in ``get``, the call lends the baton, although it may be
-computing beside the call that runs then; nobody can notice. It needs the baton again once it has waited itself.
-
-Making an actor needs the baton like a call, and so does ``__exit__`` at a clean end, which may wait for others, too.
+While threads or coroutines of a call wait in ``get``, the call lends the baton, and may compute beside the next. It needs the baton again
+once it has waited itself. Making an actor needs the baton, too, and so does ``__exit__``.
 """
 
 from __future__ import annotations
@@ -23,15 +20,15 @@ from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 from zfabric.protocol.messages import Row
 
 RETIRE, LEAVE, KILL = "retire", "leave", "kill"
-"""How an actor is to end: after its queued calls; after the running call; together with the running call, which has no outcome."""
+"""How an actor ends: after its queued calls; after the running call; with the running call, without an outcome."""
 FAREWELL = "__exit__"
-"""The method that is called when an actor ends cleanly. Nobody waits for it, and no caller can name it."""
+"""Called at a clean end. Nobody waits for it, and no caller can name it."""
 
 
 SHOWN = 1000
-"""Most calls that ``HostDelays`` lists."""
+"""Most calls in ``HostDelays``."""
 WANTED_SHOWN = 8
-"""Most objects that ``HostDelays`` lists for one waiting call."""
+"""Most objects per call there."""
 
 
 class ActorEnd(NamedTuple):
@@ -42,56 +39,54 @@ class ActorEnd(NamedTuple):
 
 
 class Baton:
-    """The baton of one process: which call runs, which wait for it, and how each actor ends."""
+    """Who runs, who waits for the baton, and how actors end."""
 
     def __init__(self, mailbox: Mailbox, stopped: Container[bytes]) -> None:
         self.mailbox = mailbox
         self.stopped = stopped
-        """Ids of calls that have begun and are to be stopped."""
+        """Begun calls that are to be stopped."""
         self.queues = mailbox.share()
         self.running = b""
-        """The call, or the task that makes an actor, that has the baton; empty if it is free."""
+        """The call, or task that makes an actor, with the baton; or empty."""
         self.busy: dict[bytes, bytes] = {}
-        """The call that each actor has begun and not ended, by actor id; never two of one actor."""
+        """Actor -> its begun call; never two."""
         self.wanted: dict[bytes, tuple[bytes, ...]] = {}
         """Object ids each blocked actor waits for, by actor id."""
         self.may_end: set[bytes] = set()
-        """Actors in ``wanted`` whose call may go on although some of the objects never come."""
+        """Actors whose call may go on without all of ``wanted``."""
         self.lent: dict[bytes, list[tuple[bytes, ...]]] = {}
-        """Object ids that threads and coroutines of an actor's call wait for, by actor id. The call has lent the baton unless it waits
-        itself."""
+        """Object ids that a call's threads and coroutines wait for. The call has lent the baton unless it waits itself."""
         self.returning: dict[bytes, None] = {}
-        """Actors whose call has stopped waiting and needs the baton, in order."""
+        """Actors whose call needs the baton after a wait, in order."""
         self.with_farewell: set[bytes] = set()
         """Actors that define ``__exit__``."""
         self.gone: list[bytes] = []
-        """Actors that have ended: the shell drops their instances."""
+        """Ended actors whose instances the shell drops."""
         self.on_free: Callable[[bytes], object] = lambda actor_id: None
-        """Called with the first actor of ``returning`` when the baton is free."""
+        """Called with the first of ``returning`` when the baton is free."""
         self._seen: dict[bytes, bytes] = {}
-        """Copy of ``busy`` at the last call of ``delays``."""
+        """``busy`` at the last ``delays``."""
         self.last_report = m.HostDelays(b"", ())
-        """The last report of ``delays``."""
         self._ending: dict[bytes, ActorEnd] = {}
         self._leaving: dict[bytes, m.ActorEnded] = {}
-        """The end of each actor that runs ``__exit__`` now, to be reported after it."""
+        """Ends to be reported after ``__exit__``, which runs."""
         self.unsent: list[m.ActorEnded] = []
-        """Ends of actors, to be reported behind everything that the actors have sent."""
+        """Ends to be reported behind all that the actors have sent."""
         self.instances = False
-        """Whether the process has instances. Then an end is reported once the shell has dropped the instance."""
+        """Whether there are instances: an end is reported once the shell has dropped the actor's."""
 
     @property
     def has_reports(self) -> bool:
-        """Whether ends of actors can be reported now."""
+        """Whether ends can be reported now."""
         return bool(self.unsent) and not (self.instances and self.gone)
 
     def take_ended(self) -> list[m.ActorEnded]:
-        """Take the ends of actors to report."""
+        """Take the ends to report."""
         ended, self.unsent = self.unsent, []
         return ended
 
     def start_over(self) -> None:
-        """A restarted scheduler has received nothing: ``Worker.running`` repeats which actors live here and which have ended."""
+        """Forget reports: ``Worker.running`` repeats actors and ends to a restarted scheduler."""
         self.unsent.clear()
         self.last_report = m.HostDelays(b"", ())
 
@@ -103,11 +98,11 @@ class Baton:
         return not self.running and not self.returning
 
     def begin(self, actor_id: bytes, identifier: bytes) -> None:
-        """Give the baton to a call, or to the task that makes an actor."""
+        """Give the baton to a call, or to a task that makes an actor."""
         self.running = self.busy[actor_id] = identifier
 
     def wait(self, actor_id: bytes, wanted: tuple[bytes, ...], may_end: bool) -> None:
-        """Record that the call of an actor waits for these objects; pass the baton on."""
+        """Record what an actor's call waits for; pass the baton on."""
         self._waits_no_more(actor_id)  # The call may have lent the baton.
         self.wanted[actor_id] = wanted
         if may_end:
@@ -122,13 +117,13 @@ class Baton:
         self.may_end.discard(actor_id)
 
     def lend(self, actor_id: bytes, wanted: tuple[bytes, ...]) -> None:
-        """Record that a thread or coroutine of an actor's call waits for these objects."""
+        """Record what a thread or coroutine of a call waits for."""
         self.lent.setdefault(actor_id, []).append(wanted)
         if self.running == self.busy[actor_id]:
             self.wait(actor_id, wanted, True)
 
     def lend_no_more(self, actor_id: bytes, wanted: tuple[bytes, ...]) -> None:
-        """Record that this wait has ended: the call may go on, too."""
+        """End this wait: the call may go on, too."""
         waits = self.lent.get(actor_id, [])
         if wanted in waits:
             waits.remove(wanted)
@@ -142,7 +137,7 @@ class Baton:
             self.on_free(next(iter(self.returning)))
 
     def take(self, actor_id: bytes) -> bool:
-        """Take the baton for a call that waits no longer. Return False if it is not free: the caller asks again."""
+        """Take the baton after a wait; False if it is not free: the caller asks again."""
         if self.running or next(iter(self.returning), actor_id) != actor_id:
             self.returning[actor_id] = None
             return False
@@ -154,7 +149,7 @@ class Baton:
         return True
 
     def _over(self, actor_id: bytes) -> None:
-        """Release the baton of a call, or of a task that makes an actor, which has ended."""
+        """Release the baton of what has ended."""
         had_it = self.running == self.busy.pop(actor_id)
         self.lent.pop(actor_id, None)
         self._waits_no_more(actor_id)
@@ -163,19 +158,19 @@ class Baton:
             self._pass_on()
 
     def end(self, actor_id: bytes) -> None:
-        """Record that the call of an actor has ended; end the actor if that was due."""
+        """End an actor's call, and the actor if due."""
         self._over(actor_id)
         ending = self._ending.get(actor_id)
         if ending is not None and (ending.how != RETIRE or not self.queues.has(actor_id)):
             self._end_actor(actor_id, b"")
 
     def _wait_may_end(self, actor_id: bytes) -> bool:
-        """Whether an actor's waiting call can go on without all that it waits for."""
+        """Whether an actor's call may go on without all its objects."""
         begun = self.busy[actor_id]
         return actor_id in self.may_end or begun in self.stopped or begun in self.mailbox.timed
 
     def delays(self, callee: Callee) -> m.HostDelays | None:
-        """Calls that run or wait since the last call of this method; None if the report would be the same as before.
+        """Calls that run or wait since the last ``delays``; None if nothing has changed.
 
         ``callee`` maps an object id to the actor whose call will make it.
         """
@@ -196,16 +191,16 @@ class Baton:
     # -- ends --
 
     def is_killed(self, actor_id: bytes) -> bool:
-        """Whether an actor ends together with its running call. That call has no outcome: its caller is notified of the actor's end."""
+        """Whether an actor ends with its running call, without an outcome: its end is notified instead."""
         ending = self._ending.get(actor_id)
         return ending is not None and ending.how == KILL
 
     def leave(self, actor_id: bytes, how: str, reason: str) -> None:
-        """Record that the running call ends its own actor."""
+        """The running call ends its own actor."""
         self._ending.setdefault(actor_id, ActorEnd(how, reason))
 
     def retire(self, actor_id: bytes, attempt: int, at_once: bool) -> bytes:
-        """End an actor. Return the id of the running call that is to be stopped for it, or empty bytes."""
+        """End an actor. Return the running call to be stopped, or empty."""
         known = self.mailbox.actors.get(actor_id)
         running = self.busy.get(actor_id, b"")
         if (known is None and not running) or (known is not None and known[1] != attempt):
@@ -222,7 +217,7 @@ class Baton:
         return b""
 
     def ended_with(self, actor_id: bytes, executing: bytes) -> None:
-        """End a killed actor, whose running call ended without an outcome."""
+        """End a killed actor, whose call has no outcome."""
         self._over(actor_id)
         self._end_actor(actor_id, executing)
 

@@ -1,16 +1,15 @@
-"""The log of an actor's calls, on the actor's side. A call is durable before its outcome leaves, and runs again after a restart.
+"""An actor's call log: a call is durable before its outcome leaves, and runs again after a restart.
 
-A *logged* actor (``checkpoint_every``) numbers the calls that it runs, over all its lives. When a call ends, its row is appended here. Rows
-leave as one block with the next flush, and outcomes are held back until the control store has committed the block. The next calls run
-meanwhile: a batch waits for the disk, never a call. Outcomes of ``readonly`` calls have no row. They wait for the rows before them, whose
-effects they may show.
+A *logged* actor (``checkpoint_every``) numbers its calls over all its lives. A call's end appends its row. Rows leave as a block with the
+next flush, and outcomes are held back until its commit, while further calls run. ``readonly`` calls have no row; their outcomes wait for
+the rows before, whose effects they may show.
 
-An outcome is *retained* until its caller acknowledges it (``OutcomesReceived``). Callers repeat to a restarted actor every call whose
-outcome they lack. A retained outcome answers such a call, so no call runs twice. Checkpoints contain the retained outcomes, and rows the
-acknowledgements; so both outlive the process. Values in the arena, or with refs inside, are retained as None: a replay makes them again.
-Errors are retained whole, and the scheduler retains what they refer to for as long as it has their row or checkpoint.
+An outcome is *retained* until its caller acknowledges it (``OutcomesReceived``). Callers repeat to a restarted actor what has no outcome; a
+retained one answers, so no call runs twice. Checkpoints have the retained outcomes, rows the acknowledgements: both outlive the process.
+Values in the arena, or with refs inside, are retained as None, and replays make them again. Errors are retained whole; the scheduler
+retains what they refer to while it has their row or checkpoint.
 
-In rows and checkpoints, the name of a caller without a node is that of a process of the actor's home, wherever the actor lives.
+In rows and checkpoints, a caller without a node is a process of the actor's home, wherever the actor lives.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from zfabric.protocol.messages import FAILED, Row
 from zfabric.protocol.options import option
 
 PART_BYTES = 2**20
-"""Largest part of a checkpoint: one row of the control store."""
+"""Largest part of a checkpoint: a row of the control store."""
 DEPARTED_MAX = 1000
-"""Exited callers that are remembered: more than exit while their calls are queued."""
+"""Remembered exited callers: more than exit while their calls are queued."""
 
 
 class RetainedOutcome(NamedTuple):
@@ -46,7 +45,7 @@ class RetainedOutcome(NamedTuple):
 
 
 class HeldOutcome(NamedTuple):
-    """An outcome that is held back until call ``number`` is durable."""
+    """An outcome held back until call ``number`` is durable."""
 
     number: int
     item: Invocation
@@ -56,48 +55,48 @@ class HeldOutcome(NamedTuple):
 
 
 class CallLog:
-    """The log of one actor, in the process of its present life."""
+    """One actor's log in its present life."""
 
     def __init__(self, actor_id: bytes, attempt: int, every: int) -> None:
         self.actor_id = actor_id
         self.attempt = attempt
         self.every = every
-        """Calls between two checkpoints; 0 for no checkpoints."""
+        """Calls between checkpoints; 0: none are taken."""
         self.readonly: frozenset[str] = frozenset()
         """Methods that are not logged."""
         self.number = 0
-        """The last call that has a row, or that a checkpoint contains."""
+        """The last call in a row or checkpoint."""
         self.durable = 0
-        """The last call that is committed."""
+        """The last committed call."""
         self.checkpointed = 0
         self._torn: LoggedCall | None = None
-        """A call that was stopped in its middle. Only a checkpoint can record its effects: it has no row as long as one may come."""
+        """A call stopped in its middle: only a checkpoint can record its effects. It gets a row if none can be taken."""
         self.own = OwnCalls()
         self.retained: dict[bytes, dict[bytes, RetainedOutcome]] = {}
-        """Retained outcomes, by caller and call, in the order in which the calls ran."""
+        """Outcomes by caller and call, in order."""
         self.unrecorded: set[bytes] = set()
-        """Calls whose values the scheduler has not recorded. A checkpoint waits for them, since after it no replay makes them again."""
+        """Calls whose values the scheduler has not recorded. Checkpoints wait for them: later no replay makes them."""
         self.progress = (0, 0)
-        """Calls that a replay has run, and how many it will run."""
+        """(calls replayed, calls to replay)."""
         self.places: tuple[bytes, ...] = ()
-        """The node of this process and the actor's home, if these are two."""
+        """This node and the actor's home, if they differ."""
         self._held: deque[HeldOutcome] = deque()
         self._rows: list[LoggedCall] = []
         self._refs: list[bytes] = []
         self._made: list[bytes] = []
         self._acknowledgements: list[tuple[bytes, tuple[bytes, ...], bool]] = []
-        """Acknowledgements of callers that no row has recorded."""
+        """Acknowledgements that no row has recorded."""
         self._uncommitted: deque[tuple[int, int, m.Message]] = deque()
-        """Messages that are not known to be committed: (number of the message, last call that is durable with it, message)."""
+        """(message's number, last call durable with it, message)."""
         self._unsent: list[m.Message] = []
         self._messages = 0
         self._departed: deque[bytes] = deque(maxlen=DEPARTED_MAX)
-        """Callers that have exited, whose calls may still be queued."""
+        """Exited callers, with calls perhaps queued."""
 
     # -- calls end --
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> bool:
-        """Record the outcome of a call. Return whether it is held back. ``whole`` is False if the call was stopped in its middle."""
+        """Record an outcome; return whether it is held back. ``whole``: the call was not stopped in its middle."""
         logged = item.method not in self.readonly
         self.own.ended(item.row[0], (status, plain_outputs(outputs, contained)), logged)
         if logged:
@@ -127,7 +126,7 @@ class CallLog:
             self._refs += self._others((*fetched, *option(item.options, "contains", ())))
 
     def _retain(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
-        """Retain an outcome; return its outputs, with None for values that are in the arena or have refs inside."""
+        """Retain an outcome; return plain outputs."""
         call_id = item.row[0]
         plain = plain_outputs(outputs, contained)
         if None in plain:
@@ -137,7 +136,7 @@ class CallLog:
         return plain
 
     def _others(self, object_ids: Iterable[bytes]) -> list[bytes]:
-        """Drop ids of the actor's own handle from these: an actor that holds itself would never end."""
+        """Leave out the actor's own handle: holding itself, it would never end."""
         return [each for each in object_ids if each[:TASK_BYTES] != self.actor_id]
 
     @property
@@ -147,13 +146,13 @@ class CallLog:
 
     @property
     def settled(self) -> bool:
-        """Whether all messages of the log are committed."""
+        """Whether all messages are committed."""
         return not (self._held or self._rows or self._uncommitted or self._torn)
 
     # -- what becomes durable --
 
     def checkpoint(self, state: bytes, refs: tuple[bytes, ...]) -> None:
-        """Queue a checkpoint: the pickled state after all calls so far, and the refs inside it."""
+        """Queue a checkpoint: the pickled state after all calls, and its refs."""
         self._seal()
         kept = tuple(
             (self._stored(caller), tuple((call_id, *each) for call_id, each in calls.items())) for caller, calls in self.retained.items()
@@ -175,14 +174,13 @@ class CallLog:
         self._acknowledgements.clear()
 
     def no_checkpoint(self) -> None:
-        """Note that no checkpoint can be taken now; the next one is due after as many calls again."""
+        """Record that no checkpoint can be taken: the next is due after as many calls again."""
         self.checkpointed = self.number
         if self._torn is not None:
             self._rows.append(self._torn)
             self._torn = None
 
     def _seal(self) -> None:
-        """Queue the rows so far as one block."""
         if self._rows:
             payload = msgpack.packb((self._acknowledgements, self._rows), use_bin_type=True)
             refs, self._refs = tuple(self._refs), []
@@ -212,19 +210,19 @@ class CallLog:
         return messages
 
     def report_progress(self, done: int, total: int) -> None:
-        """Queue a report of how many calls a replay has run."""
+        """Queue a report of a replay's progress."""
         self.progress = (done, total)
         self._unsent.append(m.ReplayProgress(self.actor_id, done, total, tuple(self.retained) if done == total else ()))
 
     def repeated(self) -> list[m.Message]:
-        """Messages that repeat to a restarted daemon what it may not have received."""
+        """What a restarted daemon may not have received."""
         self._seal()
         self._unsent = []
         done, total = self.progress
         return [*(message for _, _, message in self._uncommitted), m.ReplayProgress(self.actor_id, done, total, tuple(self.retained))]
 
     def committed(self, upto: int) -> Iterator[HeldOutcome]:
-        """Record that messages up to number ``upto`` are committed; yield the outcomes that may leave now."""
+        """Record a commit up to message ``upto``; yield the outcomes that may leave."""
         while self._uncommitted and self._uncommitted[0][0] <= upto:
             _, last, _ = self._uncommitted.popleft()
             self.durable = max(self.durable, last)
@@ -234,20 +232,20 @@ class CallLog:
     # -- outcomes that callers may not have --
 
     def answer(self, caller: bytes, call_id: bytes) -> RetainedOutcome | None:
-        """The retained outcome of a repeated call, if there is one."""
+        """A repeated call's retained outcome, if any."""
         calls = self.retained.get(caller)
         return calls.get(call_id) if calls else None
 
     def may_send(self, kept: RetainedOutcome) -> bool:
-        """Whether a retained outcome is durable. If it is not, it will be sent when it is."""
+        """Whether a retained outcome is durable; else it is sent later."""
         return kept.number <= self.durable
 
     def held(self, call_id: bytes) -> Invocation | None:
-        """The call with this id, if it has ended and its outcome is held back."""
+        """The ended call with a held outcome, if any."""
         return next((each.item for each in self._held if each.item.row[0] == call_id), None)
 
     def give_up(self, call_id: bytes, outputs: Row) -> HeldOutcome:
-        """Replace a held outcome by a failure, now and when it leaves; return the outcome."""
+        """Replace a held outcome by a failure; return it."""
         index, before = next((index, each) for index, each in enumerate(self._held) if each.item.row[0] == call_id)
         self._held[index] = before._replace(status=FAILED, outputs=outputs, contained=())
         kept = self.retained.get(before.item.caller, {})
@@ -257,7 +255,7 @@ class CallLog:
         return before
 
     def acknowledged(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
-        """Release retained outcomes of a caller: of these calls, or, with ``others``, of all calls but these."""
+        """Release a caller's outcomes of these calls or, with ``others``, of all but these."""
         self._forget(caller, call_ids, others)
         self._acknowledgements.append((self._stored(caller), call_ids, others))
 
@@ -269,7 +267,7 @@ class CallLog:
             self.retained.pop(caller, None)
 
     def caller_exited(self, caller: bytes) -> None:
-        """Release the outcomes of a caller that has exited."""
+        """Release an exited caller's outcomes."""
         self._departed.append(caller)
         if caller in self.retained:
             self.acknowledged(caller, (), True)
@@ -277,7 +275,7 @@ class CallLog:
     # -- after a restart --
 
     def restore(self, checkpoint: bytes | None, last: int, blocks: Iterable[bytes]) -> tuple[bytes | None, list[LoggedCall]]:
-        """Restore the log from what the control store has. Return the pickled state after call ``last``, and the calls to run again."""
+        """Restore from the control store. Return the pickled state after call ``last``, and the calls to run again."""
         state: bytes | None = None
         own: tuple[Row, ...] = ()
         if checkpoint is not None:
@@ -301,7 +299,7 @@ class CallLog:
         return state, rows
 
     def _stored(self, caller: bytes) -> bytes:
-        """The name of a caller in the log."""
+        """A caller's name in the log."""
         if not self.places:
             return caller
         here, home = self.places
@@ -309,7 +307,7 @@ class CallLog:
         return caller[:INCARNATION_BYTES] if node == home else caller if node else caller + here
 
     def _here(self, caller: bytes) -> bytes:
-        """The name that a caller in the log has in this process."""
+        """The name here of a caller in the log."""
         if not self.places:
             return caller
         here, home = self.places
@@ -317,11 +315,11 @@ class CallLog:
         return caller[:INCARNATION_BYTES] if node == here else caller if node else caller + home
 
     def wants(self, call: LoggedCall) -> bool:
-        """Whether a replay is to report the values of a call again: its caller may lack them, and the row does not contain them."""
+        """Whether a replay reports a call's values: the caller may lack them, and the row has none."""
         return None in call.outputs and self.answer(call.caller, call.call_id) is not None
 
 
 def plain_outputs(outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
-    """Outputs, with None for values that are in the arena or have refs inside."""
+    """Outputs, with None for values in the arena or with refs inside."""
     refs = contained or ((),) * len(outputs)
     return tuple(value if type(value) is bytes and not inside else None for value, inside in zip(outputs, refs, strict=True))

@@ -1,4 +1,4 @@
-"""When calls of this process's actors ran. They are collected and reported now and then, since nobody waits for them."""
+"""When calls of this process's actors ran, reported now and then for the timeline."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from zfabric.protocol.messages import Row
 from zfabric.protocol.trace import UNKNOWN, method_id, pack_times, pack_waited
 
 CALLS_MAX = 1024
-"""Calls that one message reports: 48 kB. Calls that are unreported when the process is killed are missing from the timeline."""
+"""Calls per message: 48 kB. Unreported ones are lost if the process is killed."""
 ARRIVALS_MAX = 65_536
-"""Queued calls whose arrival is retained while somebody measures. Of a longer queue the rest has no arrival."""
+"""Queued calls with an arrival; those behind have none."""
 
 
 class CallTrace:
-    """Calls that have ended since the last report."""
+    """Calls since the last report."""
 
     def __init__(self) -> None:
         self._methods: dict[tuple[bytes, str], bytes] = {}
         self._names: dict[bytes, str] = {}
-        """Names of methods, by their ids in traces."""
+        """Names by method id in traces."""
         self._ran: list[bytes] = []
         self._call_ids: list[bytes] = []
-        """Method ids and call ids of the calls that ran: two lists in the same order."""
+        """Ids of the calls in ``_ran``, in the same order."""
         self._times: list[float] = []
 
     def add(self, call_id: bytes, actor_id: bytes, class_name: str, method: str, started: float, seconds: float) -> None:
@@ -39,11 +39,11 @@ class CallTrace:
 
     @property
     def full(self) -> bool:
-        """Whether a report is due, however recent the last one is."""
+        """Whether a report is due at once."""
         return len(self._ran) >= CALLS_MAX
 
     def take(self, took: list[Row]) -> m.CallTimes | None:
-        """Take the message to send, if any call has ended, together with the rows of ``took`` (see ``Mailbox.took``)."""
+        """Take the message, if any call has ended, with the rows of ``took`` (``Mailbox.took``)."""
         if not self._ran:
             return None
         names = tuple((identifier, self._names[identifier]) for identifier in sorted(set(self._ran)))
@@ -54,10 +54,10 @@ class CallTrace:
 
 
 class MeasuredCallTrace(CallTrace):
-    """A call trace that also measures how long each call had been in this process when it began.
+    """Also measures how long calls waited in this process.
 
-    It replaces the plain one while somebody measures, so that a call costs no more while nobody does. ``until`` is when the plain one
-    returns. ``present`` are the ids of calls that have arrived and not ended: any other call with an arrival here was dropped.
+    It replaces the plain trace until ``until``, so that calls cost more only while somebody measures. ``present`` calls have arrived and
+    not ended: others with an arrival were dropped.
     """
 
     def __init__(self, until: float, present: Callable[[], Iterable[bytes]]) -> None:
@@ -66,10 +66,10 @@ class MeasuredCallTrace(CallTrace):
         self._present = present
         self._arrivals: dict[bytes, float] = {}
         self._waited: list[float] = []
-        """In the order of the calls that ran."""
+        """Waits, in the order of calls."""
 
     def arrived(self, now: float, rows: tuple[Row, ...]) -> None:
-        """Record when these calls arrived. One that comes again has arrived before."""
+        """Record arrivals; of a repeated call the first."""
         for row in rows if len(self._arrivals) < ARRIVALS_MAX else ():
             self._arrivals.setdefault(row[0], now)
 
@@ -80,7 +80,7 @@ class MeasuredCallTrace(CallTrace):
         self._waited.append(started - arrival if arrival is not None else UNKNOWN)
 
     def take(self, took: list[Row]) -> m.CallTimes | None:
-        """Take the message to send, if any call has ended."""
+        """Take the message, if any call has ended."""
         traced = super().take(took)
         if len(self._arrivals) >= ARRIVALS_MAX:
             self._arrivals = {call_id: self._arrivals[call_id] for call_id in self._present() if call_id in self._arrivals}

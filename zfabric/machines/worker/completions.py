@@ -21,21 +21,21 @@ _function = itemgetter(1)
 
 
 class CompletionBatch:
-    """Outcomes of attempts, and when each ran. Plain lists, taken as one message, since every task adds to them."""
+    """Outcomes of attempts, in plain lists, since every task adds to them."""
 
     def __init__(self) -> None:
         self.attempts: list[int] = []
         self.statuses: list[int] = []
         self.outputs: list[Row] = []
         self.extras: list[Row] = []
-        """Fields that few outcomes have: ``(index, contained, written)``."""
+        """``(index, contained, written)`` where there are such."""
         self.rows: list[Row] = []
-        """Task rows of the attempts, in the same order."""
+        """The attempts' task rows."""
         self.times: list[float] = []
-        """Two numbers for each attempt: when it began, and how many seconds it took."""
+        """Two per attempt: start and seconds."""
 
     def take(self) -> m.Completed | None:
-        """Take the message to send, if anything has ended."""
+        """Take the message, if anything has ended."""
         if not self.rows:
             return None
         functions = list(map(_function, self.rows))
@@ -53,7 +53,7 @@ class CompletionBatch:
 
 
 def lone_report(item: Item, outputs: Row, started: float, seconds: float) -> m.Completed:
-    """The message about a single attempt without error, as ``take`` makes it."""
+    """The message about one attempt without error, as of ``take``."""
     row = item.row
     function = row[1]
     times = pack_times((function,), (started, seconds))
@@ -61,7 +61,7 @@ def lone_report(item: Item, outputs: Row, started: float, seconds: float) -> m.C
 
 
 def _durations(functions: list[bytes], seconds: list[float]) -> tuple[Row, ...]:
-    """(function id, runs, seconds in all) of each function."""
+    """(function id, runs, seconds in all)."""
     if functions.count(functions[0]) == len(functions):
         return ((functions[0], len(functions), sum(seconds)),)
     each: dict[bytes, list[float]] = {}

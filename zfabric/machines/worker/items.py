@@ -1,4 +1,4 @@
-"""What a worker runs: attempts of tasks, and calls of the actors in its process."""
+"""What a worker runs: attempts of tasks, and calls of its actors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zfabric.protocol.messages import Row
 
 
 class Item:
-    """One attempt of a task: row, number, values of its dependencies, ids of its GPUs, and the driver if that submitted it directly."""
+    """An attempt. ``values`` are of dependencies; ``driver`` is set by direct submission."""
 
     __slots__ = ("attempt", "driver", "gpus", "row", "values")
 
@@ -21,11 +21,10 @@ class Item:
 
 
 class Invocation(NamedTuple):
-    """One call of an actor. ``row`` begins like a task's: the id first, the dependencies in the fourth place.
+    """A call of an actor. ``row`` begins like a task's: the id first, dependencies fourth.
 
-    ``values`` are as in ``Call``: a place among them, unlike one that comes with a task, has no pin.
-    ``attempt`` is the actor's: when a later life runs the call again, tasks that the call submits get new ids. ``options`` is None only for
-    calls of processes of this node without any, which have short ways to their callers.
+    ``values`` are as in ``Call``: places without pins. ``attempt`` is the actor's: a later life gives new ids to what a call submits.
+    ``options`` is None only for calls from this node without any, whose outcomes have short ways.
     """
 
     row: Row
@@ -39,5 +38,5 @@ class Invocation(NamedTuple):
 
 
 def actor_of(item: Item | Invocation) -> bytes:
-    """Id of the actor that this item calls or makes."""
+    """The actor that is called or made."""
     return item.actor_id if type(item) is Invocation else item.row[0]

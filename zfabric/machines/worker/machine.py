@@ -1,8 +1,7 @@
-"""The worker: tasks and calls that it received, which of them it has begun, and what it has to report.
+"""The worker: received tasks and calls, what it has begun, what it has to report.
 
-The shell runs user code; this machine has the queues. The shell claims a task under its lock before it starts it (``begin``). Tasks are
-taken back under the same lock (``on_take_back``, in the control thread). So a task is started or taken back, never both. Tasks that wait
-in ``get`` form a stack. Tasks that the scheduler puts on top of it (``inline``) begin before anything else.
+The shell runs user code; this machine has the queues. Tasks are claimed (``begin``) and taken back (``on_take_back``, in the control
+thread) under the shell's lock: never both. Tasks in ``get`` form a stack; those that the scheduler puts on top (``inline``) begin first.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from zfabric.protocol.options import option
 from zfabric.protocol.trace import marked
 
 TIMES_UP = ("timeout", "run_timeout")
-"""Reasons to stop that are a TaskTimeoutError."""
+"""Reasons to stop that are a TaskTimeoutError for the caller."""
 LEFT = "its actor ended itself"
-"""Why calls are stopped that run beside the one that ends the actor."""
+"""Why calls beside the actor's end are stopped."""
 REPORTS = (m.Completed, m.Yielded)
-"""Reports that a restarted daemon must receive, since the one before may not have."""
+"""Reports that are repeated to a restarted daemon."""
 FROM_PEERS = (m.Call, m.SubmitDirect, m.OutcomesReceived, m.RelayedCalls, m.RelayedReceipt)
-"""Messages of other processes, which send most of them directly. A checkpoint waits for none of them."""
+"""Messages of other processes. A checkpoint waits for none of them."""
 
 
 class Worker:
@@ -55,29 +54,29 @@ class Worker:
         self.call_trace = CallTrace()
         self.yields = Yields()
         self.baton: Baton | None = None
-        """The baton of actors that share this process, if they do."""
+        """The baton, if actors share this process."""
         self.beside = False
-        """Whether calls run concurrently and not on the stack."""
+        """Whether calls run concurrently, not on the stack."""
         self.gate: Gate | None = None
-        """The gate of an actor that has checkpoints and runs calls concurrently."""
+        """The gate of a concurrent actor with checkpoints."""
         self.relocation: Relocation | None = None
-        """Holds calls, if the actor of this process is to be made again elsewhere."""
+        """Holds the calls of an actor that moves."""
         self.running_calls: dict[bytes, Item | Invocation] = {}
-        """Calls and async tasks that run concurrently, by id."""
+        """Concurrent calls and async tasks."""
         self.stack: list[Item | Invocation] = []
         self.functions: dict[bytes, Row] = {}
         self.async_functions: set[bytes] = set()
-        """Functions that are ``async def``: their tasks run concurrently."""
+        """Functions whose tasks run concurrently."""
         self.interrupts: dict[bytes, tuple[int, str]] = {}
-        """Attempts to be stopped: task id -> (attempt, reason)."""
+        """Task id -> (attempt, reason)."""
         self.abandoned: set[bytes] = set()
-        """Calls that should have stopped and have not. Their callers have received a failure."""
+        """Calls that did not stop. Their callers have a failure."""
         self.stopping = False
         self.unconfirmed: list[m.Message] = []
-        """Reports that the daemon before this one may not have received."""
+        """Reports that the previous daemon may not have received."""
         self.counts: Counter[str] = Counter()
         self.unreturned = 0
-        """Outcomes of calls that are not sent yet."""
+        """Unsent outcomes of calls."""
         self.drivers = Drivers()
         self._ended = CompletionBatch()
         self._effects: list[Effect] = []
@@ -87,7 +86,7 @@ class Worker:
     # -- running --
 
     def begin(self, spare: Item | None = None) -> Item | Invocation | None:
-        """Claim the next task or call; it cannot be taken back afterwards. For ``spare`` see ``TaskQueue.claim``."""
+        """Claim the next item, which cannot be taken back then. For ``spare`` see ``TaskQueue.claim``."""
         item: Item | Invocation | None
         if self.baton is not None:
             item = self._begin_next(self.baton)
@@ -105,14 +104,14 @@ class Worker:
         return item
 
     def move_beside(self, item: Item) -> None:
-        """Run the task that was claimed last concurrently, not on the stack."""
+        """Run the last claimed task concurrently, not on the stack."""
         self.stack.pop()
         self.running_calls[item.row[0]] = item
 
     def answer(self, item: Item | Invocation, status: int, outputs: Row) -> Send | None:
-        """Take the message that answers this call or direct task at once, ahead of everything else that its end causes.
+        """Take the message that answers a call or direct task at once, ahead of all else.
 
-        None if the outcome concerns others, or if other messages must go before it: then it is sent with those. No refs are inside.
+        None if others must have the outcome, or other messages precede it. No refs are inside.
         """
         mailbox = self.mailbox
         if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self.interrupts:
@@ -133,10 +132,10 @@ class Worker:
         return Send(self.scheduler, m.CallOutcomes((mailbox.retain(item.row[0], item.caller, status, outputs, ()),)))
 
     def report_alone(self, item: Item, status: int, outputs: Row, started: float, seconds: float) -> m.Completed | None:
-        """Record the outcome of an attempt, and return the report of it, to be sent at once: nothing is to be sent with it or before it.
+        """Record an attempt's outcome, and return its report, to be sent at once and alone.
 
-        None, and nothing is recorded, if the outcome is more than one small value, or if anything else has ended, runs beside it or follows
-        it here: then ``finish`` records it. No refs are inside.
+        None, with nothing recorded, unless it is one small value and nothing else has ended, runs or follows: then call ``finish``. No refs
+        are inside.
         """
         if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self._ended.rows or self._effects or self.interrupts:
             return None
@@ -157,10 +156,7 @@ class Worker:
         seconds: float,
         answered: bool = False,
     ) -> int:
-        """Record the outcome of an attempt. Return the number of outcomes of attempts that are not sent yet.
-
-        ``answered`` says that its driver has received it (see ``answer``).
-        """
+        """Record an attempt's outcome; return how many are unsent. ``answered``: its driver has it (see ``answer``)."""
         row = item.row
         if self.interrupts or status == INTERRUPTED:
             _, reason = self.interrupts.pop(row[0], (0, "cancelled"))
@@ -189,11 +185,11 @@ class Worker:
 
     @property
     def may_begin(self) -> bool:
-        """Whether concurrent calls may begin: no checkpoint holds them back."""
+        """Whether no checkpoint holds concurrent calls back."""
         return self.gate is None or self.gate.open
 
     def begin_beside(self, queue: CallQueue) -> Invocation | None:
-        """Claim the next call of one of the mailbox's queues, to run concurrently."""
+        """Claim a queue's next call, to run concurrently."""
         if not queue or not self.may_begin:
             return None
         item = queue.popleft()
@@ -205,7 +201,7 @@ class Worker:
     # -- actors that share this process --
 
     def stand_in(self) -> Item | Invocation | None:
-        """Claim the next item while the one on top of the stack waits."""
+        """Claim the next item while the top one waits."""
         item = self._begin_next(self.baton) if self.baton is not None and self.stack else None
         if item is not None:
             self.running_calls[item.row[0]] = item
@@ -217,7 +213,7 @@ class Worker:
         return self.baton is not None and self.baton.free and bool(self.queue or self.mailbox.queue)
 
     def _begin_next(self, baton: Baton) -> Item | Invocation | None:
-        """Claim the next item. Tasks that make actors come first: they are few, and others wait for them."""
+        """Claim the next item; first tasks that make actors: they are few, and others wait for them."""
         if not self.baton_free:
             return None
         item: Item | Invocation = self.task_queue.claim(self.queue) if self.queue else self.mailbox.queue.popleft()
@@ -225,19 +221,19 @@ class Worker:
         return item
 
     def pass_baton(self, item: Item | Invocation, wanted: tuple[bytes, ...], may_end: bool = False) -> None:
-        """Pass the baton on while this item waits. ``may_end`` says that it may go on although some objects never come."""
+        """Pass the baton on during a wait. ``may_end``: the item may go on without all objects."""
         assert self.baton is not None
         self.baton.wait(actor_of(item), wanted, may_end)
 
     def take_baton(self, item: Item | Invocation) -> bool:
-        """Take the baton for an item that waits no longer. Return False if it is not free: the caller asks again."""
+        """Take the baton after a wait; False if it is not free: the caller asks again."""
         assert self.baton is not None
         return self.baton.take(actor_of(item))
 
     def refused(self, item: Item | Invocation, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
-        """Whether the actor that runs this item would wait for itself if it waited for ``needed`` of these objects.
+        """Whether this item's actor would wait for itself, with ``needed`` of these objects.
 
-        ``callee`` maps an object id to the actor whose call will make it, for calls that end only by being run (``Calls.lasting``).
+        ``callee`` maps an object id to the actor whose call will make it, for calls that must run (``Calls.lasting``).
         """
         return (self.baton is not None or type(item) is Invocation) and self.mailbox.refused(actor_of(item), wanted, needed, callee)
 
@@ -252,10 +248,7 @@ class Worker:
         whole: bool = True,
         answered: bool = False,
     ) -> bool:
-        """Record the outcome of a call. Return whether it is held back (see ``Mailbox.ended``).
-
-        ``answered`` says that its caller has received it (see ``answer``).
-        """
+        """Record a call's outcome; return whether it is held back (``Mailbox.ended``). ``answered``: its caller has it (see ``answer``)."""
         baton = self.baton
         if baton is not None and item.method == FAREWELL:
             if self.running_calls.pop(item.row[0], None) is None:
@@ -300,9 +293,9 @@ class Worker:
         return held
 
     def abandon(self, call_id: bytes) -> bool:
-        """Fail a call for its caller that should have stopped and has not; whatever it returns later is dropped.
+        """Fail for its caller a call that does not stop; what it returns later is dropped.
 
-        Return False if its end is to be awaited: its actor has a log or checkpoints, which record what ended, or shares its process.
+        False if its end must be awaited: a log or checkpoints record it, or actors share the process.
         """
         item = self._running(call_id)
         asked = self.interrupts.get(call_id)
@@ -311,7 +304,7 @@ class Worker:
         if self.baton is not None or self.gate is not None:
             return False
         if asked[1] == LEFT:
-            return False  # The end of the actor is about to reach its caller.
+            return False  # The actor's end is about to reach its caller.
         if call_id not in self.abandoned:
             kind = "TaskTimeoutError" if asked[1] in TIMES_UP else "TaskCancelledError"
             text = f"{item.method} was to be stopped ({asked[1]}) and does not: it runs code that does not come back to Python, and goes on"
@@ -321,12 +314,12 @@ class Worker:
         return True
 
     def report_output(self) -> None:
-        """Report, ahead of the outcome of what ends now, that it has written output. Outcomes before it leave first."""
+        """Report written output: ahead of the next outcome, behind earlier ones."""
         self._report()
         self._effects.append(Send(self.scheduler, m.OutputWritten()))
 
     def report_counts(self) -> None:
-        """Report when calls ran and how many have ended, where nothing else reports it."""
+        """Report when calls ran and how many have ended, where nothing else does."""
         if self.gate is not None:
             self.gate.log.report_count(self.gate.waits_for)
         self.report_trace()
@@ -338,14 +331,14 @@ class Worker:
             self._effects.append(Send(self.scheduler, traced))
 
     def report_delays(self, callee: Callee) -> None:
-        """Report calls that last in a process that actors share. Called once a second; ``callee`` as for ``Baton.delays``."""
+        """Once a second: report calls that last in a shared process. ``callee`` as in ``Baton.delays``."""
         news = self.baton.delays(callee) if self.baton is not None else None
         if news is not None:
             self._effects.append(Send(self.scheduler, news))
 
     @property
     def unreported(self) -> int:
-        """Number of outcomes not sent yet."""
+        """Unsent outcomes."""
         return len(self._ended.rows) + self.unreturned + len(self.yields.unsent)
 
     @property
@@ -355,9 +348,9 @@ class Worker:
         return bool(self._ended.rows or self._effects or self.yields.unsent or self.mailbox.unsent or ended)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
-        """Record that the task on top of the stack waits. Tasks not begun, those for on top of the wait below it included, are returned.
+        """The top task waits. Tasks not begun are returned, with those for on top of lower waits.
 
-        If it is a call, with a ``name``, or waits for calls, ``callees`` and ``certain`` are as in ``WaitDetails``.
+        For a call with a ``name``, or a wait for calls, ``callees`` and ``certain`` are as in ``WaitDetails``.
         """
         blocked = m.Blocked(self.stack[-1].row[0], wanted, self.task_queue.clear_inline() + self.task_queue.clear_queue(), inline)
         certain = certain and blocked.task_id not in self.mailbox.timed
@@ -365,7 +358,7 @@ class Worker:
         self._effects.extend(Send(self.scheduler, message) for message in self.waits.begin(blocked, name, callees, certain))
 
     def unblock(self) -> None:
-        """Record that the task on top waits no longer. Tasks that were for on top of it and have not begun are returned."""
+        """The top task goes on. Tasks for on top of it that have not begun are returned."""
         if self.inline:
             self._report_taken_back(self.task_queue.clear_inline())
         self._effects.append(Send(self.scheduler, self.waits.end()))
@@ -380,7 +373,7 @@ class Worker:
     # -- the contract --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Handle one message. A confirmation of the scheduler may be the last thing that a checkpoint waits for."""
+        """Handle a message. The scheduler's confirmation may be the last that a checkpoint waits for."""
         self.handlers[type(message)](now, source, message)
         if self.gate is not None and type(message) not in FROM_PEERS:
             self.gate.look(now)
@@ -395,7 +388,7 @@ class Worker:
                 self.async_functions.add(row[0])
 
     def on_dispatch(self, now: float, source: Address, message: m.Dispatch) -> None:
-        """Queue tasks. Those that the scheduler sent for another state of this worker's waits are returned at once."""
+        """Queue tasks; return those sent for another state of the waits."""
         self.task_queue.add_dispatched(message)
         if message.waits:
             if message.waits != self.waits.changes:
@@ -408,7 +401,7 @@ class Worker:
         self._effects.append(Send(self.scheduler, self.drivers.accept(message.client)))
 
     def on_submit_direct(self, now: float, source: Address, message: m.SubmitDirect) -> None:
-        """Queue tasks of a driver, if it has joined the same daemon as this worker."""
+        """Queue a driver's tasks, if it has the same daemon."""
         if message.daemon == self.scheduler[1:]:
             self.task_queue.add_direct(message.rows, message.attempt, source[1:])
             if self.waits:
@@ -424,7 +417,7 @@ class Worker:
         self._effects.append(Send(self.scheduler, m.TakenBack(tuple(taken), running)))
 
     def on_interrupt(self, now: float, source: Address, message: m.Interrupt) -> None:
-        """Stop an attempt: return it if it has not begun, else interrupt it as soon as it is on top and user code runs."""
+        """Return an attempt that has not begun, else interrupt it once it is on top in user code."""
         if any(row[0] == message.task_id for row, _ in self.task_queue.waiting()):
             self.on_take_back(now, source, m.TakeBack((message.task_id,)))
         else:
@@ -433,11 +426,11 @@ class Worker:
                 self.interrupts[message.task_id] = (message.attempt, message.reason)
 
     def _running(self, identifier: bytes) -> Item | Invocation | None:
-        """The task or call with this id that has begun."""
+        """The begun item with this id."""
         return next((item for item in (*self.stack, *self.running_calls.values()) if item.row[0] == identifier), None)
 
     def on_stop_call(self, now: float, source: Address, message: m.StopCall) -> None:
-        """Stop a call, or do not begin it, even if it has not arrived yet."""
+        """Stop a call, even one yet to arrive."""
         if not self._stop(message.call_id, message.reason):
             self.mailbox.stop_later(message.call_id, message.reason)
 
@@ -450,7 +443,7 @@ class Worker:
         return item is not None
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
-        """Handle the exit of a process that may have called or submitted directly."""
+        """A process that may have called or submitted has exited."""
         self.mailbox.caller_gone(message.incarnation)
         if self.drivers.forget(message.incarnation):
             handed = self.task_queue.submitted_by(message.incarnation)
@@ -458,24 +451,24 @@ class Worker:
                 self.on_take_back(now, source, m.TakeBack(handed))
 
     def on_outcomes_recorded(self, now: float, source: Address, message: m.OutcomesRecorded) -> None:
-        """Handle the scheduler's confirmation that it recorded outcomes of calls, or of tasks that made streams."""
+        """The scheduler has outcomes of calls, or of tasks that made streams."""
         self.mailbox.recorded(message.call_ids)
         self.yields.release(message.call_ids)
 
     def on_log_committed(self, now: float, source: Address, message: m.LogCommitted) -> None:
-        """Handle the commit of messages of an actor's log."""
+        """An actor's log is committed."""
         self.mailbox.durable(message.actor_id, message.upto)
 
     def on_outcomes_received(self, now: float, source: Address, message: m.OutcomesReceived) -> None:
-        """Handle a caller's acknowledgement of outcomes."""
+        """A caller has acknowledged outcomes."""
         self.mailbox.acknowledged(source[1:], *message)
 
     def on_relayed_receipt(self, now: float, source: Address, message: m.RelayedReceipt) -> None:
-        """Handle the same of a caller on another node."""
+        """The same by a caller on another node."""
         self.mailbox.acknowledged(message.caller, message.actor_id, message.call_ids, message.others)
 
     def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
-        """End an actor that has no handle any more, or was killed."""
+        """End an actor that has no handle, or was killed."""
         if self.baton is None:
             self.mailbox.retiring = True
             return
@@ -488,14 +481,14 @@ class Worker:
             self.interrupts[running] = (message.attempt, "killed")
 
     def on_drain_actor(self, now: float, source: Address, message: m.DrainActor) -> None:
-        """Hold calls from now on: the actor is to be made again elsewhere once those that run have ended. The request may come again."""
+        """Hold calls: once running ones have ended, the actor moves. The request may be repeated."""
         known = self.mailbox.actors.get(message.actor_id)
         if self.baton is None and self.relocation is None and known is not None and known[1] == message.attempt:
             self.relocation = Relocation(self.mailbox, now, self.config.quiesce_seconds if self.beside else 0.0)
             self._route_calls()
 
     def on_measure_calls(self, now: float, source: Address, message: m.MeasureCalls) -> None:
-        """Report from now on, and for a time, how long calls wait in this process."""
+        """Report for a time how long calls wait here."""
         if isinstance(self.call_trace, MeasuredCallTrace):
             self.call_trace.until = now + message.seconds
         else:
@@ -504,18 +497,18 @@ class Worker:
             self._route_calls()
 
     def _present_calls(self) -> Iterator[bytes]:
-        """Ids of the calls that have arrived and not ended."""
+        """Calls that have arrived and not ended."""
         for queue in (self.mailbox.queue, *self.mailbox.groups.values(), self.mailbox.held):
             yield from (item.row[0] for item in queue)
         yield from (item.row[0] for item in (*self.stack, *self.running_calls.values()))
 
     @property
     def measures(self) -> bool:
-        """Whether somebody looks at how long calls wait."""
+        """Whether somebody measures how long calls wait."""
         return isinstance(self.call_trace, MeasuredCallTrace)
 
     def _route_calls(self) -> None:
-        """Choose what handles calls that arrive: other ways than the usual one are no part of it."""
+        """Choose handlers for arriving calls: the usual one pays nothing for the others."""
         for kind, handler in ((m.Call, self.mailbox.accept), (m.RelayedCalls, self.mailbox.accept_relayed)):
             accept: Handler = handler
             accept = accept if self.relocation is None else self._held(accept)
@@ -544,27 +537,29 @@ class Worker:
         return handle
 
     def may_relocate(self, called: Iterable[bytes]) -> bool:
-        """Whether the actor can leave this process: nothing runs, or will run here. ``called`` are actors of which this process made calls
-        that have no outcome."""
+        """Whether the actor can leave: nothing runs, or will run here.
+
+        ``called`` actors have calls of this process without an outcome.
+        """
         mailbox = self.mailbox
         if self.relocation is None or self.stack or self.running_calls or mailbox.waiting or not mailbox.settled:
             return False
         return mailbox.actors.keys().isdisjoint(called)
 
     def relocate(self) -> m.ActorDrained:
-        """Let no call begin any more. Return the message that says so, once ``may_relocate``."""
+        """Let no call begin; return the message. Called once ``may_relocate``."""
         assert self.relocation is not None
         self.relocation.end()
         ((actor_id, (_, attempt)),) = self.mailbox.actors.items()
         return m.ActorDrained(actor_id, attempt)
 
     def interrupted(self, item: Item | Invocation) -> str:
-        """Why this attempt is to be stopped; empty if it is not."""
+        """Why this attempt is to be stopped, or ""."""
         found = self.interrupts.get(item.row[0])
         return found[1] if found is not None and found[0] == item.attempt else ""
 
     def leave(self, item: Item | Invocation | None) -> list[bytes]:
-        """Stop the calls of an actor that ends itself, except the one that ends it, if that is a call. Return their ids."""
+        """Stop the calls of an actor that ends itself, except ``item``, which ends it. Return their ids."""
         running = (*self.stack, *self.running_calls.values()) if item is None else self.running_calls.values()
         others = [each for each in running if type(each) is Invocation and (item is None or each.row[0] != item.row[0])]
         for each in others:
@@ -581,7 +576,7 @@ class Worker:
         self.stopping = True
 
     def running(self) -> tuple[m.Message, ...]:
-        """Messages that a restarted scheduler must receive: tasks, running or queued; reports that may be lost; waits."""
+        """What a restarted scheduler must receive: tasks, unconfirmed reports, waits."""
         begun = (*self.stack, *self.running_calls.values())
         rows = tuple((item.row, item.attempt, True, self.interrupted(item)) for item in begun if type(item) is Item)
         rows += tuple((row, attempt, False, "") for row, attempt in self.task_queue.waiting())
@@ -603,17 +598,17 @@ class Worker:
         )
 
     def _ended_meanwhile(self, unconfirmed: Iterable[m.Message]) -> tuple[m.Message, ...]:
-        """Ends of actors sharing this process that were made, as reports repeated now say, and have ended since."""
+        """Ends of actors here whose making is repeated now."""
         made = [row for message in unconfirmed if type(message) is m.Completed for row in message.rows]
         gone = [row for row in made if row[2] == OK and row[0] not in self.mailbox.actors]
         return tuple(m.ActorEnded(row[0], row[1], b"", "it ended as its node's daemon did") for row in gone)
 
     def unread(self) -> tuple[Row, ...]:
-        """Places that came with queued tasks. Rows as in ``Pinned``."""
+        """Places that came with queued tasks, as in ``Pinned``."""
         return self.task_queue.unread()
 
     def tick(self, now: float) -> None:
-        """Stop calls whose time is up, and open a gate whose time is up."""
+        """Stop calls and open a gate whose time is up."""
         for call_id in self.mailbox.deadlines.due(now):
             reason = "run_timeout" if self.mailbox.run_until.pop(call_id, None) is not None else "timeout"
             if not self._stop(call_id, reason):
@@ -624,7 +619,7 @@ class Worker:
             self.relocation.tick(now, bool(self.running_calls))
 
     def next_deadline(self) -> float | None:
-        """When the next call's time is up, or held calls may begin."""
+        """When that is due, or held calls may begin."""
         due = self.mailbox.deadlines.next()
         opens_at = self.gate.opens_at if self.gate is not None else None
         due = due if opens_at is None else opens_at if due is None else min(due, opens_at)
@@ -632,7 +627,7 @@ class Worker:
         return due if changes_at is None else changes_at if due is None else min(due, changes_at)
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Take completions and what was queued between them, in order."""
+        """Take completions, and what was queued between them, in order."""
         self._report()
         effects, self._effects = self._effects, []
         if self.drivers.unsent:
@@ -641,16 +636,16 @@ class Worker:
         if self.mailbox.unsent:
             effects.extend(self.mailbox.take_sends(self.scheduler))
         elif self.baton is not None and self.baton.has_reports:
-            # They go once everything that those actors queued has left.
+            # Behind everything that those actors queued.
             effects.extend(Send(self.scheduler, ended) for ended in self.baton.take_ended())
         return effects
 
     def connect(self, daemon: bytes) -> None:
-        """Send everything to this incarnation of the daemon from now on."""
+        """Send everything to this incarnation of the daemon."""
         self.scheduler = LOCAL_SCHEDULER + daemon
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters and sizes."""
+        """Return counters and sizes."""
         return {**self.counts, "queued": len(self.queue), "depth": len(self.stack)}
 
     def check_invariants(self) -> None:
@@ -669,7 +664,6 @@ class Worker:
                 raise InvariantViolation("two calls run at the same time")
 
     def _accepted(self) -> dict[type[Any], Handler]:
-        """The handler of each message that a worker accepts."""
         return {
             m.Functions: self.on_functions,
             m.Dispatch: self.on_dispatch,

@@ -1,8 +1,7 @@
-"""The actor's side of calls: a queue in which they wait, and outcomes on their way back to callers.
+"""The actor's side of calls: their queue, and outcomes on their way back.
 
-Most outcomes go straight to the caller. Others go through the scheduler: those with values in the arena, with refs inside, or with refs
-that came with the arguments. They follow all that this process has sent to the scheduler before, so that a receiver finds the objects that
-they name. Outcomes of logged actors leave once their log is durable (``call_log``).
+Most outcomes go straight to the caller. Those with values in the arena, refs inside, or refs from the arguments go through the scheduler,
+behind all earlier messages: receivers then find the objects. Logged actors' outcomes leave once the log is durable (``call_log``).
 """
 
 from __future__ import annotations
@@ -25,63 +24,62 @@ from zfabric.protocol.messages.rows import CALL_OPTIONS
 from zfabric.protocol.options import option
 
 STOPPED_MAX = 1000
-"""Stop requests that are retained for calls that have not arrived: more than anyone sends in the time that a message takes."""
+"""Stop requests retained for calls that have not arrived: more than are sent while a message travels."""
 
 _BYTES = {bytes}
 Callee = Callable[[bytes], bytes | None]
 """Maps an object id to the actor whose call will make it, or to None."""
 
 GONE_MAX = 1000
-"""Exited callers that are remembered. Their queued calls run within a while, or not at all."""
+"""Remembered exited callers. Their queued calls run soon, or not at all."""
 
 
 class Mailbox:
-    """Queued calls, and outcomes on their way, of all actors in this process."""
+    """Calls and outcomes of this process's actors."""
 
     def __init__(self, own: bytes) -> None:
         self.own = own
-        """The incarnation of this process: the caller of calls that its actors make of each other and of themselves."""
+        """This process: the caller of calls between its actors."""
         self.actors: dict[bytes, Row] = {}
-        """The actors of this process: ``(task row, attempt)`` of what made each."""
+        """Actor -> ``(task row, attempt)`` of what made it."""
         self.queue: CallQueue = deque()
         self.groups: dict[str, deque[Invocation]] = {}
-        """Calls of other concurrency groups, which do not wait for those in ``queue``."""
+        """Calls of other concurrency groups, which do not wait for ``queue``."""
         self.held: deque[Invocation] = deque()
-        """Calls that do not begin here, if the actor is to be made again elsewhere (``relocation``)."""
+        """Calls that do not begin here: the actor moves (``relocation``)."""
         self.shared: ActorQueues | None = None
-        """The same queue if actors share this process. Their calls may then arrive after their end; the scheduler notifies the callers."""
+        """``queue``, if actors share this process. Calls may then arrive after their actor's end; the scheduler notifies callers."""
         self.stopped: dict[bytes, str] = {}
-        """Stop requests that arrived before their call, with the reason: they overtake calls while this process computes."""
+        """Stop requests that have overtaken their call."""
         self.logs: dict[bytes, CallLog] = {}
-        """Logs of logged actors, by actor id."""
         self.written: list[int] = []
-        """Offsets in the arena of values whose outcomes were held back and leave now: the shell marks them finished."""
+        """Arena offsets of held outcomes that leave now: the shell marks them finished."""
         self.dropped: list[int] = []
-        """Offsets of values whose outcomes were held back and never leave: the shell abandons them."""
+        """Offsets of held outcomes that never leave: the shell abandons them."""
         self.released: list[bytes] = []
-        """Calls whose outcomes were held back and leave now: the shell drops the refs inside."""
+        """Calls whose held outcomes leave now: the shell drops the refs inside."""
         self.retiring = False
         self.timed: dict[bytes, float] = {}
-        """Calls with a timeout that have not ended, and when they are to be stopped."""
+        """When unfinished calls are to be stopped."""
         self.run_until: dict[bytes, float] = {}
-        """Calls that run and whose ``run_timeout`` ends before their timeout, and when."""
+        """When running calls are, by a ``run_timeout`` that ends first."""
         self.deadlines = Deadlines(lambda deadline, call_id: self.timed.get(call_id) == deadline)
         self.gone: dict[bytes, None] = {}
-        """Callers that have exited: outcomes of their calls go nowhere."""
+        """Exited callers get no outcomes."""
         self._returned: dict[bytes, list[Row]] = {}
         self._reported: dict[bytes, Row] = {}
-        """Outcomes that the scheduler has not yet confirmed, by call."""
+        """Outcomes that the scheduler has not confirmed."""
         self._answered: set[bytes] = set()
-        """Calls of this process to itself whose outcomes have left and may not have arrived."""
+        """Calls of this process to itself whose outcomes have left but may not have arrived."""
         self.took: list[Row] = []
-        """Rows (call id, dependencies) of calls with values among their arguments: for the timeline."""
+        """(call id, dependencies) for the timeline."""
         self.relayed: dict[bytes, int] = {}
-        """Calls of processes of other nodes that have no outcome, with the actor's attempt."""
+        """Other nodes' calls without an outcome -> the actor's attempt."""
         self._unsent_reports: list[Row] = []
-        """Rows of ``_reported`` that leave with the next frame."""
+        """Rows of ``_reported`` for the next frame."""
 
     def accept(self, now: float, source: Address, message: m.Call) -> None:
-        """Queue calls that have arrived, or answer those that cannot run."""
+        """Queue calls; answer those that cannot run."""
         caller, actor_id = source[1:], message.actor_id
         known = self.actors.get(actor_id)
         if known is None or known[1] != message.attempt:
@@ -94,7 +92,7 @@ class Mailbox:
         attempt = known[1]
         log = self.logs.get(actor_id) if self.logs else None
         if log is not None and caller in self.gone:
-            return  # It may have run in an earlier life, whose retained outcomes for a dead caller are gone.
+            return  # It may have run in an earlier life, whose outcomes for a dead caller are gone.
         for row in message.rows:
             if log is not None and log.retained and self._answer_again(log, caller, row):
                 continue
@@ -119,16 +117,15 @@ class Mailbox:
                 self.deadlines.add(now + timeout, call_id)
 
     def limit_run(self, call_id: bytes, until: float) -> None:
-        """Have a call that has begun stopped at ``until``, unless it is to be stopped before that."""
+        """Stop a begun call at ``until``, unless earlier."""
         if until < self.timed.get(call_id, inf):
             self.timed[call_id] = self.run_until[call_id] = until
             self.deadlines.add(until, call_id)
 
     def accept_relayed(self, now: float, source: Address, message: m.RelayedCalls) -> None:
-        """Queue calls of a process of another node, to which the local scheduler sends the outcomes.
+        """Queue another node's calls; their outcomes go to the local scheduler.
 
-        All of them have options: the short ways to a caller are for calls without any. Calls that are here already are dropped: they come
-        again after a daemon's restart.
+        All get options, since calls without options take shorter paths. Repeated calls are dropped.
         """
         known, reported = self.relayed, self._reported
         attempt = message.attempt
@@ -140,17 +137,14 @@ class Mailbox:
         self.accept(now, CLIENT + message.caller, m.Call(message.actor_id, attempt, tuple(rows)))
 
     def _answer(self, caller: bytes, call_id: bytes, status: int, outputs: Row) -> None:
-        """Send an outcome that concerns nobody but the caller."""
+        """Send an outcome of concern only to the caller."""
         if node_of_caller(caller):
             self._report(call_id, caller, status, outputs, ())
         else:
             self._returned.setdefault(caller, []).append((call_id, status, outputs))
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool = True) -> bool:
-        """Send the outcome of a call that ran. Return whether it is held back until the log of its actor is durable.
-
-        ``whole`` is False if the call was stopped in its middle.
-        """
+        """Send an outcome; return whether it waits for the log. ``whole``: the call was not stopped in its middle."""
         log = self.logs.get(item.actor_id) if self.logs else None
         if log is not None and log.ended(item, status, outputs, contained, whole):
             return True
@@ -172,14 +166,14 @@ class Mailbox:
         self._unsent_reports.append(self.retain(call_id, caller, status, outputs, contained))
 
     def retain(self, call_id: bytes, caller: bytes, status: int, outputs: Row, contained: tuple[Row, ...]) -> Row:
-        """Retain an outcome until the scheduler has recorded it. Return the row in which it is reported."""
+        """Retain an outcome until the scheduler has it. Return its row."""
         row = self._reported[call_id] = (call_id, caller, status, outputs, contained)
         if node_of_caller(caller):
             self.relayed.pop(call_id, None)
         return row
 
     def recorded(self, call_ids: Iterable[bytes]) -> None:
-        """Send outcomes that the scheduler has recorded to their callers again, in case it died before its own messages left."""
+        """Send recorded outcomes to callers, too: the scheduler may have died before it did."""
         for log in self.logs.values():
             log.unrecorded.difference_update(call_ids)
         for call_id in call_ids:
@@ -197,40 +191,40 @@ class Mailbox:
             self._returned.setdefault(caller, []).append((call_id, status, values))
 
     def unrecorded(self) -> tuple[m.Message, ...]:
-        """Messages that repeat unconfirmed outcomes and log rows to a restarted daemon."""
+        """Unconfirmed outcomes and log rows, for a restarted daemon."""
         self._unsent_reports.clear()
         logged = [message for log in self.logs.values() for message in log.repeated()]
         return (*logged, m.CallOutcomes(tuple(self._reported.values()))) if self._reported else tuple(logged)
 
     def has_ended(self, call_id: bytes) -> bool:
-        """Whether a call of this process to itself has an outcome that has not arrived yet."""
+        """Whether a call of this process to itself has an outcome that has not arrived."""
         if call_id in self._answered or any(row[0] == call_id for row in self._returned.get(self.own, ())):
             return True
         return self.awaits_record(call_id)
 
     def awaits_record(self, call_id: bytes) -> bool:
-        """Whether a call has an outcome that goes through the scheduler, or waits for its log, and is not known to be recorded."""
+        """Whether an outcome goes through the scheduler or waits for the log."""
         return call_id in self._reported or any(log.held(call_id) is not None for log in self.logs.values())
 
     def refused(self, actor_id: bytes, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
-        """Whether an actor would wait for itself. See ``Worker.refused``."""
+        """Whether an actor would wait for itself (``Worker.refused``)."""
         mine = [each for each in wanted if callee(each) == actor_id] if needed else []
         never = sum(1 for each in mine if not self.has_ended(each[:TASK_BYTES]))
         return never > len(wanted) - needed
 
     def forget_answered(self, pending: Container[bytes]) -> None:
-        """Forget sent outcomes of calls to itself unless the call is still ``pending``. Called now and then."""
+        """Now and then, forget sent outcomes of calls to itself that are not ``pending``."""
         if self._answered:
             self._answered = {call_id for call_id in self._answered if call_id in pending}
 
     @property
     def waiting(self) -> bool:
-        """Whether any calls are queued."""
+        """Whether calls are queued."""
         return bool(self.queue) or any(self.groups.values())
 
     @property
     def waiting_count(self) -> int:
-        """Number of calls that are queued."""
+        """How many calls are queued."""
         return len(self.queue) + sum(map(len, self.groups.values()))
 
     @property
@@ -241,7 +235,7 @@ class Mailbox:
     # -- logs --
 
     def _answer_again(self, log: CallLog, caller: bytes, row: Row) -> bool:
-        """Answer a repeated call with the outcome that an earlier life retained. Return False if there is none: then the call runs."""
+        """Answer a repeated call by a retained outcome. Return False without one: the call runs."""
         call_id = row[0]
         kept = log.answer(caller, call_id)
         if kept is None:
@@ -255,7 +249,7 @@ class Mailbox:
         return True
 
     def durable(self, actor_id: bytes, upto: int) -> None:
-        """Send outcomes that waited for the log of an actor, which is committed up to ``upto``."""
+        """Send outcomes that waited for a log, now committed up to ``upto``."""
         log = self.logs.get(actor_id)
         for _, item, status, outputs, contained in log.committed(upto) if log is not None else ():
             self.timed.pop(item.row[0], None)
@@ -264,24 +258,24 @@ class Mailbox:
             self._leave(item, status, outputs, contained)
 
     def acknowledged(self, caller: bytes, actor_id: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
-        """Release retained outcomes that a caller has acknowledged."""
+        """Release outcomes that a caller has acknowledged."""
         log = self.logs.get(actor_id)
         if log is not None:
             log.acknowledged(caller, call_ids, others)
 
     def report_remade(self, log: CallLog, call: LoggedCall, outputs: Row, contained: tuple[Row, ...]) -> None:
-        """Report values of a call that a replay made again and its caller may lack. Values that somebody has are dropped."""
+        """Report replayed values to a caller that may lack them."""
         self._report(call.call_id, call.caller, call.status, outputs, contained)
         log.unrecorded.add(call.call_id)
 
     def stop_later(self, call_id: bytes, reason: str) -> None:
-        """Remember to stop a call that is not here when it arrives. Most have ended and never come, so few are remembered."""
+        """Stop a call when it arrives. Most have ended and never come, so few are remembered."""
         self.stopped[call_id] = reason
         if len(self.stopped) > STOPPED_MAX:
             del self.stopped[next(iter(self.stopped))]
 
     def stop(self, call_id: bytes, reason: str) -> bool:
-        """Remove a queued call and answer that it was stopped. Return False if it has begun, or is not here."""
+        """Answer that a queued call was stopped. Return False if it has begun, or is not here."""
         queues: tuple[CallQueue, ...] = (self.queue, *self.groups.values(), self.held)
         queue, found = next(((queue, item) for queue in queues for item in queue if item.row[0] == call_id), (None, None))
         if queue is None or found is None:
@@ -299,9 +293,9 @@ class Mailbox:
         return True
 
     def give_up(self, call_id: bytes) -> None:
-        """Fail a call for its caller whose time is up, and which has run but waits for the log. Its effects remain in the log.
+        """Fail for its caller a timed-out call that has run but waits for the log, which keeps its effects.
 
-        Its values are dropped, so nobody receives another outcome.
+        Its values are dropped: nobody receives another outcome.
         """
         self.timed.pop(call_id, None)
         for log in self.logs.values():
@@ -316,12 +310,12 @@ class Mailbox:
     # -- actors that share this process --
 
     def share(self) -> ActorQueues:
-        """Let actors share this process. Called before any actor is made here."""
+        """Let actors share this process, before any is made."""
         self.queue = self.shared = ActorQueues()
         return self.shared
 
     def drop(self, queues: ActorQueues, actor_id: bytes) -> None:
-        """Drop queued calls of an actor without an outcome: the scheduler notifies callers of its end."""
+        """Drop an actor's queued calls: the scheduler notifies callers of its end."""
         for item in queues.of(actor_id):
             self.timed.pop(item.row[0], None)
             self.relayed.pop(item.row[0], None)
@@ -330,7 +324,7 @@ class Mailbox:
     # -- ends of callers, and sending --
 
     def caller_gone(self, caller: bytes) -> None:
-        """Stop sending outcomes to a caller that has exited. Its queued calls run all the same."""
+        """Send nothing more to an exited caller. Its queued calls run."""
         self.gone[caller] = None
         if len(self.gone) > GONE_MAX:
             del self.gone[next(iter(self.gone))]
@@ -359,7 +353,7 @@ class Mailbox:
 
 
 def _not_in_checkpoint(actor_id: bytes, method: str) -> bytes:
-    """The failure of a call whose caller only asks for its outcome (``ask``), which no checkpoint has."""
+    """The failure of a call that is asked for (``ask``) and that no checkpoint has."""
     text = (
         f"{method} of actor {short(actor_id)} has no result (it may have run, in part or in whole): the actor's process ended, and it goes "
         "on from a checkpoint that does not contain this call"

@@ -1,7 +1,7 @@
-"""Calls that a logged actor makes of itself. They are part of its log: their caller dies with the actor, so no caller would repeat them.
+"""A logged actor's calls of itself. They are part of its log: their caller dies with the actor, so nobody would repeat them.
 
-A row of the log has the calls that its own call has made, and a checkpoint has those that have not run. So a restart finds the calls that
-are still to run. A replay does not make them again: the repeated call receives the ids that it made at first.
+A log row has the calls that its call made, a checkpoint those that have not run. A replay does not make them again; the repeated call
+receives their first ids.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from zfabric.protocol.options import option
 
 
 class OwnCalls:
-    """The calls that one actor made of itself. Rows are as in ``Call``, without the values of their dependencies.
+    """One actor's calls of itself. Rows are as in ``Call``, without values of dependencies.
 
-    A call may end without a row of its own: it was stopped before it ran, or its method is readonly. Then it leaves a note, ``(call,
-    ending)``, which the next row has among the calls made. An ending is ``(status, outputs)``.
+    A call that ends without a row (stopped before it ran, or readonly) leaves a note, ``(call, ending)``, among the calls of the next row.
+    An ending is ``(status, outputs)``.
     """
 
     def __init__(self) -> None:
         self.waiting: dict[bytes, Row] = {}
-        """Calls that have not run, in the order in which they were made."""
+        """Calls not run, in order."""
         self.needed: dict[bytes, Row] = {}
-        """Endings of calls whose values the waiting calls need and nobody else has."""
+        """Endings whose values only waiting calls need."""
         self._needs: Counter[bytes] = Counter()
-        """Calls whose values are needed, and by how many."""
+        """Call -> how many waiting calls need it."""
         self._made: list[Row] = []
         self._noted: set[bytes] = set()
-        """Calls of ``waiting`` that a row or a checkpoint has, or will have."""
+        """Waiting calls that a row or checkpoint has, or will."""
 
     def make(self, row: Row, logged: bool) -> None:
-        """Add a call that the actor makes of itself. ``logged`` says that the calling call will have a row, and runs again in a replay."""
+        """Add a call. ``logged``: the calling call will have a row, and a replay."""
         self._await(row)
         if logged:
             self._made.append(row)
             self._noted.add(row[0])
 
     def take(self) -> tuple[Row, ...]:
-        """Take the calls made since the last row; the next row has them."""
+        """Take the calls since the last row, for the next."""
         made, self._made = tuple(self._made), []
         return made
 
     def for_checkpoint(self) -> tuple[Row, ...]:
-        """Rows for a checkpoint: notes of needed values, then calls that have not run. Calls made before it belong to no row after it."""
+        """A checkpoint's rows: notes of needed values, then calls that have not run. Earlier calls belong to no later row."""
         self._made = []
         self._noted = set(self.waiting)
         return (*self.needed.items(), *self.waiting.values())
 
     def ended(self, call_id: bytes, ending: Row, logged: bool = True) -> None:
-        """Record the ending of a call; ``logged`` says whether it has a row."""
+        """Record a call's ending. ``logged``: it has a row."""
         row = self.waiting.pop(call_id, None)
         if row is None:
             return
@@ -67,14 +67,14 @@ class OwnCalls:
                 self._made.append((call_id, ending))
 
     def retain_only(self, pending: Iterable[bytes]) -> None:
-        """Drop waiting calls that are not ``pending``: they ended without running (they were stopped, or lost what they needed)."""
+        """Drop waiting calls not ``pending``: they ended without running."""
         known = set(pending)
         for call_id in [each for each in self.waiting if each not in known]:
             self._release_needs(self.waiting.pop(call_id))
         self._noted.intersection_update(known)
 
     def restore(self, kept: Iterable[Row], rows: Iterable[tuple[bytes, Row, Iterable[Row]]]) -> None:
-        """Restore from rows of a checkpoint, then from log rows: (call id, its ending, calls that it made)."""
+        """Restore from a checkpoint's rows, then from log rows: (call id, ending, calls that it made)."""
         for row in kept:
             if is_note(row):
                 self.needed[row[0]] = row[1]
@@ -106,7 +106,7 @@ def _needed_by(row: Row) -> set[bytes]:
 
 
 def named_by(rows: Iterable[Row]) -> list[bytes]:
-    """Ids of the objects that such rows need: arguments, refs inside arguments, and refs inside errors in their notes."""
+    """What such rows need: arguments, refs inside them, refs inside errors of notes."""
     named: list[bytes] = []
     for row in rows:
         if is_note(row):

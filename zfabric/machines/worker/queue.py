@@ -1,4 +1,4 @@
-"""Tasks that a worker has received and not begun. The scheduler may take them back; their places are released then."""
+"""Tasks that have not begun. The scheduler may take them back; then their places are released."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
 
 Entry = Item | Row
-"""A queued task: an item, or the bare row if nothing else came with it. Queueing bare rows takes a tenth of the time."""
+"""A bare row has nothing else with it, and is queued in a tenth of the time."""
 
 
 def _row_of(entry: Entry) -> Row:
@@ -19,21 +19,21 @@ def _row_of(entry: Entry) -> Row:
 
 
 class TaskQueue:
-    """Tasks of one worker that have not begun."""
+    """One worker's tasks that have not begun."""
 
     def __init__(self) -> None:
         self.queue: deque[Entry] = deque()
         self.inline: deque[Entry] = deque()
-        """Tasks to run on top of a task that is blocked in ``get``."""
+        """Tasks for on top of one blocked in ``get``."""
         self.attempt = 0
-        """The attempt number of all bare rows."""
+        """The attempt of all bare rows."""
         self.gpus: tuple[int, ...] = ()
-        """The GPUs of this process until it exits (see ``Dispatcher``)."""
+        """GPUs until the process exits (see ``Dispatcher``)."""
         self.returned_places: list[tuple[bytes, tuple[int, int]]] = []
-        """(object id, place) of dependencies of tasks that this worker returned unrun: the shell unpins them."""
+        """(object id, place) of tasks returned unrun, for the shell to unpin."""
 
     def add_dispatched(self, message: m.Dispatch) -> None:
-        """Queue the tasks that the scheduler dispatched."""
+        """Queue dispatched tasks."""
         queue = self.inline if message.waits else self.queue
         if message.attempt != self.attempt and len(message.details) < len(message.rows):
             self._expand_rows()
@@ -46,11 +46,11 @@ class TaskQueue:
         queue.extend(Item(row, *details[index]) if index in details else row for index, row in enumerate(message.rows))
 
     def add_direct(self, rows: Iterable[Row], attempt: int, driver: bytes) -> None:
-        """Queue tasks that a driver submitted directly."""
+        """Queue tasks of direct submission."""
         self.queue.extend(Item(row, attempt, (), (), driver) for row in rows)
 
     def claim(self, queue: deque[Entry], spare: Item | None = None) -> Item:
-        """Remove the first task of ``queue`` and return it as an item. ``spare``, an item no longer in use, may be used for it."""
+        """Remove the first task; ``spare``, no longer in use, may become its item."""
         entry = queue.popleft()
         if type(entry) is not tuple:
             return entry  # type: ignore[return-value]
@@ -62,19 +62,19 @@ class TaskQueue:
         return spare
 
     def _expand_rows(self) -> None:
-        """Replace queued bare rows by items: rows that arrive from now on have another attempt number."""
+        """Replace bare rows by items: rows to come have another attempt number."""
         for queue in (self.queue, self.inline):
             items = [Item(entry, self.attempt) if type(entry) is tuple else entry for entry in queue]
             queue.clear()
             queue.extend(items)
 
     def waiting(self) -> Iterator[tuple[Row, int]]:
-        """(row, attempt) of each queued task, in the order in which they would run."""
+        """(row, attempt) in order."""
         for entry in (*self.inline, *self.queue):
             yield _row_of(entry), self.attempt if type(entry) is tuple else entry.attempt  # type: ignore[union-attr]
 
     def submitted_by(self, driver: bytes) -> tuple[bytes, ...]:
-        """Ids of queued tasks that this driver submitted directly."""
+        """Queued tasks of this driver."""
         return tuple(entry.row[0] for entry in self.queue if type(entry) is Item and entry.driver == driver)
 
     def give_back(self, task_ids: Container[bytes]) -> list[bytes]:
@@ -91,11 +91,11 @@ class TaskQueue:
         return taken
 
     def clear_queue(self) -> tuple[bytes, ...]:
-        """Remove all of ``queue``; return the ids."""
+        """Clear ``queue``; return the ids."""
         return self._clear(self.queue)
 
     def clear_inline(self) -> tuple[bytes, ...]:
-        """Remove all of ``inline``, since the wait has ended or is no longer on top; return the ids."""
+        """Clear ``inline``: the wait has ended or is not on top; return the ids."""
         return self._clear(self.inline)
 
     def _clear(self, queue: deque[Entry]) -> tuple[bytes, ...]:
@@ -105,7 +105,7 @@ class TaskQueue:
         return returned
 
     def drop(self, task_id: bytes, attempt: int) -> None:
-        """Remove this attempt of a task from ``queue``, if present."""
+        """Remove this attempt from ``queue``, if present."""
         for entry in self.queue:
             its = self.attempt if type(entry) is tuple else entry.attempt  # type: ignore[union-attr]
             if _row_of(entry)[0] == task_id and its == attempt:
@@ -118,11 +118,11 @@ class TaskQueue:
             self.returned_places += [(identifier, value) for identifier, value in _places_of(entry) if type(value) is tuple]
 
     def unread(self) -> tuple[Row, ...]:
-        """Places that came with queued tasks: pins that the client has not counted. Rows as in ``Pinned``."""
+        """Places that came with queued tasks, not yet counted by the client: as in ``Pinned``."""
         pairs = [pair for entry in (*self.inline, *self.queue) for pair in _places_of(entry)]
         return tuple((identifier, *place) for identifier, place in pairs if type(place) is tuple)
 
 
 def _places_of(entry: Entry) -> list[tuple[bytes, Any]]:
-    """(id, value) of each dependency that came with a task. Each is pinned once, however often the row names it."""
+    """(id, value) of dependencies that came along, each pinned once."""
     return list(dict(zip(entry.row[3], entry.values, strict=False)).items()) if type(entry) is Item else []

@@ -1,11 +1,8 @@
-"""An actor that is to be made again elsewhere, since its node is drained: its running calls end here, all others run there.
+"""An actor that moves, since its node is drained: running calls end here, all others run there.
 
-Calls that wait, and those that arrive, are held. The process ends once nothing runs in it and the callers have all outcomes; callers send
-calls without an outcome to the next life. Calls of the actor by its own process are not held, since nobody would send those again.
-
-If an actor runs several calls at once, one of them may wait for a call that is held. So calls are held for a while, let through for as
-long, and then held for twice as long as before. Calls that wait for others end in the pauses between, and some hold outlasts any other
-call.
+Calls that wait or arrive are held. The process ends once nothing runs and callers have all outcomes; they send other calls to the next
+life. The process's own calls are not held: nobody would send them again. A concurrent call may wait for a held one, so calls are held for a
+while, let through for as long, then held for twice as long: waiting calls end in the pauses, and some hold outlasts any other call.
 """
 
 from __future__ import annotations
@@ -15,14 +12,13 @@ from zfabric.protocol.options import option
 
 
 class Relocation:
-    """Holds the calls of an actor. ``patience`` is the first time for which it does so, 0 if the actor runs one call at a time."""
+    """Holds an actor's calls. ``patience`` is the first hold's seconds, 0 if calls run one at a time."""
 
     def __init__(self, mailbox: Mailbox, now: float, patience: float) -> None:
         self.mailbox = mailbox
         self.open = False
         """Whether calls are let through."""
         self.changes_at: float | None = None
-        """When ``open`` changes."""
         self._window = self._patience = patience
         self._close(now)
 
@@ -33,7 +29,7 @@ class Relocation:
         self.hold()
 
     def hold(self) -> None:
-        """Hold what is queued, if no calls are let through now."""
+        """Hold what is queued, unless calls are let through."""
         if self.open:
             return
         mailbox = self.mailbox
@@ -42,7 +38,7 @@ class Relocation:
                 (queue if item.caller == mailbox.own else mailbox.held).append(item)
 
     def tick(self, now: float, is_running: bool) -> None:
-        """Let calls through, or hold them again, when the time for it has come. If none runs, none waits for one that is held."""
+        """Let calls through or hold them, when due. If none runs, none waits for a held one."""
         if self.changes_at is None or now < self.changes_at:
             return
         if self.open:
@@ -58,5 +54,5 @@ class Relocation:
             mailbox.groups.get(option(item.options or (), "concurrency_group"), mailbox.queue).append(item)
 
     def end(self) -> None:
-        """Let no call through any more: the process is about to end."""
+        """Let no more through: the process ends."""
         self.changes_at = None

@@ -1,4 +1,4 @@
-"""Tasks and calls that wait on a worker's stack, as reported to its scheduler."""
+"""Waits on a worker's stack, as its scheduler has them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from zfabric.protocol import messages as m
 
 
 class BlockedStack:
-    """Blocked tasks and calls of one worker, from the bottom of the stack."""
+    """A worker's waits, from the bottom of the stack."""
 
     def __init__(self) -> None:
         self.blocked: list[m.Blocked] = []
         self._awaits: dict[bytes, m.WaitDetails] = {}
-        """Further reports on blocked tasks and calls, by id."""
+        """Further reports by id."""
         self.changes = 0
-        """How many ``Blocked`` and ``Unblocked`` were sent: the scheduler counts them, too."""
+        """How many ``Blocked`` and ``Unblocked`` were sent; the scheduler counts them, too."""
 
     def __len__(self) -> int:
         return len(self.blocked)
@@ -24,7 +24,7 @@ class BlockedStack:
         return any(blocked.task_id == task_id for blocked in self.blocked)
 
     def begin(self, blocked: m.Blocked, name: str, callees: m.Rows, certain: bool) -> Iterator[m.Message]:
-        """Push a task that waits now, and yield the messages to send. The other arguments are those of ``WaitDetails``."""
+        """Push a wait; yield the messages. Other arguments are as in ``WaitDetails``."""
         self.blocked.append(blocked)
         self.changes += 1
         yield blocked
@@ -33,15 +33,15 @@ class BlockedStack:
             yield awaits
 
     def end(self) -> m.Unblocked:
-        """Pop the task that began to wait last; return the message to send."""
+        """Pop the top wait; return the message."""
         blocked = self.blocked.pop()
         self.changes += 1
         self._awaits.pop(blocked.task_id, None)
         return m.Unblocked(blocked.task_id)
 
     def repeated(self) -> Iterator[m.Message]:
-        """Messages that repeat the whole stack to a restarted scheduler."""
+        """The whole stack, for a restarted scheduler."""
         self.changes = len(self.blocked)
         for blocked in self.blocked:
-            yield blocked._replace(returned=())  # These ids were returned when it began to wait, and are not among the worker's rows.
+            yield blocked._replace(returned=())  # These were returned at first, and are not among the worker's rows.
         yield from self._awaits.values()
